@@ -1,0 +1,23 @@
+"""Builds the C core; everything else about the package is in pyproject.toml."""
+
+import os
+
+from setuptools import Extension, setup
+
+flags = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
+link: list[str] = []
+# PENSTOCK_SANITIZE=address,undefined builds the core for `make sanitize`.
+if sanitizers := os.environ.get("PENSTOCK_SANITIZE"):
+    flags += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    link += [f"-fsanitize={sanitizers}"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "penstock.queue.classic._appender",
+            ["src/penstock/queue/classic/_appender.c"],
+            extra_compile_args=flags,
+            extra_link_args=link,
+        )
+    ]
+)

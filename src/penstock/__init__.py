@@ -1,0 +1,98 @@
+"""Penstock carries message streams under pressure: between processes, machines and Spark.
+
+import penstock
+
+with penstock.open_writer("fmq:/tmp/radar/beams?layout=classic") as writer:
+    writer.write(b"a beam", type=1)
+
+with penstock.open_reader("fmq:/tmp/radar/beams") as reader:
+    for message in reader.available():
+        print(message.seq, message.payload)
+"""
+
+from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, messages_from_batch
+from penstock.core.dead_letter import Code, DeadLetter
+from penstock.core.endpoints import create, describe, open_reader, open_writer
+from penstock.core.errors import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    DamagedQueue,
+    InvalidOption,
+    InvalidStreamId,
+    InvalidURL,
+    LockTimeout,
+    Malformed,
+    MessageTooLarge,
+    NotFound,
+    Overrun,
+    PenstockError,
+    PositionError,
+    StorageError,
+    StreamIdCollision,
+    UnknownScheme,
+    Unsupported,
+    WriteTimeout,
+)
+from penstock.core.info import StreamInfo
+from penstock.core.interfaces import Reader, Writer
+from penstock.core.message import Message
+from penstock.core.overflow import DropReason, OverflowPolicy, QueueFull
+from penstock.core.position import Position
+from penstock.core.retry import Backoff, RetryPolicy, retry, retry_async
+from penstock.core.statistics import Loss, ReaderStatistics, WriterStatistics
+from penstock.core.stream_id import StreamId, id_for_app, id_for_codelet
+from penstock.core.stream_names import StreamNames
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BATCH_SCHEMA",
+    "AlreadyExists",
+    "Backoff",
+    "Batch",
+    "Closed",
+    "Code",
+    "ConfigError",
+    "DamagedQueue",
+    "DeadLetter",
+    "DropReason",
+    "InvalidOption",
+    "InvalidStreamId",
+    "InvalidURL",
+    "LockTimeout",
+    "Loss",
+    "Malformed",
+    "Message",
+    "MessageTooLarge",
+    "NotFound",
+    "OverflowPolicy",
+    "Overrun",
+    "PenstockError",
+    "Position",
+    "PositionError",
+    "QueueFull",
+    "Reader",
+    "ReaderStatistics",
+    "RetryPolicy",
+    "StorageError",
+    "StreamId",
+    "StreamIdCollision",
+    "StreamInfo",
+    "StreamNames",
+    "UnknownScheme",
+    "Unsupported",
+    "WriteTimeout",
+    "Writer",
+    "WriterStatistics",
+    "batch_from_messages",
+    "create",
+    "describe",
+    "id_for_app",
+    "id_for_codelet",
+    "messages_from_batch",
+    "open_reader",
+    "open_writer",
+    "retry",
+    "retry_async",
+]

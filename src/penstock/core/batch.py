@@ -1,0 +1,80 @@
+"""How do many messages travel as one Arrow batch?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+
+from penstock.core.errors import Malformed
+from penstock.core.message import Message
+from penstock.core.stream_id import StreamId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["BATCH_SCHEMA", "Batch", "batch_from_messages", "check_batch", "messages_from_batch"]
+
+#: Many messages: a plain Arrow record batch of `BATCH_SCHEMA`, so that every Arrow tool takes it.
+Batch: TypeAlias = pa.RecordBatch
+
+BATCH_SCHEMA = pa.schema(
+    [
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),
+        pa.field("created_ns", pa.int64(), nullable=False),
+        pa.field("type", pa.int32(), nullable=False),
+        pa.field("subtype", pa.int32(), nullable=False),
+        pa.field("stream", pa.binary(16)),
+        pa.field("attributes", pa.binary()),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+
+def batch_from_messages(messages: Sequence[Message]) -> Batch:
+    """Turn messages into one batch."""
+    columns = list(zip(*messages, strict=True)) if messages else [()] * len(BATCH_SCHEMA)
+    arrays = [
+        pa.array(
+            [None if id is None else bytes(id) for id in values]
+            if field.name == "stream"
+            else values,
+            field.type,
+        )
+        for field, values in zip(BATCH_SCHEMA, columns, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=BATCH_SCHEMA)
+
+
+def messages_from_batch(batch: Batch) -> Iterator[Message]:
+    """Yield the messages of a batch in order.
+
+    :raises Malformed: the batch does not have the columns of a batch.
+    """
+    check_batch(batch)
+    columns = [batch.column(name).to_pylist() for name in BATCH_SCHEMA.names]
+    for seq, time_ns, created_ns, type, subtype, stream, attributes, payload in zip(
+        *columns, strict=True
+    ):
+        owner = None if stream is None else StreamId.from_bytes(stream)
+        yield Message(seq, time_ns, created_ns, type, subtype, owner, attributes, payload)
+
+
+def check_batch(batch: Batch) -> None:
+    """Make sure that a batch has the columns of `BATCH_SCHEMA`, in order, and no missing value.
+
+    :raises Malformed: a column is missing, has another type, or has nulls where none may be.
+    """
+    if not batch.schema.equals(BATCH_SCHEMA):
+        found = {field.name: field.type for field in batch.schema}
+        for field in BATCH_SCHEMA:
+            if found.get(field.name) != field.type:
+                raise Malformed(
+                    "batch", f"column {field.name}", field.type, found.get(field.name, "no column")
+                )
+        if batch.schema.names != BATCH_SCHEMA.names:
+            raise Malformed("batch", "its columns", BATCH_SCHEMA.names, batch.schema.names)
+    for field in BATCH_SCHEMA:
+        if not field.nullable and batch.column(field.name).null_count:
+            raise Malformed("batch", f"column {field.name}", "without nulls", "nulls")

@@ -1,0 +1,203 @@
+"""Every error that Penstock raises on purpose: one tree, each with fields and a hint."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyExists",
+    "Closed",
+    "ConfigError",
+    "DamagedQueue",
+    "InvalidOption",
+    "InvalidStreamId",
+    "InvalidURL",
+    "LockTimeout",
+    "Malformed",
+    "MessageTooLarge",
+    "NotFound",
+    "Overrun",
+    "PenstockError",
+    "PositionError",
+    "StorageError",
+    "StreamIdCollision",
+    "UnknownScheme",
+    "Unsupported",
+    "WriteTimeout",
+]
+
+
+class PenstockError(Exception):
+    """The root of the tree. `hint` says what the person can do next."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# --- what the caller asked for is not right -------------------------------------------------
+
+
+class InvalidURL(PenstockError, ValueError):
+    """The text is not an endpoint URL."""
+
+    def __init__(self, url: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{url!r} is not a URL that Penstock can open: {reason}", hint=hint)
+        self.url = url
+
+
+class UnknownScheme(InvalidURL):
+    """No installed endpoint answers to this scheme."""
+
+
+class InvalidOption(PenstockError, ValueError):
+    """An option has a value that does not fit, or no endpoint knows it."""
+
+    def __init__(self, option: str, value: object, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"option {option}={value!r}: {reason}", hint=hint)
+        self.option = option
+        self.value = value
+        self.reason = reason
+
+
+class PositionError(PenstockError, ValueError):
+    """The reader cannot be placed there."""
+
+
+class InvalidStreamId(PenstockError, ValueError):
+    """A field of a stream id is out of range, or the text is not a stream id."""
+
+    def __init__(self, field: str, value: object, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"stream id, {field} = {value!r}: {reason}", hint=hint)
+        self.field = field
+        self.value = value
+
+
+class StreamIdCollision(PenstockError):
+    """Two different names give the same stream id."""
+
+    def __init__(
+        self, stream: str, existing: str, refused: str, *, hint: str | None = None
+    ) -> None:
+        super().__init__(
+            f"{refused} has the stream id {stream}, which belongs to {existing}", hint=hint
+        )
+        self.stream = stream
+        self.existing = existing
+        self.refused = refused
+
+
+class ConfigError(PenstockError, ValueError):
+    """A configuration file is not right; says the file, the line and the field."""
+
+    def __init__(
+        self,
+        file: str,
+        line: int | None,
+        field: str | None,
+        reason: str,
+        *,
+        hint: str | None = None,
+    ) -> None:
+        place = file if line is None else f"{file}:{line}"
+        what = reason if field is None else f"{field}: {reason}"
+        super().__init__(f"{place}: {what}", hint=hint)
+        self.file = file
+        self.line = line
+        self.field = field
+        self.reason = reason
+
+
+class Unsupported(PenstockError):
+    """The endpoint cannot do this."""
+
+
+# --- what was found is not right ------------------------------------------------------------
+
+
+class Malformed(PenstockError, ValueError):
+    """Bytes from outside do not follow their format."""
+
+    def __init__(
+        self, what: str, where: str, expected: object, found: object, *, hint: str | None = None
+    ) -> None:
+        super().__init__(f"{what}: {where} should be {expected}, found {found}", hint=hint)
+        self.what = what
+        self.where = where
+        self.expected = expected
+        self.found = found
+
+
+class DamagedQueue(Malformed):
+    """A queue's bytes are not those of a queue: names the field, its offset and its value."""
+
+    def __init__(
+        self,
+        path: str,
+        field: str,
+        offset: int,
+        expected: object,
+        found: object,
+        *,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(
+            f"queue {path} is damaged", f"{field} at byte {offset}", expected, found, hint=hint
+        )
+        self.path = path
+        self.field = field
+        self.offset = offset
+
+
+class NotFound(PenstockError, FileNotFoundError):
+    """There is nothing at that URL."""
+
+
+class AlreadyExists(PenstockError, FileExistsError):
+    """There is something at that URL already."""
+
+
+# --- what happened while it ran -------------------------------------------------------------
+
+
+class MessageTooLarge(PenstockError, ValueError):
+    """The message does not fit; nothing was written."""
+
+    def __init__(self, size: int, limit: int, *, hint: str | None = None) -> None:
+        super().__init__(
+            f"a message of {size:,} bytes does not fit: the limit is {limit:,}", hint=hint
+        )
+        self.size = size
+        self.limit = limit
+
+
+class Overrun(PenstockError):
+    """The writer overwrote messages while they were in use."""
+
+    def __init__(self, first: int, last: int, *, hint: str | None = None) -> None:
+        super().__init__(f"messages {first} to {last} were overwritten by the writer", hint=hint)
+        self.first = first
+        self.last = last
+
+
+class WriteTimeout(PenstockError, TimeoutError):
+    """The queue stayed full (or its reader stayed away) for the time allowed."""
+
+
+class LockTimeout(PenstockError, TimeoutError):
+    """Another writer held the lock for the time allowed."""
+
+
+class Closed(PenstockError):
+    """The reader or writer was closed."""
+
+
+class StorageError(PenstockError, OSError):
+    """The operating system refused: no space, no permission, a device error."""
+
+    def __init__(self, doing: str, path: str, cause: OSError, *, hint: str | None = None) -> None:
+        super().__init__(f"{doing} {path}: {cause.strerror or cause}", hint=hint)
+        self.doing = doing
+        self.path = path
+        self.errno = cause.errno
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -1,0 +1,197 @@
+"""What can every reader and every writer do?"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
+
+from penstock.core.batch import Batch, batch_from_messages, messages_from_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import TracebackType
+
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.core.statistics import ReaderStatistics, WriterStatistics
+    from penstock.core.stream_id import StreamId
+
+__all__ = ["BytesLike", "Reader", "Writer"]
+
+#: What a payload may be given as.
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+#: Polling starts this eager and backs off to the second value while nothing comes. At 5 ms an
+#: idle follower costs a fraction of a percent of a core.
+_FIRST_PAUSE = 0.000_05
+_LONGEST_PAUSE = 0.005
+
+#: Messages that `available` asks for at a time.
+_READ_AHEAD = 256
+
+
+class _Endpoint(ABC):
+    """What readers and writers share: a URL, closing, and being a context manager."""
+
+    def __init__(self, url: str) -> None:
+        #: The URL it was opened by.
+        self.url = url
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+
+class Reader(_Endpoint):
+    """Reads the messages of one stream in order. Not safe to share between threads.
+
+    An endpoint implements `read_many` without waiting as `_take`; all other forms follow from it.
+    """
+
+    @abstractmethod
+    def _take(self, limit: int) -> list[Message]:
+        """Return up to `limit` messages that are there now, without waiting."""
+
+    @abstractmethod
+    def seek(self, position: PositionLike) -> None:
+        """Stand at a position: the next read returns the message there.
+
+        :raises PositionError: there is no such position in this stream.
+        """
+
+    @abstractmethod
+    def statistics(self) -> ReaderStatistics:
+        """Return what was delivered, filtered and lost so far."""
+
+    def newest_seq(self) -> int | None:
+        """Return the sequence number of the newest message there now, or None if unknown."""
+        return None
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; wait for ever (None), not at all (0), or some seconds.
+
+        Returns None when the time is over.
+
+        :raises DamagedQueue: what is stored is not readable.
+        :raises Closed: the reader was closed.
+        """
+        messages = self._take(1) or self._wait_and_take(1, timeout)
+        return messages[0] if messages else None
+
+    def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        """Return up to `n` messages; wait for the first of them as `read` does."""
+        return self._take(n) or self._wait_and_take(n, timeout)
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        """Return up to `n` messages as one Arrow batch; wait for the first as `read` does."""
+        return batch_from_messages(self.read_many(n, timeout))
+
+    def available(self) -> Iterator[Message]:
+        """Yield what is there now, and end, also when a writer goes on writing."""
+        newest = self.newest_seq()
+        limit = 1
+        while messages := self._take(limit):
+            yield from messages
+            limit = _READ_AHEAD
+            if newest is not None:
+                limit = min(limit, newest - messages[-1].seq)
+                if limit <= 0:
+                    return
+
+    def __iter__(self) -> Iterator[Message]:
+        """Follow the stream for ever."""
+        while (message := self.read()) is not None:
+            yield message
+
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        if timeout is not None and timeout <= 0:
+            return []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _FIRST_PAUSE
+        while True:
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                pause = min(pause, left)
+            self._pause(pause)
+            if messages := self._take(limit):
+                return messages
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep up to `seconds`; an endpoint that can be woken overrides this."""
+        time.sleep(seconds)
+
+
+class Writer(_Endpoint):
+    """Appends messages to one stream. Not safe to share between threads."""
+
+    #: Fields of `Message` that this endpoint cannot keep, and what becomes of each, in words.
+    #: Copying says so before it starts.
+    cannot_carry: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        """Append one message and return its sequence number.
+
+        `time_ns` is when it happened (default: now); `created_ns` is when it is appended, which
+        the endpoint knows best: give it only to copy a queue exactly.
+
+        :raises MessageTooLarge: it can never fit; nothing was touched.
+        :raises WriteTimeout: the queue stayed full for the time allowed.
+        :raises LockTimeout: another writer held the queue for the time allowed.
+        :raises Closed: the writer was closed.
+        """
+
+    @abstractmethod
+    def statistics(self) -> WriterStatistics:
+        """Return what was written and refused so far."""
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        """Append many messages of one kind; return the last one's number (None if none)."""
+        last = None
+        for payload in payloads:
+            last = self.write(payload, type, subtype)
+        return last
+
+    def write_batch(self, batch: Batch) -> int | None:
+        """Append the messages of a batch; return the last one's number (None if none).
+
+        `seq` and `created_ns` of the batch are not used: the target gives its own.
+
+        :raises Malformed: the batch does not have the columns of a batch.
+        """
+        last = None
+        for m in messages_from_batch(batch):
+            last = self.write(m.payload, m.type, m.subtype, m.time_ns, None, m.stream, m.attributes)
+        return last
+
+    def flush(self) -> None:
+        """Hand over everything written so far; a no-op where nothing is held back."""

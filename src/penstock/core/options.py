@@ -1,0 +1,51 @@
+"""How are the options of a URL checked?"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from penstock.core.errors import InvalidOption
+from penstock.core.units import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from penstock.core.url import URL
+
+__all__ = ["Duration", "Options", "Size", "parse_options"]
+
+#: Bytes, written as `4096`, `64k`, `10M` or `1G`.
+Size = Annotated[int, BeforeValidator(parse_size)]
+#: Seconds, written as `5`, `5s`, `10ms` or `2m`.
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+
+class Options(BaseModel):
+    """Base of an endpoint's options: one field an option, unknown ones refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_AnyOptions = TypeVar("_AnyOptions", bound=Options)
+
+
+def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
+    """Check the options of a URL against what its endpoint knows.
+
+    :raises InvalidOption: an option is unknown or its value does not fit.
+    """
+    try:
+        return model.model_validate(dict(url.options))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "options"
+        known = sorted(model.model_fields)
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+            raise InvalidOption(
+                name, first["input"], f"{url.scheme}: has no such option", hint=hint
+            ) from None
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        raise InvalidOption(name, first["input"], reason) from None

@@ -1,0 +1,102 @@
+"""Where in a stream does a reader start?"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from penstock.core.errors import PositionError
+from penstock.core.units import format_time, parse_time
+
+__all__ = ["Position", "PositionLike"]
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place to read from: `START`, `END`, `LAST`, a sequence number or a moment.
+
+    The next read returns the message *at* the position: the oldest for `START`, the newest one
+    there for `LAST`, the next one to come for `END`, the one with that number for a sequence,
+    the first one appended at or after that moment for a time.
+    """
+
+    anchor: Literal["start", "end", "last", "seq", "time"]
+    #: The sequence number, or the nanoseconds since 1970 UTC; 0 for the named places.
+    value: int = 0
+
+    START: ClassVar[Position]
+    END: ClassVar[Position]
+    LAST: ClassVar[Position]
+
+    @classmethod
+    def sequence(cls, seq: int) -> Position:
+        """Stand at the message with this sequence number.
+
+        :raises PositionError: the number is negative.
+        """
+        if seq < 0:
+            raise PositionError(f"a sequence number is not negative, found {seq}")
+        return cls("seq", seq)
+
+    @classmethod
+    def time(cls, moment: int | dt.datetime) -> Position:
+        """Stand at the first message appended at or after a moment (ns, or an aware datetime).
+
+        :raises PositionError: the datetime has no time zone.
+        """
+        if isinstance(moment, int):
+            return cls("time", moment)
+        if moment.tzinfo is None:
+            raise PositionError(
+                f"{moment.isoformat()} has no time zone", hint="use datetime(..., tzinfo=UTC)"
+            )
+        return cls("time", (moment - _EPOCH) // _MICROSECOND * 1000)
+
+    @classmethod
+    def of(cls, place: PositionLike) -> Position:
+        """Accept what people write: a Position, a sequence number, a datetime or text.
+
+        :raises PositionError: the text is none of `start`, `end`, `last`, a number or ISO 8601.
+        """
+        if isinstance(place, Position):
+            return place
+        if isinstance(place, dt.datetime):
+            return cls.time(place)
+        if isinstance(place, str):
+            return cls._from_text(place)
+        return cls.sequence(place)
+
+    @classmethod
+    def _from_text(cls, text: str) -> Position:
+        word = text.strip()
+        named = {"start": cls.START, "end": cls.END, "last": cls.LAST}.get(word.lower())
+        if named is not None:
+            return named
+        if word.isascii() and word.isdigit():
+            return cls.sequence(int(word))
+        try:
+            return cls.time(parse_time(word))
+        except ValueError:
+            raise PositionError(
+                f"{text!r} is not a position",
+                hint="use start, end, last, a sequence number, or a time like 2026-05-01T12:00:00Z",
+            ) from None
+
+    def __str__(self) -> str:
+        if self.anchor == "seq":
+            return f"seq {self.value}"
+        if self.anchor == "time":
+            return format_time(self.value)
+        return self.anchor
+
+
+Position.START = Position("start")
+Position.END = Position("end")
+Position.LAST = Position("last")
+
+#: What `seek` and `start=` accept.
+PositionLike: TypeAlias = Position | int | dt.datetime | str

@@ -1,0 +1,1 @@
+"""The Fast Message Queue: where messages stay until they are read."""

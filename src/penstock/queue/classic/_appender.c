@@ -1,0 +1,552 @@
+/* How does a message get into a classic queue?
+ *
+ * This is LROSE's write algorithm (lock, place, write, unlock) for one chunk of messages at a
+ * time, in C because one message costs less than a microsecond of thinking and eight system
+ * calls. It does the regular case only. Whatever is irregular - a held lock, a status that does
+ * not add up, a reader to wait for - is reported by a code before anything was touched, and
+ * Python decides.
+ *
+ * Order of the stores, which readers in other processes rely on:
+ *     freed slots, message bytes, new slots, status.
+ * A reader looks at the status first, so nothing of a chunk is seen before the status is there;
+ * a slot is freed before its bytes are reused, so a reader that looks at its slots again after
+ * copying knows whether the copy is whole.
+ *
+ * The files are not mapped: LROSE re-creates a queue by truncating it, and a mapped page behind
+ * the new end is a SIGBUS.
+ */
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { STATUS_MAGIC = 88008801, MESSAGE_MAGIC = 88008802 };
+enum { STATUS_SIZE = 56, SLOT_SIZE = 40, FRAME_HEAD = 8, FRAME_EXTRA = 12 };
+enum { ID_COUNT = 1000000000 };
+
+/* One chunk: what is written under one lock. Bounded, so that other writers get their turn. */
+enum { CHUNK_MESSAGES = 256, CHUNK_BYTES = 4 << 20, WINDOW_SLOTS = 128 };
+
+/* What append() reports (mirrored in _appender.pyi); the last two stay in this file. */
+enum Outcome { WRITTEN, BUSY, GONE, IRREGULAR, TOO_LARGE, WAIT, CHUNK_FULL, OS_ERROR };
+
+typedef struct {
+    int32_t magic, youngest_id, youngest_slot, oldest_slot, nslots, buf_size;
+    int32_t begin_insert, end_insert, begin_append, append_mode;
+    int32_t time_written, blocking_write, last_id_read, checksum;
+} Status;
+
+typedef struct {
+    int32_t active, id, time, msg_len, stored_len, offset, type, subtype, compress, checksum;
+} Slot;
+
+_Static_assert(sizeof(Status) == STATUS_SIZE && sizeof(Slot) == SLOT_SIZE, "layout");
+
+/* A message on its way in. */
+typedef struct {
+    Py_buffer payload;
+    int32_t msg_len, type, subtype, time, compress;
+    Slot slot;    /* where it was placed */
+    int32_t index; /* the slot's number */
+    unsigned char head[FRAME_HEAD];
+    unsigned char tail[8]; /* padding, then the id */
+    int tail_len;
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    int lock_fd, stat_fd, buf_fd;       /* file queue */
+    Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
+    int shm_key, shm_id;
+    Entry *entries; /* scratch for one chunk */
+} Appender;
+
+/* The plan for one chunk: what the status will be, and which slots are freed for it. */
+typedef struct {
+    Status status;
+    int32_t published;                /* youngest id that readers can see */
+    int32_t first_placed, placed;     /* the chunk's own slots, a run around the ring */
+    int32_t first_freed, freed;       /* the slots freed for it, another run */
+    int32_t ahead;                    /* how many evictions to expect */
+    int32_t window_start, window_len; /* slots read ahead for them */
+    Slot window[WINDOW_SLOTS];
+} Plan;
+
+/* --- big-endian words and checksums (spec lrose 1.5) --------------------------------------- */
+
+static void swap_words(void *words, size_t n)
+{
+    uint32_t *w = words;
+    for (size_t i = 0; i < n; i++)
+        w[i] = __builtin_bswap32(w[i]);
+}
+
+static void put_word(unsigned char *at, int32_t value)
+{
+    uint32_t w = __builtin_bswap32((uint32_t)value);
+    memcpy(at, &w, sizeof w);
+}
+
+static int32_t status_checksum(const Status *s)
+{
+    uint32_t sum = (uint32_t)s->magic + ~(uint32_t)s->youngest_id + (uint32_t)s->youngest_slot +
+                   ~(uint32_t)s->oldest_slot + (uint32_t)s->nslots + (uint32_t)s->buf_size +
+                   ~(uint32_t)s->begin_insert + (uint32_t)s->end_insert +
+                   ~(uint32_t)s->begin_append + (uint32_t)s->append_mode +
+                   (uint32_t)s->time_written + ~(uint32_t)s->blocking_write;
+    return (int32_t)sum;
+}
+
+static int32_t slot_checksum(const Slot *s)
+{
+    uint32_t sum = (uint32_t)s->active + ~(uint32_t)s->id + (uint32_t)s->time +
+                   ~(uint32_t)s->msg_len + (uint32_t)s->stored_len + (uint32_t)s->offset +
+                   ~(uint32_t)s->type + (uint32_t)s->subtype + ~(uint32_t)s->compress;
+    return (int32_t)sum;
+}
+
+/* --- the medium: a pair of files, or two shared-memory segments ----------------------------- */
+
+static bool in_memory(const Appender *a) { return a->stat_mem.buf != NULL; }
+
+static int read_stat(Appender *a, void *to, size_t n, off_t at)
+{
+    if (in_memory(a)) {
+        if (at + (off_t)n > a->stat_mem.len)
+            return 0;
+        memcpy(to, (char *)a->stat_mem.buf + at, n);
+        atomic_thread_fence(memory_order_acquire);
+        return 1;
+    }
+    ssize_t got = pread(a->stat_fd, to, n, at);
+    return got < 0 ? -1 : (size_t)got == n;
+}
+
+static int write_stat(Appender *a, const void *from, size_t n, off_t at)
+{
+    if (in_memory(a)) {
+        atomic_thread_fence(memory_order_release);
+        memcpy((char *)a->stat_mem.buf + at, from, n);
+        return 0;
+    }
+    while (n > 0) {
+        ssize_t put = pwrite(a->stat_fd, from, n, at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return -1;
+        from = (const char *)from + put;
+        n -= (size_t)put;
+        at += put;
+    }
+    return 0;
+}
+
+/* Write a run of framed messages that lie one behind the other. */
+static int write_frames(Appender *a, struct iovec *iov, int n, off_t at)
+{
+    if (in_memory(a)) {
+        atomic_thread_fence(memory_order_release);
+        for (int i = 0; i < n; i++) {
+            memcpy((char *)a->buf_mem.buf + at, iov[i].iov_base, iov[i].iov_len);
+            at += (off_t)iov[i].iov_len;
+        }
+        return 0;
+    }
+    while (n > 0) {
+        ssize_t put = pwritev(a->buf_fd, iov, n, at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return -1;
+        at += put;
+        while (n > 0 && (size_t)put >= iov->iov_len) {
+            put -= (ssize_t)iov->iov_len;
+            iov++, n--;
+        }
+        if (n > 0) {
+            iov->iov_base = (char *)iov->iov_base + put;
+            iov->iov_len -= (size_t)put;
+        }
+    }
+    return 0;
+}
+
+/* An open-file-description lock conflicts with LROSE's fcntl lock, and unlike that one it is
+ * not dropped when somebody in this process closes the file (spec lrose 1.11, 6.2). */
+static int set_lock(Appender *a, short kind)
+{
+    struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
+    return fcntl(a->lock_fd, F_OFD_SETLK, &whole);
+}
+
+/* The queue that the path means now may no longer be the one that is open. */
+static bool is_gone(Appender *a)
+{
+    if (in_memory(a))
+        return shmget(a->shm_key, 0, 0) != a->shm_id;
+    struct stat st;
+    return fstat(a->stat_fd, &st) != 0 || st.st_nlink == 0;
+}
+
+/* --- placing messages (spec lrose 1.8) ------------------------------------------------------ */
+
+static int32_t next_slot(const Status *s, int32_t slot) { return slot >= s->nslots - 1 ? 0 : slot + 1; }
+static int32_t next_id(int32_t id) { return id >= ID_COUNT - 1 ? 0 : id + 1; }
+
+static bool is_sane(const Status *s)
+{
+    return s->magic == STATUS_MAGIC && (s->checksum == 0 || s->checksum == status_checksum(s)) &&
+           s->nslots > 0 && s->buf_size > 0 && s->youngest_id >= -1 && s->youngest_id < ID_COUNT &&
+           s->youngest_slot >= -1 && s->youngest_slot < s->nslots && s->oldest_slot >= -1 &&
+           s->oldest_slot < s->nslots && (s->youngest_slot < 0) == (s->youngest_id < 0) &&
+           (s->oldest_slot < 0 || s->youngest_slot >= 0) &&
+           0 <= s->begin_insert && s->begin_insert <= s->end_insert &&
+           s->end_insert <= s->begin_append && s->begin_append <= s->buf_size;
+}
+
+/* Slots are read ahead in a window, because a chunk frees a run of them. */
+static const Slot *slot_at(Appender *a, Plan *p, int32_t slot)
+{
+    if (slot < p->window_start || slot >= p->window_start + p->window_len) {
+        int32_t n = p->status.nslots - slot;
+        n = n < p->ahead ? n : p->ahead;
+        n = n < WINDOW_SLOTS ? n : WINDOW_SLOTS;
+        off_t at = STATUS_SIZE + (off_t)SLOT_SIZE * slot;
+        if (read_stat(a, p->window, (size_t)n * SLOT_SIZE, at) != 1)
+            return NULL;
+        swap_words(p->window, (size_t)n * SLOT_SIZE / 4);
+        p->window_start = slot;
+        p->window_len = n;
+    }
+    return &p->window[slot - p->window_start];
+}
+
+/* Step F: free the oldest slot, in the plan. `guarded`: not from under a blocking reader. */
+static enum Outcome evict(Appender *a, Plan *p, bool guarded)
+{
+    Status *s = &p->status;
+    int32_t oldest = s->oldest_slot;
+    if (p->placed > 0 && oldest == p->first_placed)
+        return CHUNK_FULL; /* the chunk has come around to itself */
+    if (oldest < 0 || p->freed >= s->nslots)
+        return IRREGULAR;
+    const Slot *slot = slot_at(a, p, oldest);
+    if (slot == NULL || slot->active != 1 || slot->offset != s->end_insert ||
+        slot->stored_len < FRAME_EXTRA || slot->stored_len > s->begin_append - s->end_insert)
+        return IRREGULAR;
+    if (guarded && slot->id == s->last_id_read && slot->id != p->published)
+        return WAIT;
+    s->end_insert += slot->stored_len;
+    if (s->end_insert >= s->begin_append) { /* the gap has reached the tail */
+        s->begin_append = s->begin_insert;
+        s->begin_insert = s->end_insert = 0;
+        s->append_mode = 1;
+    }
+    s->oldest_slot = next_slot(s, oldest);
+    if (p->freed++ == 0)
+        p->first_freed = oldest;
+    return WRITTEN;
+}
+
+/* Steps 2 to 8: find the place of one message, in the plan. */
+static enum Outcome place(Appender *a, Plan *p, Entry *e, bool blocking)
+{
+    Status *s = &p->status;
+    int32_t index = next_slot(s, s->youngest_slot), id = next_id(s->youngest_id);
+    if (e->payload.len > s->buf_size || e->msg_len > s->buf_size)
+        return TOO_LARGE;
+    int32_t padded = (int32_t)((e->payload.len + 3) & ~(Py_ssize_t)3);
+    int32_t stored = padded + FRAME_EXTRA;
+    if (stored > s->buf_size)
+        return TOO_LARGE;
+    if (blocking) {
+        int32_t overwritten = id - s->nslots;
+        if ((overwritten < 0 ? overwritten + ID_COUNT : overwritten) == s->last_id_read)
+            return WAIT;
+        s->blocking_write = 1;
+    }
+    if (index == s->oldest_slot) {
+        enum Outcome outcome = evict(a, p, false);
+        if (outcome != WRITTEN)
+            return outcome;
+    }
+    for (;;) {
+        if (s->append_mode) {
+            if (s->buf_size - s->begin_append >= stored)
+                break;
+            s->append_mode = 0;
+        } else {
+            if (s->end_insert - s->begin_insert >= stored)
+                break;
+            enum Outcome outcome = evict(a, p, blocking);
+            if (outcome != WRITTEN)
+                return outcome;
+        }
+    }
+    int32_t *begin = s->append_mode ? &s->begin_append : &s->begin_insert;
+    e->index = index;
+    e->slot = (Slot){.active = 1, .id = id, .time = e->time, .msg_len = e->msg_len,
+                     .stored_len = stored, .offset = *begin, .type = e->type,
+                     .subtype = e->subtype, .compress = e->compress};
+    e->slot.checksum = slot_checksum(&e->slot);
+    put_word(e->head, MESSAGE_MAGIC);
+    put_word(e->head + 4, index);
+    int32_t padding = padded - (int32_t)e->payload.len;
+    memset(e->tail, 0, sizeof e->tail);
+    put_word(e->tail + padding, id);
+    e->tail_len = padding + 4;
+    *begin += stored;
+    s->youngest_slot = index;
+    s->youngest_id = id;
+    if (s->oldest_slot < 0)
+        s->oldest_slot = index;
+    if (p->placed++ == 0)
+        p->first_placed = index;
+    return WRITTEN;
+}
+
+/* --- writing the plan ----------------------------------------------------------------------- */
+
+/* Write a run of slots around the ring: free ones, or (entries given) the new ones. */
+static int write_slots(Appender *a, const Status *s, int32_t first, int32_t n, const Entry *entries)
+{
+    Slot out[WINDOW_SLOTS];
+    const Slot free_slot = {.checksum = -4}; /* spec lrose 1.4 */
+    for (int32_t done = 0; done < n;) {
+        int32_t at = (int32_t)(((int64_t)first + done) % s->nslots);
+        int32_t run = n - done;
+        run = run < s->nslots - at ? run : s->nslots - at;
+        run = run < WINDOW_SLOTS ? run : WINDOW_SLOTS;
+        for (int32_t i = 0; i < run; i++)
+            out[i] = entries ? entries[done + i].slot : free_slot;
+        swap_words(out, (size_t)run * SLOT_SIZE / 4);
+        if (write_stat(a, out, (size_t)run * SLOT_SIZE, STATUS_SIZE + (off_t)SLOT_SIZE * at) != 0)
+            return -1;
+        done += run;
+    }
+    return 0;
+}
+
+static int write_messages(Appender *a, Entry *entries, int n)
+{
+    struct iovec iov[3 * CHUNK_MESSAGES];
+    for (int i = 0; i < n;) {
+        off_t start = entries[i].slot.offset, end = start;
+        int parts = 0;
+        for (; i < n && entries[i].slot.offset == end; i++) {
+            Entry *e = &entries[i];
+            iov[parts++] = (struct iovec){e->head, FRAME_HEAD};
+            if (e->payload.len > 0)
+                iov[parts++] = (struct iovec){e->payload.buf, (size_t)e->payload.len};
+            iov[parts++] = (struct iovec){e->tail, (size_t)e->tail_len};
+            end += e->slot.stored_len;
+        }
+        if (write_frames(a, iov, parts, start) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int write_status(Appender *a, Status *s, int32_t now)
+{
+    if (s->blocking_write) { /* a reader reports its progress without a lock: keep the newest */
+        if (read_stat(a, &s->last_id_read, 4, offsetof(Status, last_id_read)) != 1)
+            return -1;
+        swap_words(&s->last_id_read, 1);
+    }
+    s->time_written = now;
+    s->checksum = status_checksum(s);
+    Status out = *s;
+    swap_words(&out, STATUS_SIZE / 4);
+    return write_stat(a, &out, STATUS_SIZE, 0);
+}
+
+static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking, int *written,
+                                  int32_t *last_id)
+{
+    Plan p = {.ahead = n};
+    if (is_gone(a))
+        return GONE;
+    if (read_stat(a, &p.status, STATUS_SIZE, 0) != 1)
+        return IRREGULAR;
+    swap_words(&p.status, STATUS_SIZE / 4);
+    if (!is_sane(&p.status) ||
+        (in_memory(a) && (STATUS_SIZE + (int64_t)SLOT_SIZE * p.status.nslots > a->stat_mem.len ||
+                          p.status.buf_size > a->buf_mem.len)))
+        return IRREGULAR;
+    p.published = p.status.youngest_id;
+
+    enum Outcome outcome = WRITTEN;
+    int64_t bytes = 0;
+    for (int i = 0; i < n && bytes <= CHUNK_BYTES; i++) {
+        Status before = p.status;
+        int32_t freed = p.freed;
+        outcome = place(a, &p, &a->entries[i], blocking);
+        if (outcome != WRITTEN) { /* this one waits; those before it are written */
+            p.status = before;
+            p.freed = freed;
+            break;
+        }
+        bytes += a->entries[i].slot.stored_len;
+    }
+    if (p.placed == 0 || outcome == IRREGULAR)
+        return outcome;
+    if (write_slots(a, &p.status, p.first_freed, p.freed, NULL) != 0 ||
+        write_messages(a, a->entries, p.placed) != 0 ||
+        write_slots(a, &p.status, p.first_placed, p.placed, a->entries) != 0 ||
+        write_status(a, &p.status, now) != 0)
+        return OS_ERROR;
+    *written = p.placed;
+    *last_id = p.status.youngest_id;
+    return WRITTEN;
+}
+
+/* --- Python --------------------------------------------------------------------------------- */
+
+static int read_int32(PyObject *value, int32_t *to)
+{
+    long long n = PyLong_AsLongLong(value);
+    if (n == -1 && PyErr_Occurred())
+        return -1;
+    if (n < INT32_MIN || n > INT32_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%lld does not fit in 32 bits", n);
+        return -1;
+    }
+    *to = (int32_t)n;
+    return 0;
+}
+
+/* An entry is the tuple (payload, msg_len, type, subtype, time, compress). */
+static int read_entry(PyObject *item, Entry *e)
+{
+    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 6) {
+        PyErr_SetString(PyExc_TypeError, "an entry is a tuple of six");
+        return -1;
+    }
+    int32_t *fields[] = {&e->msg_len, &e->type, &e->subtype, &e->time, &e->compress};
+    for (int i = 0; i < 5; i++)
+        if (read_int32(PyTuple_GET_ITEM(item, i + 1), fields[i]) != 0)
+            return -1;
+    return PyObject_GetBuffer(PyTuple_GET_ITEM(item, 0), &e->payload, PyBUF_SIMPLE);
+}
+
+static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Appender *a = (Appender *)self;
+    int32_t now, last_id = -1;
+    if (nargs != 5 || !PyList_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "append(entries: list, start, now, blocking, held)");
+    Py_ssize_t start = PyLong_AsSsize_t(args[1]), total = PyList_GET_SIZE(args[0]);
+    int blocking = PyObject_IsTrue(args[3]), held = PyObject_IsTrue(args[4]);
+    if (PyErr_Occurred() || read_int32(args[2], &now) != 0)
+        return NULL;
+    if (start < 0 || start >= total)
+        return PyErr_Format(PyExc_IndexError, "there is no entry %zd", start);
+    int want = (int)(total - start < CHUNK_MESSAGES ? total - start : CHUNK_MESSAGES);
+    int n = 0, written = 0, saved_errno = 0;
+    PyObject *result = NULL;
+    for (; n < want; n++)
+        if (read_entry(PyList_GET_ITEM(args[0], start + n), &a->entries[n]) != 0)
+            goto release;
+
+    enum Outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    if (!held && set_lock(a, F_WRLCK) != 0) {
+        outcome = errno == EAGAIN || errno == EACCES ? BUSY : OS_ERROR;
+        saved_errno = errno;
+    } else {
+        outcome = append_locked(a, n, now, blocking, &written, &last_id);
+        saved_errno = errno;
+        if (!held)
+            set_lock(a, F_UNLCK);
+    }
+    Py_END_ALLOW_THREADS
+    if (outcome == OS_ERROR) {
+        errno = saved_errno;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else {
+        result = Py_BuildValue("iii", outcome, written, last_id);
+    }
+release:
+    for (int i = 0; i < n; i++)
+        PyBuffer_Release(&a->entries[i].payload);
+    return result;
+}
+
+static int Appender_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Appender *a = (Appender *)self;
+    static char *names[] = {"lock_fd", "stat_fd", "buf_fd", "stat_mem", "buf_mem",
+                            "shm_key", "shm_id", NULL};
+    if (a->entries != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "an Appender is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iiw*w*ii", names, &a->lock_fd, &a->stat_fd,
+                                     &a->buf_fd, &a->stat_mem, &a->buf_mem, &a->shm_key, &a->shm_id))
+        return -1;
+    a->entries = PyMem_Calloc(CHUNK_MESSAGES, sizeof(Entry));
+    return a->entries == NULL ? (PyErr_NoMemory(), -1) : 0;
+}
+
+static void Appender_dealloc(PyObject *self)
+{
+    Appender *a = (Appender *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyBuffer_Release(&a->stat_mem);
+    PyBuffer_Release(&a->buf_mem);
+    PyMem_Free(a->entries);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef Appender_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))Appender_append, METH_FASTCALL,
+     "append(entries, start, now, blocking, held) -> (outcome, written, last_id)"},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot Appender_slots[] = {{Py_tp_init, Appender_init},
+                                       {Py_tp_dealloc, Appender_dealloc},
+                                       {Py_tp_methods, Appender_methods},
+                                       {Py_tp_new, PyType_GenericNew},
+                                       {0, NULL}};
+
+static PyType_Spec Appender_spec = {.name = "penstock.queue.classic._appender.Appender",
+                                    .basicsize = sizeof(Appender),
+                                    .flags = Py_TPFLAGS_DEFAULT,
+                                    .slots = Appender_slots};
+
+static int module_exec(PyObject *module)
+{
+    PyObject *type = PyType_FromSpec(&Appender_spec);
+    if (type == NULL || PyModule_AddObjectRef(module, "Appender", type) != 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    Py_DECREF(type);
+    return PyModule_AddIntConstant(module, "WRITTEN", WRITTEN) ||
+           PyModule_AddIntConstant(module, "BUSY", BUSY) ||
+           PyModule_AddIntConstant(module, "GONE", GONE) ||
+           PyModule_AddIntConstant(module, "IRREGULAR", IRREGULAR) ||
+           PyModule_AddIntConstant(module, "TOO_LARGE", TOO_LARGE) ||
+           PyModule_AddIntConstant(module, "WAIT", WAIT) ? -1 : 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT, .m_name = "_appender",
+                                        .m_slots = module_slots};
+
+PyMODINIT_FUNC PyInit__appender(void) { return PyModuleDef_Init(&module_def); }

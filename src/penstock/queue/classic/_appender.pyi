@@ -1,0 +1,34 @@
+from typing import TypeAlias
+
+#: Everything that fitted in one chunk was written (see the count).
+WRITTEN: int
+#: Another writer holds the lock.
+BUSY: int
+#: The path means another queue by now, or none.
+GONE: int
+#: The queue's bytes do not add up: look closer, under the lock.
+IRREGULAR: int
+#: The first message can never fit.
+TOO_LARGE: int
+#: The reader of a blocking queue has to move on first.
+WAIT: int
+
+#: payload, uncompressed length, type, subtype, time in seconds, 1 if compressed
+Entry: TypeAlias = tuple[bytes | bytearray | memoryview, int, int, int, int, int]
+
+class Appender:
+    def __init__(
+        self,
+        lock_fd: int,
+        *,
+        stat_fd: int = ...,
+        buf_fd: int = ...,
+        stat_mem: memoryview = ...,
+        buf_mem: memoryview = ...,
+        shm_key: int = ...,
+        shm_id: int = ...,
+    ) -> None: ...
+    # Writes one chunk of `entries[start:]`; returns the outcome, how many, the last id.
+    def append(
+        self, entries: list[Entry], start: int, now: int, blocking: bool, held: bool, /
+    ) -> tuple[int, int, int]: ...

@@ -1,0 +1,98 @@
+"""How is a classic queue made, and an existing one opened?"""
+
+from __future__ import annotations
+
+from penstock.core.errors import AlreadyExists, NotFound
+from penstock.queue.classic.device import (
+    Device,
+    FileDevice,
+    SharedMemoryDevice,
+    shared_memory_key,
+    storage_errors,
+)
+from penstock.queue.classic.layout import (
+    BUFFER_COOKIE,
+    FREE_SLOT,
+    STATUS_SIZE,
+    Status,
+    slot_offset,
+    stat_size,
+)
+
+__all__ = ["create_queue", "exists", "initialise", "open_device"]
+
+_FREE_SLOTS_AT_ONCE = 25_000
+
+
+def exists(path: str) -> bool:
+    """Tell whether both parts of a queue are there."""
+    try:
+        open_device(path, writable=False).close()
+    except NotFound:
+        return False
+    return True
+
+
+def open_device(path: str, *, writable: bool) -> Device:
+    """Open the files or segments of an existing queue.
+
+    :raises NotFound: there is none.
+    :raises StorageError: the operating system refuses.
+    """
+    key = shared_memory_key(path)
+    with storage_errors("opening", path):
+        if key is None:
+            return FileDevice.open(path, writable=writable)
+        return SharedMemoryDevice.open(path, key, writable=writable)
+
+
+def create_queue(
+    path: str, nslots: int, buf_size: int, now: int, *, replace: bool, lock_timeout: float
+) -> Device:
+    """Make a queue and return its device; with `replace`, also where there is one already.
+
+    Under the lock, so that of two processes that create it at once, one does.
+
+    :raises AlreadyExists: there is a queue and `replace` is not set.
+    :raises StorageError: the operating system refuses.
+    """
+    key = shared_memory_key(path)
+    if not replace and exists(path) and not _is_blank(path):
+        raise AlreadyExists(
+            f"there is a queue at {path} already", hint="penstock create --replace empties it"
+        )
+    with storage_errors("creating", path):
+        device: Device
+        if key is None:
+            device = FileDevice.open_or_make(path)
+        else:
+            device = SharedMemoryDevice.make(path, key, stat_size(nslots), buf_size)
+        try:
+            with device.locked(lock_timeout):
+                lost_the_race = not replace and device.read_stat(0, STATUS_SIZE).strip(b"\0")
+                if not lost_the_race:
+                    initialise(device, Status.of_empty_queue(nslots, buf_size, now))
+        except BaseException:
+            device.close()
+            raise
+    return device
+
+
+def _is_blank(path: str) -> bool:
+    """Tell whether somebody made the parts and has not written a status (yet, or ever)."""
+    device = open_device(path, writable=False)
+    try:
+        return not device.read_stat(0, STATUS_SIZE).strip(b"\0")
+    finally:
+        device.close()
+
+
+def initialise(device: Device, status: Status) -> None:
+    """Write an empty queue, the status last (spec lrose 1.6). The caller holds the lock."""
+    device.clear(stat_size(status.nslots), status.buf_size)
+    device.write_buf(0, BUFFER_COOKIE)
+    device.write_buf(status.buf_size - 1, b"\xff")
+    for first in range(0, status.nslots, _FREE_SLOTS_AT_ONCE):
+        count = min(_FREE_SLOTS_AT_ONCE, status.nslots - first)
+        device.write_stat(slot_offset(first), FREE_SLOT * count)
+    device.write_stat(0, status.encode())

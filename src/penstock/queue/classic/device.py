@@ -1,0 +1,362 @@
+"""Where do the bytes of a classic queue live: in two files, or in two segments of memory?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import struct
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import LockTimeout, NotFound, PenstockError, StorageError
+from penstock.queue.classic import sysv
+from penstock.queue.classic._appender import Appender
+from penstock.queue.classic.layout import LAST_ID_READ_OFFSET, SLOT_SIZE, slot_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Device",
+    "FileDevice",
+    "SharedMemoryDevice",
+    "shared_memory_key",
+    "storage_error",
+    "storage_errors",
+]
+
+_LAST_ID_READ = struct.Struct(">i")
+
+#: `struct flock`: kind, whence, start, length (0 = to the end), pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_LOCK: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_UNLOCK: Final = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+
+#: While another writer holds the lock, look again this often. It holds it for microseconds.
+_FIRST_LOCK_PAUSE = 0.000_02
+_LONGEST_LOCK_PAUSE = 0.001
+
+_HINTS = {
+    errno.ENOSPC: "free some space, or create a smaller queue",
+    errno.EACCES: "check who owns the files and their permissions",
+    errno.EPERM: "check who owns the files and their permissions",
+    errno.EROFS: "the file system is read-only",
+    errno.EINVAL: "see the limits in /proc/sys/kernel/shmmax and shmall",
+    errno.ENOMEM: "see the limits in /proc/sys/kernel/shmmax and shmall",
+}
+
+
+def storage_error(doing: str, path: str, error: OSError) -> StorageError:
+    """Put into words what the operating system refused, and what to do about it."""
+    return StorageError(doing, path, error, hint=_HINTS.get(error.errno or 0))
+
+
+@contextlib.contextmanager
+def storage_errors(doing: str, path: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a `StorageError`."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise storage_error(doing, path, error) from error
+
+
+def shared_memory_key(path: str) -> int | None:
+    """Return the System V key that a path stands for, or None for a file queue.
+
+    The file name contains `shmem` and its last `_` part starts with a number (spec lrose 1.2).
+    """
+    name = Path(path).name
+    number = re.match(r"\s*[+-]?\d+", name.rpartition("_")[2], re.ASCII)
+    return int(number[0]) if "shmem" in name and number else None
+
+
+class Device(ABC):
+    """The two parts of a queue, `stat` and `buf`, and its writers' lock."""
+
+    storage: str
+
+    def __init__(self, path: str, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @abstractmethod
+    def read_stat(self, offset: int, size: int) -> bytes:
+        """Return bytes of the status and slot table; fewer where it ends."""
+
+    @abstractmethod
+    def read_buf(self, offset: int, size: int) -> bytes:
+        """Return bytes of the message buffer; fewer where it ends."""
+
+    @abstractmethod
+    def write_stat(self, offset: int, data: bytes) -> None: ...
+
+    @abstractmethod
+    def write_buf(self, offset: int, data: bytes) -> None: ...
+
+    @abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """Return how many bytes `stat` and `buf` have."""
+
+    @abstractmethod
+    def clear(self, stat_size: int, buf_size: int) -> None:
+        """Make both parts empty and this large. The caller holds the lock."""
+
+    @abstractmethod
+    def is_current(self) -> bool:
+        """Tell whether the path still means what is open here."""
+
+    @abstractmethod
+    def appender(self) -> Appender:
+        """Return the native writer for this device; drop it before `close`."""
+
+    @abstractmethod
+    def report_last_id_read(self, id: int) -> None:
+        """Tell a blocking writer how far its reader is (spec lrose 1.9).
+
+        :raises OSError: this user may read the queue but not write to it.
+        """
+
+    def read_slots(self, first: int, count: int, nslots: int) -> bytes:
+        """Return a run of slots, around the end of the table if need be."""
+        straight = min(count, nslots - first)
+        data = self.read_stat(slot_offset(first), SLOT_SIZE * straight)
+        if count > straight:
+            data += self.read_stat(slot_offset(0), SLOT_SIZE * (count - straight))
+        return data
+
+    @contextlib.contextmanager
+    def locked(self, timeout: float) -> Iterator[None]:
+        """Hold the writers' lock, the same one as LROSE's (spec lrose 1.11).
+
+        An open-file-description lock conflicts with LROSE's, and is not dropped when the file is
+        closed elsewhere in this process.
+
+        :raises LockTimeout: another writer held it all that time.
+        """
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_LOCK_PAUSE
+        while not self._try_lock():
+            if time.monotonic() >= deadline:
+                raise LockTimeout(
+                    f"{self.path}: another writer{self._holder()} held the lock for {timeout:g} s",
+                    hint="end or resume that process, or allow more time with lock_timeout=",
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_LOCK_PAUSE)
+        try:
+            yield
+        finally:
+            fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, _UNLOCK)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, _LOCK)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _holder(self) -> str:
+        found = _FLOCK.unpack(fcntl.fcntl(self._lock_fd, fcntl.F_OFD_GETLK, _LOCK))
+        pid = found[4]
+        return f" (process {pid})" if pid > 0 else ""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class FileDevice(Device):
+    """A queue in `PATH.stat` and `PATH.buf`. The lock is on `.stat` itself."""
+
+    storage = "file"
+
+    def __init__(self, path: str, stat_fd: int, buf_fd: int) -> None:
+        super().__init__(path, stat_fd)
+        self._stat_fd = stat_fd
+        self._buf_fd = buf_fd
+        self._report_fd: int | None = None
+
+    @classmethod
+    def open(cls, path: str, *, writable: bool) -> FileDevice:
+        """Open an existing queue.
+
+        :raises NotFound: one of its files is missing.
+        """
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+        return cls._open(path, flags)
+
+    @classmethod
+    def open_or_make(cls, path: str) -> FileDevice:
+        """Open the files of a queue for writing, and make them (empty) where they are missing."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return cls._open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+
+    @classmethod
+    def _open(cls, path: str, flags: int) -> FileDevice:
+        with contextlib.ExitStack() as undo:
+            fds = []
+            for part in (".stat", ".buf"):
+                try:
+                    fd = os.open(path + part, flags, 0o666)
+                except FileNotFoundError:
+                    raise NotFound(
+                        f"there is no queue at {path} ({Path(path).name}{part} is missing)",
+                        hint=f"create one: penstock create 'fmq:{path}?layout=classic'",
+                    ) from None
+                undo.callback(os.close, fd)
+                fds.append(fd)
+            undo.pop_all()
+        return cls(path, fds[0], fds[1])
+
+    def read_stat(self, offset: int, size: int) -> bytes:
+        return os.pread(self._stat_fd, size, offset)
+
+    def read_buf(self, offset: int, size: int) -> bytes:
+        return os.pread(self._buf_fd, size, offset)
+
+    def write_stat(self, offset: int, data: bytes) -> None:
+        _write_all(self._stat_fd, data, offset)
+
+    def write_buf(self, offset: int, data: bytes) -> None:
+        _write_all(self._buf_fd, data, offset)
+
+    def sizes(self) -> tuple[int, int]:
+        return os.fstat(self._stat_fd).st_size, os.fstat(self._buf_fd).st_size
+
+    def clear(self, stat_size: int, buf_size: int) -> None:
+        # In place, as LROSE does: readers have these files open.
+        os.ftruncate(self._stat_fd, 0)
+        os.ftruncate(self._buf_fd, 0)
+        os.ftruncate(self._buf_fd, buf_size)
+        os.ftruncate(self._stat_fd, stat_size)
+
+    def is_current(self) -> bool:
+        try:
+            return os.path.samestat(Path(f"{self.path}.stat").stat(), os.fstat(self._stat_fd))
+        except FileNotFoundError:
+            return False
+
+    def appender(self) -> Appender:
+        return Appender(self._lock_fd, stat_fd=self._stat_fd, buf_fd=self._buf_fd)
+
+    def report_last_id_read(self, id: int) -> None:
+        if self._report_fd is None:
+            # Through /proc, so that it is this very file even if the path means another by now.
+            own = f"/proc/self/fd/{self._stat_fd}"
+            self._report_fd = os.open(own, os.O_WRONLY | os.O_CLOEXEC)
+        os.pwrite(self._report_fd, _LAST_ID_READ.pack(id), LAST_ID_READ_OFFSET)
+
+    def close(self) -> None:
+        for fd in (self._stat_fd, self._buf_fd, self._report_fd):
+            if fd is not None:
+                os.close(fd)
+
+
+class SharedMemoryDevice(Device):
+    """A queue in two System V segments, keys N and N+1. The lock is on `PATH.lock`."""
+
+    storage = "shared memory"
+
+    def __init__(
+        self, path: str, key: int, lock_fd: int, stat: sysv.Segment, buf: sysv.Segment
+    ) -> None:
+        super().__init__(path, lock_fd)
+        self._key = key
+        self._stat = stat
+        self._buf = buf
+
+    @classmethod
+    def open(cls, path: str, key: int, *, writable: bool) -> SharedMemoryDevice:
+        """Attach to an existing queue.
+
+        :raises NotFound: one of its segments is missing.
+        """
+        ids = [sysv.find(key), sysv.find(key + 1)]
+        for part, id in enumerate(ids):
+            if id is None:
+                raise NotFound(
+                    f"there is no queue at {path} (shared memory key {key + part} does not exist)",
+                    hint=f"create one: penstock create 'fmq:{path}?layout=classic'",
+                )
+        stat_id, buf_id = ids
+        assert stat_id is not None
+        assert buf_id is not None
+        return cls._attach(path, key, stat_id, buf_id, writable=writable)
+
+    @classmethod
+    def make(cls, path: str, key: int, stat_size: int, buf_size: int) -> SharedMemoryDevice:
+        """Attach to the segments, and make them where they are missing or too small."""
+        stat_id = sysv.create(key, stat_size)
+        buf_id = sysv.create(key + 1, buf_size)
+        return cls._attach(path, key, stat_id, buf_id, writable=True)
+
+    @classmethod
+    def _attach(
+        cls, path: str, key: int, stat_id: int, buf_id: int, *, writable: bool
+    ) -> SharedMemoryDevice:
+        lock_fd = -1
+        if writable:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        stat = sysv.attach(stat_id, writable=writable)
+        return cls(path, key, lock_fd, stat, sysv.attach(buf_id, writable=writable))
+
+    def read_stat(self, offset: int, size: int) -> bytes:
+        return bytes(self._stat.memory[offset : offset + size])
+
+    def read_buf(self, offset: int, size: int) -> bytes:
+        return bytes(self._buf.memory[offset : offset + size])
+
+    def write_stat(self, offset: int, data: bytes) -> None:
+        self._stat.memory[offset : offset + len(data)] = data
+
+    def write_buf(self, offset: int, data: bytes) -> None:
+        self._buf.memory[offset : offset + len(data)] = data
+
+    def sizes(self) -> tuple[int, int]:
+        return len(self._stat.memory), len(self._buf.memory)
+
+    def clear(self, stat_size: int, buf_size: int) -> None:
+        # The status first, so that nobody follows it into the buffer.
+        self._stat.memory[:stat_size] = bytes(stat_size)
+        self._buf.memory[:buf_size] = bytes(buf_size)
+
+    def is_current(self) -> bool:
+        return sysv.find(self._key) == self._stat.id and sysv.find(self._key + 1) == self._buf.id
+
+    def appender(self) -> Appender:
+        return Appender(
+            self._lock_fd,
+            stat_mem=self._stat.memory,
+            buf_mem=self._buf.memory,
+            shm_key=self._key,
+            shm_id=self._stat.id,
+        )
+
+    def report_last_id_read(self, id: int) -> None:
+        if self._stat.memory.readonly:
+            reader = self._stat
+            self._stat = sysv.attach(reader.id, writable=True)
+            reader.detach()
+        at = slice(LAST_ID_READ_OFFSET, LAST_ID_READ_OFFSET + _LAST_ID_READ.size)
+        self._stat.memory[at] = _LAST_ID_READ.pack(id)
+
+    def close(self) -> None:
+        self._stat.detach()
+        self._buf.detach()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view = view[written:]
+        offset += written

@@ -1,0 +1,61 @@
+"""What does a classic queue hold now?"""
+
+from __future__ import annotations
+
+from penstock.core.info import StreamInfo
+from penstock.queue.classic.creation import open_device
+from penstock.queue.classic.layout import ID_COUNT
+from penstock.queue.classic.slots import live_slots
+from penstock.queue.classic.status import check_sizes, read_status
+
+__all__ = ["describe_queue"]
+
+_SECOND = 1_000_000_000
+
+
+def describe_queue(url: str, path: str) -> StreamInfo:
+    """Look at a queue without touching it.
+
+    :raises NotFound: there is none.
+    :raises DamagedQueue: its status is not right.
+    """
+    device = open_device(path, writable=False)
+    try:
+        status = read_status(device)
+        check_sizes(device, status)
+        live = [slot for _, slot in live_slots(device, status) if slot.active == 1]
+        storage = device.storage
+    finally:
+        device.close()
+    used = sum(slot.stored_len for slot in live)
+    youngest = oldest = None
+    if live:
+        wrapped = len(live) > status.youngest_id + 1
+        youngest = status.youngest_id + (ID_COUNT if wrapped else 0)
+        oldest = youngest - (status.youngest_id - live[0].id) % ID_COUNT
+    return StreamInfo(
+        url=url,
+        layout="classic",
+        storage=storage,
+        slots=status.nslots,
+        buffer_size=status.buf_size,
+        oldest_seq=oldest,
+        youngest_seq=youngest,
+        count=len(live),
+        bytes=used,
+        oldest_time_ns=live[0].time * _SECOND if live else None,
+        youngest_time_ns=live[-1].time * _SECOND if live else None,
+        fill=round(max(len(live) / status.nslots, used / status.buf_size), 4),
+        blocking=bool(status.blocking_write),
+        details={
+            "youngest_id": status.youngest_id,
+            "last_id_read": status.last_id_read if status.blocking_write else None,
+            "append_mode": bool(status.append_mode),
+            "begin_insert": status.begin_insert,
+            "end_insert": status.end_insert,
+            "begin_append": status.begin_append,
+            "time_written_ns": status.time_written * _SECOND,
+            "compressed": sum(1 for slot in live if slot.compress),
+            "types": sorted({slot.type for slot in live})[:20],
+        },
+    )

@@ -1,0 +1,402 @@
+"""How are messages read from a classic queue, in order and without a silent gap?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.core.batch import Batch, batch_from_messages
+from penstock.core.errors import Closed, NotFound, PositionError
+from penstock.core.interfaces import Reader
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.queue.classic.copying import Run, copy_run, explain_fault
+from penstock.queue.classic.creation import open_device
+from penstock.queue.classic.device import storage_errors
+from penstock.queue.classic.layout import ID_COUNT, STATUS_SIZE, id_distance, unwrap
+from penstock.queue.classic.slots import live_slots, live_span
+from penstock.queue.classic.status import PATIENCE, check_sizes, read_status
+
+if TYPE_CHECKING:
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.queue.classic.device import Device
+    from penstock.queue.classic.layout import Status
+    from penstock.queue.classic.options import ClassicOptions
+
+__all__ = ["ClassicReader"]
+
+log = logging.getLogger(__name__)
+
+#: Messages copied ahead of a caller that asks for one at a time.
+_READ_AHEAD = 64
+#: Messages copied at a time at most.
+_LARGEST_RUN = 4096
+#: While nothing comes, look this often (seconds) whether the path means another queue by now.
+_LOOK_AT_PATH = 0.25
+#: Reports of progress remembered, to notice that a writer put back an older one.
+_REPORTS_REMEMBERED = 8
+
+
+class ClassicReader(Reader):
+    """Reads an LROSE queue while others, LROSE's programs among them, write to it."""
+
+    def __init__(self, url: str, path: str, start: Position, options: ClassicOptions) -> None:
+        super().__init__(url)
+        self._path = path
+        self._options = options
+        self._device = _open_when_there(path, options.wait)
+        self._closed = False
+        self._messages = 0
+        self._bytes = 0
+        self._filtered = 0
+        self._restarts = 0
+        self._losses = LossLedger()
+        self._ready: deque[Message] = deque()
+        self._reports: deque[int] = deque(maxlen=_REPORTS_REMEMBERED)
+        self._may_report = True
+        self._looked_at_path = time.monotonic()
+        try:
+            self._meet(read_status(self._device))
+            check_sizes(self._device, self._status)
+            self.seek(start)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- where it stands --------------------------------------------------------------------
+
+    def _meet(self, status: Status) -> None:
+        """Take a queue as new: number its messages from its own ids."""
+        self._status = status
+        self._youngest = status.youngest_id
+        if live_span(status) > status.youngest_id + 1 > 0:
+            self._youngest += ID_COUNT  # the oldest are from before the ids began again
+        self._next = 0
+        self._last_slot: tuple[int, bytes] | None = None
+        self._idle_status = b""
+
+    def _refresh(self) -> Status:
+        """Read the status, and notice a queue that was created anew meanwhile."""
+        status = read_status(self._device)
+        known = self._status
+        is_another = (
+            (status.nslots, status.buf_size) != (known.nslots, known.buf_size)
+            or (self._youngest >= 0 and status.youngest_id < 0)
+            or (self._youngest >= 0 and id_distance(status.youngest_id, self._youngest) < 0)
+            or self._last_slot_is_another(status)
+        )
+        if is_another:
+            self._restart(status)
+        else:
+            self._status = status
+            if status.youngest_id >= 0:
+                self._youngest = unwrap(status.youngest_id, self._youngest)
+        return status
+
+    def _last_slot_is_another(self, status: Status) -> bool:
+        """Tell whether the message read last has become another one with the same id."""
+        if self._last_slot is None:
+            return False
+        seq, seen = self._last_slot
+        id = seq % ID_COUNT
+        age = id_distance(status.youngest_id, id)
+        if not 0 <= age < live_span(status):
+            return False
+        now = self._device.read_slots(
+            (status.youngest_slot - age) % status.nslots, 1, status.nslots
+        )
+        return now[4:8] == seen[4:8] and now[:4] == seen[:4] and now != seen
+
+    def _restart(self, status: Status) -> None:
+        log.warning("%s was created anew; reading it from its start", self.url)
+        if self._next <= self._youngest:
+            self._lose(self._youngest + 1, DropReason.RECREATED)
+        self._restarts += 1
+        self._meet(status)
+
+    def _lose(self, next_seq: int, reason: DropReason) -> None:
+        loss = Loss(self._next, next_seq - 1, reason)
+        self._losses.add(loss)
+        self._next = next_seq
+        log.warning("%s: %s", self.url, loss)
+
+    def _slot_of(self, seq: int) -> int:
+        """Ids and slots advance together, one a message (spec lrose 1.7)."""
+        return (self._status.youngest_slot - (self._youngest - seq)) % self._status.nslots
+
+    def _oldest(self, status: Status) -> int:
+        """Return the oldest message there; the one to come if there is none.
+
+        A writer, alive or dead, may be about to free the oldest slots: those are skipped.
+        """
+        for _, slot in live_slots(self._device, status):
+            if slot.active == 1:
+                return min(unwrap(slot.id, self._youngest), self._youngest + 1)
+        return self._youngest + 1
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        place = Position.of(position)
+        with storage_errors("reading", self._path):
+            status = self._refresh()
+            match place.anchor:
+                case "start":
+                    target = self._oldest(status)
+                case "end":
+                    target = self._youngest + 1
+                case "last":
+                    target = max(self._youngest, 0)
+                case "time":
+                    target = self._first_at(status, place.value // 1_000_000_000)
+                case _:
+                    target = self._renumbered(place.value)
+            self._stand_at(target)
+            if place.anchor == "end" and status.blocking_write and self._youngest >= 0:
+                self._report(self._youngest)
+
+    def _stand_at(self, seq: int) -> None:
+        self._next = seq
+        self._ready.clear()
+        self._idle_status = b""
+        self._last_slot = None
+
+    def _first_at(self, status: Status, second: int) -> int:
+        # The slots say the second only. All messages of that second may be meant.
+        for index, slot in live_slots(self._device, status):
+            if slot.active == 1 and slot.time >= second:
+                return self._youngest - (status.youngest_slot - index) % status.nslots
+        return self._youngest + 1
+
+    def _renumbered(self, seq: int) -> int:
+        """Find a number given by an earlier reader, which may have counted more rounds of ids."""
+        ahead = id_distance(seq % ID_COUNT, self._youngest % ID_COUNT)
+        if ahead > 1:
+            raise PositionError(
+                f"{self.url} has no message {seq} yet: the youngest is {self._youngest}",
+                hint="use end to wait for the next message",
+            )
+        self._youngest = max(self._youngest, seq - ahead)
+        return max(self._youngest + ahead, 0)
+
+    def seek_back(self, messages: int = 1) -> None:
+        """Step back, so that the last message(s) are read again; not past the oldest."""
+        self._check_open()
+        oldest = self._oldest(self._refresh())
+        self._stand_at(max(self._position() - messages, min(oldest, self._position())))
+
+    def seek_after_id(self, id: int) -> None:
+        """Stand behind the message with this LROSE id.
+
+        :raises PositionError: it is not in the queue.
+        """
+        self._check_open()
+        status = self._refresh()
+        for index, slot in live_slots(self._device, status):
+            if slot.active == 1 and slot.id == id:
+                behind = self._youngest - (status.youngest_slot - index) % status.nslots + 1
+                self._stand_at(behind)
+                return
+        raise PositionError(f"{self.url} holds no message with id {id}")
+
+    def _position(self) -> int:
+        return self._ready[0].seq if self._ready else self._next
+
+    def newest_seq(self) -> int | None:
+        self._check_open()
+        self._refresh()
+        return self._youngest if self._youngest >= 0 else None
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def _take(self, limit: int) -> list[Message]:
+        self._check_open()
+        ready = self._ready
+        if ready:
+            messages = [ready.popleft() for _ in range(min(limit, len(ready)))]
+        else:
+            messages = self._fetch(max(limit, _READ_AHEAD))
+            ready.extend(messages[limit:])
+            del messages[limit:]
+        if messages:
+            self._delivered(
+                len(messages), sum([len(m.payload) for m in messages]), messages[-1].seq
+            )
+        return messages
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        self._check_open()
+        if not self._ready and self._options.type is None and n > 0:
+            run = self._fetch_run(n)
+            if run and not run.is_compressed:
+                first = self._next
+                self._next += len(run.starts)
+                self._delivered(len(run.starts), run.payload_bytes, self._next - 1)
+                return run.batch(first)
+        return batch_from_messages(self.read_many(n, timeout))
+
+    def _delivered(self, count: int, size: int, last: int) -> None:
+        self._messages += count
+        self._bytes += size
+        if self._status.blocking_write:
+            self._report(last)
+
+    def _fetch(self, limit: int) -> list[Message]:
+        """Return messages that pass the filter, up to what is there now."""
+        wanted = self._options.type
+        stop_after: int | None = None
+        while True:
+            run = self._fetch_run(limit)
+            if not run:
+                return []
+            messages = run.messages(self._next)
+            if not messages:
+                self._skip_or_raise()
+                continue
+            self._next += len(messages)
+            if wanted is None:
+                return messages
+            chosen = [message for message in messages if message.type == wanted]
+            self._filtered += len(messages) - len(chosen)
+            if stop_after is None:
+                stop_after = self._youngest
+            if chosen or self._next > stop_after:
+                return chosen
+
+    def _fetch_run(self, limit: int) -> Run | None:
+        """Copy the messages from here on; count those that are gone. None: nothing new."""
+        with storage_errors("reading", self._path):
+            if self._is_idle():
+                return None
+            deadline: float | None = None
+            while True:
+                status = self._refresh()
+                if self._next > self._youngest:
+                    self._rest()
+                    return None
+                count = min(limit, _LARGEST_RUN, self._youngest - self._next + 1, status.nslots)
+                slot = self._slot_of(self._next)
+                run = copy_run(self._device, status, slot, self._next % ID_COUNT, count)
+                if run:
+                    self._remember_last(run)
+                    return run
+                oldest = self._oldest(status)
+                if oldest > self._next:
+                    newest = self._options.resume == "newest"
+                    self._lose(
+                        max(self._youngest, oldest) if newest else oldest, DropReason.OVERRUN
+                    )
+                    deadline = None
+                elif deadline is None:
+                    deadline = time.monotonic() + PATIENCE
+                elif time.monotonic() > deadline:
+                    self._skip_or_raise()
+                    deadline = None
+                else:
+                    time.sleep(0.001)
+
+    def _remember_last(self, run: Run) -> None:
+        self._last_slot = (self._next + len(run.starts) - 1, run.slots[-1].astype(">i4").tobytes())
+
+    def _skip_or_raise(self) -> None:
+        """Deal with a message that is there and stays unreadable."""
+        status = self._refresh()
+        if self._next > self._youngest:
+            return
+        slot = self._slot_of(self._next)
+        fault = explain_fault(self._device, status, slot, self._next % ID_COUNT)
+        if fault is None:
+            return
+        if self._options.damaged == "fail":
+            raise fault
+        log.warning("%s: %s", self.url, fault)
+        self._lose(self._next + 1, DropReason.DAMAGED)
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    def _is_idle(self) -> bool:
+        """Tell cheaply that nothing happened since the last look."""
+        if not self._idle_status:
+            return False
+        if self._device.read_stat(0, STATUS_SIZE) != self._idle_status:
+            return False
+        now = time.monotonic()
+        if now - self._looked_at_path > _LOOK_AT_PATH:
+            self._looked_at_path = now
+            self._follow_path()
+        return True
+
+    def _rest(self) -> None:
+        """Everything is read: remember how the status looks."""
+        status = self._status
+        if status.blocking_write and status.last_id_read in list(self._reports)[:-1]:
+            # A writer that was in the middle of writing the status put back an older report.
+            self._report(self._reports[-1])
+        self._idle_status = status.encode()
+
+    def _follow_path(self) -> None:
+        """Go over to the queue that the path means, if it is another one by now."""
+        if self._device.is_current():
+            return
+        try:
+            fresh = open_device(self._path, writable=False)
+        except NotFound:
+            return
+        self._device.close()
+        self._device = fresh
+        self._restart(read_status(fresh))
+
+    def _report(self, seq: int) -> None:
+        """Tell a blocking writer how far we are."""
+        if not self._may_report:
+            return
+        id = seq % ID_COUNT
+        try:
+            self._device.report_last_id_read(id)
+        except OSError as error:
+            self._may_report = False
+            log.warning(
+                "%s: its writer waits for a reader, and this one may not tell it: %s",
+                self.url,
+                error.strerror,
+            )
+            return
+        self._reports.append(id)
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def statistics(self) -> ReaderStatistics:
+        held = len(self._ready)
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._losses.total,
+            filtered=self._filtered,
+            restarts=self._restarts,
+            next_seq=self._position(),
+            backlog=max(0, self._youngest + 1 - self._next) + held,
+            losses=self._losses.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._device.close()
+
+
+def _open_when_there(path: str, patience: float) -> Device:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return open_device(path, writable=False)
+        except NotFound:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.05)

@@ -1,0 +1,344 @@
+"""How are messages written to a classic queue, beside other writers?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.core.batch import messages_from_batch
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.errors import (
+    AlreadyExists,
+    Closed,
+    DamagedQueue,
+    InvalidOption,
+    MessageTooLarge,
+    NotFound,
+    PenstockError,
+    WriteTimeout,
+)
+from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.statistics import WriterStatistics
+from penstock.queue.classic._appender import (
+    BUSY,
+    GONE,
+    IRREGULAR,
+    TOO_LARGE,
+    WAIT,
+    WRITTEN,
+)
+from penstock.queue.classic.compression import compress
+from penstock.queue.classic.creation import create_queue, open_device
+from penstock.queue.classic.device import storage_error
+from penstock.queue.classic.layout import FRAME_EXTRA, ID_COUNT, Status, unwrap
+from penstock.queue.classic.options import Creation
+from penstock.queue.classic.recovery import finish_eviction
+from penstock.queue.classic.slots import live_span
+from penstock.queue.classic.status import check_sizes, read_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.core.batch import Batch
+    from penstock.core.stream_id import StreamId
+    from penstock.queue.classic._appender import Entry
+    from penstock.queue.classic.device import Device
+    from penstock.queue.classic.options import ClassicOptions
+
+__all__ = ["ClassicWriter"]
+
+log = logging.getLogger(__name__)
+
+_INT32 = range(-(2**31), 2**31)
+
+#: Messages of `write_many` and `write_batch` that are prepared at a time.
+_PREPARED = 1024
+
+#: A queue is put right once after a crash. One that stays wrong is damaged beyond that.
+_MOST_SETBACKS = 3
+
+#: A blocking writer looks for its reader this often; LROSE does every 200 ms.
+_FIRST_PAUSE = 0.000_1
+_LONGEST_PAUSE = 0.005
+#: After so many seconds without a sign of a reader, say so.
+_NOBODY_READS = 5.0
+
+
+class ClassicWriter(Writer):
+    """Appends to an LROSE queue under LROSE's own lock."""
+
+    cannot_carry: ClassVar[Mapping[str, str]] = {
+        "time_ns": "is kept to the second",
+        "stream": "is dropped: the format has no place for it",
+        "attributes": "is dropped: the format has no place for it",
+    }
+
+    def __init__(
+        self, url: str, path: str, options: ClassicOptions, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        super().__init__(url)
+        self._path = path
+        self._options = options
+        self._clock = clock
+        self._method = options.compress.method
+        self._closed = False
+        self._messages = 0
+        self._bytes = 0
+        self._refused = 0
+        self._headers_dropped = 0
+        self._waited = 0.0
+        self._last_seq: int | None = None
+        self._warned: set[str] = set()
+        self._device = self._open(options.create)
+        try:
+            self._meet()
+        except BaseException:
+            self._device.close()
+            raise
+        self._appender = self._device.appender()
+
+    def _open(self, creation: Creation) -> Device:
+        options = self._options
+        deadline = time.monotonic() + options.wait
+        while creation is not Creation.ALWAYS:
+            try:
+                return open_device(self._path, writable=True)
+            except NotFound:
+                if creation is Creation.MISSING:
+                    break
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.05)
+        try:
+            return create_queue(
+                self._path,
+                options.slots,
+                options.size,
+                self._now(),
+                replace=creation is Creation.ALWAYS,
+                lock_timeout=options.lock_timeout,
+            )
+        except AlreadyExists:  # somebody else was quicker
+            return open_device(self._path, writable=True)
+
+    def _meet(self) -> None:
+        """Look at a queue just opened, and number its messages from its own ids."""
+        status = read_status(self._device)
+        check_sizes(self._device, status)
+        self._youngest = status.youngest_id
+        if live_span(status) > status.youngest_id + 1 > 0:
+            self._youngest += ID_COUNT
+        if self._options.blocking and status.nslots == 1:
+            raise InvalidOption(
+                "blocking", True, "a queue of one slot cannot block", hint="create it with slots=2"
+            )
+
+    def _now(self) -> int:
+        return _second(self._clock.now_ns())
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def write(
+        self,
+        payload: BytesLike | None,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        """Append one message; see `Writer.write`. A payload of None is LROSE's NULL message.
+
+        The queue keeps one time, in seconds: `created_ns` if it is given, else `time_ns`, else now.
+        """
+        if stream is not None or attributes is not None:
+            self._drop_header(stream, attributes)
+        now = self._now() if created_ns is None else _second(created_ns)
+        moment = now if time_ns is None or created_ns is not None else _second(time_ns)
+        last = self._append([self._entry(payload, type, subtype, moment)], now)
+        assert last is not None
+        return last
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        last = None
+        entries: list[Entry] = []
+        for payload in payloads:
+            entries.append(self._entry(payload, type, subtype, self._now()))
+            if len(entries) == _PREPARED:
+                last = self._append(entries, self._now())
+                entries = []
+        return self._append(entries, self._now()) if entries else last
+
+    def write_batch(self, batch: Batch) -> int | None:
+        last = None
+        entries: list[Entry] = []
+        for m in messages_from_batch(batch):
+            if m.stream is not None or m.attributes is not None:
+                self._drop_header(m.stream, m.attributes)
+            entries.append(self._entry(m.payload, m.type, m.subtype, _second(m.time_ns)))
+            if len(entries) == _PREPARED:
+                last = self._append(entries, self._now())
+                entries = []
+        return self._append(entries, self._now()) if entries else last
+
+    def _entry(self, payload: BytesLike | None, type: int, subtype: int, moment: int) -> Entry:
+        """Make a message ready for the native core."""
+        if type not in _INT32:
+            raise InvalidOption("type", type, "does not fit in 32 bits")
+        if subtype not in _INT32:
+            raise InvalidOption("subtype", subtype, "does not fit in 32 bits")
+        if payload is None:
+            return (b"", 0, type, subtype, moment, 0)
+        length = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        if self._method is None:
+            return (payload, length, type, subtype, moment, 0)
+        return (compress(payload, self._method), length, type, subtype, moment, 1)
+
+    def _append(self, entries: list[Entry], now: int) -> int | None:
+        self._check_open()
+        blocking = self._options.blocking
+        done = setbacks = 0
+        try:
+            while done < len(entries):
+                result = self._appender.append(entries, done, now, blocking, False)
+                if result[0] == BUSY:
+                    result = self._append_in_turn(entries, done, now)
+                outcome, written, id = result
+                if outcome == WRITTEN:
+                    self._youngest = unwrap(id, self._youngest)
+                    self._messages += written
+                    self._bytes += sum([entry[1] for entry in entries[done : done + written]])
+                    done += written
+                    setbacks = 0
+                    continue
+                setbacks += 1 if outcome == IRREGULAR else 0
+                self._resolve(outcome, entries[done], now, setbacks)
+        except BaseException as error:
+            self._refused += len(entries) - done
+            if isinstance(error, OSError) and not isinstance(error, PenstockError):
+                raise storage_error("writing to", self._path, error) from error
+            raise
+        finally:
+            if done:
+                self._last_seq = self._youngest
+        return self._last_seq
+
+    def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> tuple[int, int, int]:
+        """Wait for the other writer to let go, then append."""
+        began = time.monotonic()
+        with self._device.locked(self._options.lock_timeout):
+            self._waited += time.monotonic() - began
+            return self._appender.append(entries, done, now, self._options.blocking, True)
+
+    def _resolve(self, outcome: int, entry: Entry, now: int, setbacks: int) -> None:
+        """Do what the native core leaves to us, so that it can go on; or say why it cannot.
+
+        :raises MessageTooLarge: the message can never fit.
+        :raises WriteTimeout: the reader of a blocking queue stayed away.
+        :raises DamagedQueue: the queue's bytes do not add up.
+        """
+        if outcome == TOO_LARGE:
+            raise self._too_large(entry)
+        if outcome == WAIT:
+            self._wait_for_reader()
+        elif outcome == GONE:
+            self._follow_path()
+        elif outcome == IRREGULAR:
+            with self._device.locked(self._options.lock_timeout):
+                status = finish_eviction(self._device, now)
+            if setbacks > _MOST_SETBACKS:
+                raise DamagedQueue(self._path, "status", 0, "one that fits its slots", status)
+
+    def _too_large(self, entry: Entry) -> MessageTooLarge:
+        # LROSE cannot read a message whose plain length is above its buffer's (spec lrose 6.1, 3).
+        buf_size = read_status(self._device).buf_size
+        size = max(entry[1], len(entry[0]))
+        return MessageTooLarge(
+            size,
+            buf_size - FRAME_EXTRA,
+            hint=f"create the queue with a larger size= (it has {buf_size:,} bytes)",
+        )
+
+    def _follow_path(self) -> None:
+        """Go over to the queue that the path means now; make it if it was removed."""
+        log.warning("%s was removed or replaced; going on with the new one", self.url)
+        self._release()
+        self._device = self._open(Creation.MISSING)
+        self._appender = self._device.appender()
+        self._meet()
+
+    # --- waiting for the reader of a blocking queue (spec lrose 1.10) -----------------------
+
+    def _wait_for_reader(self) -> None:
+        began = time.monotonic()
+        status = read_status(self._device)
+        reported = status.last_id_read
+        self._warn_if_buffer_wraps_first(status)
+        pause = _FIRST_PAUSE
+        try:
+            while status.last_id_read == reported and status.blocking_write:
+                waited = time.monotonic() - began
+                if self._options.timeout is not None and waited >= self._options.timeout:
+                    raise WriteTimeout(
+                        f"{self.url} is full and its reader has not moved for {waited:.1f} s",
+                        hint="start the reader, or write without blocking=true",
+                    )
+                if waited > _NOBODY_READS:
+                    self._warn("nobody", "is full, blocking, and nobody reads it; still waiting")
+                time.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                status = read_status(self._device)
+        finally:
+            self._waited += time.monotonic() - began
+
+    def _warn_if_buffer_wraps_first(self, status: Status) -> None:
+        if live_span(status) < status.nslots:
+            self._warn(
+                "wraps",
+                "blocks on its buffer, not on its slots; LROSE's own writers would overwrite "
+                "messages here: create it with fewer slots or a larger size",
+            )
+
+    def _warn(self, subject: str, text: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            log.warning("%s %s", self.url, text)
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def _drop_header(self, stream: StreamId | None, attributes: bytes | None) -> None:
+        self._headers_dropped += (stream is not None) + (attributes is not None)
+        self._warn("header", "has no place for stream and attributes; they are dropped")
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            refused=self._refused,
+            headers_dropped=self._headers_dropped,
+            waited=self._waited,
+            last_seq=self._last_seq,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.url} was closed")
+
+    def _release(self) -> None:
+        # The native core holds the memory of a shared-memory queue: let it go first.
+        del self._appender
+        self._device.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+
+def _second(time_ns: int) -> int:
+    """Return the second of a moment; the format's 32 bits end in 1901 and 2038."""
+    return min(max(time_ns // 1_000_000_000, -(2**31)), 2**31 - 1)

@@ -1,0 +1,1 @@
+"""Copying any reader to any writer."""

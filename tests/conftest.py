@@ -1,0 +1,27 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A busy two-core machine is not a slow test.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
+
+
+@pytest.fixture
+def queue_path(tmp_path: Path) -> str:
+    """A path for a queue that does not exist yet."""
+    return str(tmp_path / "queue")
+
+
+@pytest.fixture
+def queue_url(queue_path: str) -> str:
+    """The URL of a small classic queue that does not exist yet."""
+    return f"fmq:{queue_path}?layout=classic&slots=20&size=8192"

@@ -15,7 +15,7 @@ class StreamInfo:
     url: str
     #: `classic`, `wide`, …
     layout: str
-    #: Where the bytes are: `file`, `shared memory`, …
+    #: Where the bytes are: `files`, `shared memory`, …
     storage: str
     slots: int
     buffer_size: int
@@ -25,7 +25,7 @@ class StreamInfo:
     count: int
     #: Bytes that the messages occupy, framing included.
     bytes: int
-    #: When the oldest and the youngest message were appended.
+    #: The range of the times at which they were appended.
     oldest_time_ns: int | None
     youngest_time_ns: int | None
     #: The fuller of slots and buffer, 0 to 1.

@@ -34,6 +34,10 @@ _READ_AHEAD = 256
 class _Endpoint(ABC):
     """What readers and writers share: a URL, closing, and being a context manager."""
 
+    #: Fields of `Message` that this endpoint has no place for, and what becomes of each, in
+    #: words. Copying says so before it starts.
+    cannot_carry: ClassVar[Mapping[str, str]] = {}
+
     def __init__(self, url: str) -> None:
         #: The URL it was opened by.
         self.url = url
@@ -141,10 +145,6 @@ class Reader(_Endpoint):
 
 class Writer(_Endpoint):
     """Appends messages to one stream. Not safe to share between threads."""
-
-    #: Fields of `Message` that this endpoint cannot keep, and what becomes of each, in words.
-    #: Copying says so before it starts.
-    cannot_carry: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def write(

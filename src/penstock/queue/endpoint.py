@@ -8,19 +8,21 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
-from penstock.queue.classic.creation import create_queue
+from penstock.core.url import URL
+from penstock.queue.classic.creation import create_queue, open_device
+from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.info import describe_queue
 from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
+from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
 
 if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.position import Position
-    from penstock.core.url import URL
 
-__all__ = ["FmqEndpoint"]
+__all__ = ["FmqEndpoint", "check", "repair"]
 
 
 class FmqEndpoint(Endpoint):
@@ -48,6 +50,34 @@ class FmqEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         path, _ = _parse(url)
         return describe_queue(url.text, path)
+
+
+def check(url: str) -> int:
+    """Check every byte of a queue that matters, and return how many messages it holds.
+
+    :raises DamagedQueue: names the first thing that is wrong.
+    """
+    path, options = _parse(URL.parse(url))
+    device = open_device(path, writable=True)
+    try:
+        with storage_errors("checking", path), device.locked(options.lock_timeout):
+            return check_queue(device)
+    finally:
+        device.close()
+
+
+def repair(url: str) -> Repair:
+    """Keep what can be read of a damaged queue, and make it usable again.
+
+    :raises DamagedQueue: nothing can be told of it; nothing was changed.
+    """
+    path, options = _parse(URL.parse(url))
+    device = open_device(path, writable=True)
+    try:
+        with storage_errors("repairing", path), device.locked(options.lock_timeout):
+            return repair_queue(device, SYSTEM_CLOCK.now_ns() // 1_000_000_000)
+    finally:
+        device.close()
 
 
 def _parse(url: URL) -> tuple[str, ClassicOptions]:

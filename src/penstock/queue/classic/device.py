@@ -174,7 +174,7 @@ class Device(ABC):
 class FileDevice(Device):
     """A queue in `PATH.stat` and `PATH.buf`. The lock is on `.stat` itself."""
 
-    storage = "file"
+    storage = "files"
 
     def __init__(self, path: str, stat_fd: int, buf_fd: int) -> None:
         super().__init__(path, stat_fd)

@@ -28,6 +28,7 @@ def describe_queue(url: str, path: str) -> StreamInfo:
     finally:
         device.close()
     used = sum(slot.stored_len for slot in live)
+    times = [slot.time for slot in live]
     youngest = oldest = None
     if live:
         wrapped = len(live) > status.youngest_id + 1
@@ -43,8 +44,8 @@ def describe_queue(url: str, path: str) -> StreamInfo:
         youngest_seq=youngest,
         count=len(live),
         bytes=used,
-        oldest_time_ns=live[0].time * _SECOND if live else None,
-        youngest_time_ns=live[-1].time * _SECOND if live else None,
+        oldest_time_ns=min(times) * _SECOND if live else None,
+        youngest_time_ns=max(times) * _SECOND if live else None,
         fill=round(max(len(live) / status.nslots, used / status.buf_size), 4),
         blocking=bool(status.blocking_write),
         details={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -13,7 +13,17 @@ from penstock.core.units import parse_duration
 from penstock.queue.classic.compression import Method
 from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, MAX_SLOTS
 
-__all__ = ["ClassicOptions", "Compression", "Creation"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CANNOT_CARRY", "ClassicOptions", "Compression", "Creation"]
+
+#: What the format has no place for.
+CANNOT_CARRY: Final[Mapping[str, str]] = {
+    "time_ns": "kept to the second",
+    "stream": "dropped",
+    "attributes": "dropped",
+}
 
 
 class Compression(StrEnum):

@@ -17,6 +17,7 @@ from penstock.queue.classic.copying import Run, copy_run, explain_fault
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.layout import ID_COUNT, STATUS_SIZE, id_distance, unwrap
+from penstock.queue.classic.options import CANNOT_CARRY
 from penstock.queue.classic.slots import live_slots, live_span
 from penstock.queue.classic.status import PATIENCE, check_sizes, read_status
 
@@ -37,12 +38,16 @@ _READ_AHEAD = 64
 _LARGEST_RUN = 4096
 #: While nothing comes, look this often (seconds) whether the path means another queue by now.
 _LOOK_AT_PATH = 0.25
+#: A reader that is overrun again and again says so this often (seconds).
+_BETWEEN_WARNINGS = 1.0
 #: Reports of progress remembered, to notice that a writer put back an older one.
 _REPORTS_REMEMBERED = 8
 
 
 class ClassicReader(Reader):
     """Reads an LROSE queue while others, LROSE's programs among them, write to it."""
+
+    cannot_carry = CANNOT_CARRY
 
     def __init__(self, url: str, path: str, start: Position, options: ClassicOptions) -> None:
         super().__init__(url)
@@ -55,6 +60,7 @@ class ClassicReader(Reader):
         self._filtered = 0
         self._restarts = 0
         self._losses = LossLedger()
+        self._silent_until = 0.0
         self._ready: deque[Message] = deque()
         self._reports: deque[int] = deque(maxlen=_REPORTS_REMEMBERED)
         self._may_report = True
@@ -122,7 +128,9 @@ class ClassicReader(Reader):
         loss = Loss(self._next, next_seq - 1, reason)
         self._losses.add(loss)
         self._next = next_seq
-        log.warning("%s: %s", self.url, loss)
+        if time.monotonic() >= self._silent_until:
+            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
+            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
 
     def _slot_of(self, seq: int) -> int:
         """Ids and slots advance together, one a message (spec lrose 1.7)."""
@@ -131,11 +139,13 @@ class ClassicReader(Reader):
     def _oldest(self, status: Status) -> int:
         """Return the oldest message there; the one to come if there is none.
 
-        A writer, alive or dead, may be about to free the oldest slots: those are skipped.
+        A writer, alive or dead, may be about to free the oldest slots, or have used them again
+        already: those are skipped.
         """
-        for _, slot in live_slots(self._device, status):
-            if slot.active == 1:
-                return min(unwrap(slot.id, self._youngest), self._youngest + 1)
+        oldest = self._youngest - live_span(status) + 1
+        for age, (_, slot) in enumerate(live_slots(self._device, status)):
+            if slot.active == 1 and slot.id == (oldest + age) % ID_COUNT:
+                return oldest + age
         return self._youngest + 1
 
     def seek(self, position: PositionLike) -> None:
@@ -283,7 +293,7 @@ class ClassicReader(Reader):
                 if run:
                     self._remember_last(run)
                     return run
-                oldest = self._oldest(status)
+                oldest = self._oldest(self._refresh())
                 if oldest > self._next:
                     newest = self._options.resume == "newest"
                     self._lose(

@@ -1,4 +1,4 @@
-"""How does a queue go on after a writer died, or after its bytes were damaged?"""
+"""How does a queue go on after a writer died in the middle of its work?"""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def finish_eviction(device: Device, now: int) -> Status:
     )
     if first_live is None:
         finished = status._replace(
-            oldest_slot=-1,
-            begin_insert=0,
-            end_insert=0,
-            begin_append=0,
-            append_mode=1,
+            oldest_slot=-1, begin_insert=0, end_insert=0, begin_append=0, append_mode=1
         )
     else:
         index, slot = first_live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.clock import SYSTEM_CLOCK, Clock
@@ -32,13 +32,13 @@ from penstock.queue.classic.compression import compress
 from penstock.queue.classic.creation import create_queue, open_device
 from penstock.queue.classic.device import storage_error
 from penstock.queue.classic.layout import FRAME_EXTRA, ID_COUNT, Status, unwrap
-from penstock.queue.classic.options import Creation
+from penstock.queue.classic.options import CANNOT_CARRY, Creation
 from penstock.queue.classic.recovery import finish_eviction
 from penstock.queue.classic.slots import live_span
 from penstock.queue.classic.status import check_sizes, read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from penstock.core.batch import Batch
     from penstock.core.stream_id import StreamId
@@ -68,11 +68,7 @@ _NOBODY_READS = 5.0
 class ClassicWriter(Writer):
     """Appends to an LROSE queue under LROSE's own lock."""
 
-    cannot_carry: ClassVar[Mapping[str, str]] = {
-        "time_ns": "is kept to the second",
-        "stream": "is dropped: the format has no place for it",
-        "attributes": "is dropped: the format has no place for it",
-    }
+    cannot_carry = CANNOT_CARRY
 
     def __init__(
         self, url: str, path: str, options: ClassicOptions, clock: Clock = SYSTEM_CLOCK

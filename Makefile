@@ -1,0 +1,58 @@
+# Everything starts here: `make demo` and `make test` work on a fresh Debian or Ubuntu machine
+# with Python 3.11, gcc and make. Each target does the set-up it needs.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+NATIVE := $(wildcard src/penstock/queue/*/*.c)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint format bench fuzz sanitize clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with the package and everything to work on it
+
+$(STAMP): pyproject.toml setup.py $(NATIVE) tools/system-packages
+	@tools/system-packages "$(PYTHON)"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## a writer and two readers on one queue, live, in under 20 s
+	@$(BIN)/python examples/live_queue.py --seconds 10
+
+test: $(STAMP) ## all tests at small size, below 10 minutes
+	@$(BIN)/python -m pytest -m "not full"
+
+test-full: $(STAMP) ## every "It must show" at full size
+	@$(BIN)/python -m pytest --timeout 1800
+
+lint: $(STAMP) ## ruff, mypy --strict, and which room may import which
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## put the source into its usual form
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## compare with the peers, in one run on this machine
+	@$(BIN)/python benches/classic.py
+
+fuzz: $(STAMP) ## the fuzz tests at full size
+	@$(BIN)/python -m pytest --timeout 3600 -k fuzz
+
+sanitize: ## the queue's tests on a native core built with the address and UB sanitizers
+	@tools/sanitize "$(PYTHON)"
+
+clean: ## remove everything that was made here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache \
+	    benches/bin benches/results
+	find src tests benches examples -name __pycache__ -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
+	rm -rf src/*.egg-info

@@ -1,0 +1,132 @@
+"""What does this machine have, and what does it lack?"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+import penstock
+from penstock.cli.output import console
+from penstock.core.endpoints import schemes
+from penstock.core.units import format_size
+
+__all__ = ["doctor"]
+
+_LIBRARIES = ("numpy", "pyarrow", "pydantic", "PyYAML", "typer", "rich")
+_JAVA = 17
+#: Linux says a number above this when there is no limit.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    found: str
+    #: None: not needed for what is installed.
+    is_fine: bool | None
+    #: What to do if it is not.
+    advice: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what this machine has for Penstock, and what it lacks. Exit code 1 if it lacks it."""
+    findings = [
+        Finding("penstock", penstock.__version__, is_fine=True),
+        _python(),
+        *map(_library, _LIBRARIES),
+        Finding("endpoints", ", ".join(f"{s}:" for s in schemes()) or "none", bool(schemes()),
+                "install the package again: pip install penstock"),
+        _locks(),
+        _shared_memory_limit(),
+        _space("/dev/shm"),  # noqa: S108 - this is the thing looked at
+        _space("/tmp"),  # noqa: S108
+        _java(),
+        _program("cc", "apt-get install gcc", "to build the native core from source"),
+    ]  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        console.print(_table(findings))
+    if any(finding.is_fine is False for finding in findings):
+        raise typer.Exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    marks = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[yellow]-[/yellow]"}
+    table = Table(box=None, show_header=False)
+    for finding in findings:
+        advice = "" if finding.is_fine else finding.advice
+        table.add_row(marks[finding.is_fine], finding.what, finding.found, f"[dim]{advice}[/dim]")
+    return table
+
+
+def _python() -> Finding:
+    found = (
+        f"{platform.python_version()} ({sys.executable}), {platform.system()} {os.uname().release}"
+    )
+    is_fine = sys.version_info >= (3, 11) and sys.platform == "linux"
+    return Finding("python", found, is_fine, "Penstock needs Python 3.11 on Linux")
+
+
+def _library(name: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name), is_fine=True)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "missing", is_fine=False, advice=f"pip install {name}")
+
+
+def _locks() -> Finding:
+    has = hasattr(fcntl, "F_OFD_SETLK")
+    return Finding("file locks", "open file description" if has else "missing", has,
+                   "queues beside LROSE need Linux 3.15 or later")  # fmt: skip
+
+
+def _shared_memory_limit() -> Finding:
+    try:
+        limit = int(Path("/proc/sys/kernel/shmmax").read_text())
+    except (OSError, ValueError):
+        return Finding("shared memory", "none", is_fine=None, advice="shmem_N queues will not work")
+    found = f"segments up to {format_size(limit)}" if limit < _UNLIMITED else "no limit"
+    return Finding("shared memory", found, is_fine=True)
+
+
+def _space(path: str) -> Finding:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return Finding(path, "missing", is_fine=None)
+    found = f"{format_size(usage.free)} free of {format_size(usage.total)}"
+    return Finding(path, found, usage.free > 64 << 20, "free some space")
+
+
+def _java() -> Finding:
+    advice = "for Spark pipelines: apt-get install openjdk-17-jre-headless"
+    java = shutil.which("java")
+    if java is None:
+        return Finding("java", "missing", is_fine=None, advice=advice)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    version = re.search(r'version "(\d+)', said)
+    found = said.splitlines()[0] if said else "unknown"
+    return Finding("java", found, True if version and int(version[1]) >= _JAVA else None, advice)
+
+
+def _program(name: str, install: str, purpose: str) -> Finding:
+    path = shutil.which(name)
+    return Finding(name, path or "missing", True if path else None, f"{purpose}: {install}")

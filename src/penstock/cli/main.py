@@ -1,0 +1,80 @@
+"""What does `penstock` do with its arguments, its errors and Ctrl-C?"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.cli import doctor, messages, queues, stream_ids
+from penstock.cli.output import note
+from penstock.core.errors import PenstockError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="penstock",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Move message streams between processes, and never lose one silently.
+
+    A stream is named by a URL. [bold]fmq:/path/name[/bold] is a Fast Message Queue on this
+    machine, which LROSE's programs can use at the same time.
+
+    [bold]Try it:[/bold]
+
+      penstock create 'fmq:/tmp/demo/beams?layout=classic&slots=1000&size=10M'
+
+      penstock put fmq:/tmp/demo/beams --text hello --type 1
+
+      penstock cat fmq:/tmp/demo/beams --follow
+
+      penstock info fmq:/tmp/demo/beams
+    """,
+)
+messages.add_to(app)
+queues.add_to(app)
+app.add_typer(stream_ids.app, name="id", rich_help_panel="Streams")
+app.command(rich_help_panel="This machine")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {penstock.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error. Works anywhere.")
+    ] = False,
+) -> None:
+    del version, debug  # --version exits by itself; --debug is taken out by main()
+
+
+def main() -> None:
+    """Run the command: errors are one line on stderr and exit code 1, usage errors 2."""
+    arguments = sys.argv[1:]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own
+    if debug:
+        arguments = [a for a in own if a != "--debug"] + arguments[len(own) :]
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, format="penstock: %(message)s"
+    )
+    try:
+        app(args=arguments, prog_name="penstock")
+    except PenstockError as error:
+        if debug:
+            raise
+        note(f"penstock: {error}" + (f" (hint: {error.hint})" if error.hint else ""))
+        sys.exit(1)

@@ -1,0 +1,237 @@
+"""The commands that move messages: `put`, `cat` and `cp`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from penstock.cli.json_lines import message_from_json, read_lines
+from penstock.cli.output import error_console, message_line, note
+from penstock.cli.stopping import stop_on_signal
+from penstock.core.batch import batch_from_messages
+from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.errors import PenstockError, StorageError, Unsupported
+from penstock.core.units import format_size
+from penstock.relay import CopyStatistics, copy, fields_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.core.message import Message
+
+__all__ = ["LOST", "add_to"]
+
+#: Exit code when messages were lost before they could be read.
+LOST = 3
+
+_AT_ONCE = 256
+#: While following, look this often (seconds) whether to stop.
+_PATIENCE = 0.2
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
+From = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="POSITION",
+        help="Where to start: start, end, last, a sequence number or an ISO 8601 time.",
+    ),
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    for command in (put, cat, cp):
+        app.command(rich_help_panel="Messages")(command)
+
+
+# --- put ------------------------------------------------------------------------------------
+
+
+def put(
+    url: Url,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", "-t", help="A message of this text; repeatable.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", help="A message of this file's bytes; repeatable."),
+    ] = None,
+    jsonl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help='Messages as JSON lines: {"payload_b64": …, "type": 0, "subtype": 0, '
+            '"time_ns": optional}. What cat --json prints will do.',
+        ),
+    ] = None,
+    type: Annotated[int, typer.Option(help="Type of the messages.")] = 0,
+    subtype: Annotated[int, typer.Option(help="Subtype of the messages.")] = 0,
+) -> None:
+    """Write messages to a stream, and create it if it is missing.
+
+    Order: all --text, all --file, then --jsonl.
+    """
+    if not text and not file and jsonl is None:
+        raise typer.BadParameter("give at least one of --text, --file and --jsonl")
+    payloads = [each.encode() for each in text or []]
+    payloads += [_read_file(each) for each in file or []]
+    with open_writer(url) as writer:
+        try:
+            writer.write_many(payloads, type, subtype)
+            if jsonl is not None:
+                for lines in read_lines(jsonl):
+                    messages = [
+                        message_from_json(line, jsonl, number, type, subtype)
+                        for number, line in lines
+                    ]
+                    writer.write_batch(batch_from_messages(messages))
+            writer.flush()
+        except PenstockError:
+            note(f"penstock: stopped after {writer.statistics().messages} messages")
+            raise
+        written = writer.statistics()
+    plural = "" if written.messages == 1 else "s"
+    typer.echo(f"{written.messages} message{plural} written ({format_size(written.bytes)})")
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError("reading", str(path), error) from error
+
+
+# --- cat ------------------------------------------------------------------------------------
+
+
+class _Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    RAW = "raw"
+    HEX = "hex"
+
+
+def cat(
+    url: Url,
+    start: From = "start",
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many messages.")
+    ] = None,
+    follow: Follow = False,
+    type: Annotated[int | None, typer.Option(help="Only messages of this type.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The payloads, nothing between.")] = False,
+    hex: Annotated[bool, typer.Option("--hex", help="A payload a line, in hex.")] = False,
+) -> None:
+    """Read messages from a stream and print them.
+
+    Messages that were lost are named on stderr, and the exit code is then 3.
+    """
+    if as_json + raw + hex > 1:
+        raise typer.BadParameter("give at most one of --json, --raw and --hex")
+    chosen = {as_json: _Format.JSON, raw: _Format.RAW, hex: _Format.HEX}.get(True, _Format.TEXT)
+    encode = _ENCODERS[chosen]
+    out = sys.stdout.buffer
+    options = {} if type is None else {"type": type}
+    with open_reader(url, start, **options) as reader, stop_on_signal() as stop:
+        newest = None if follow else reader.newest_seq()
+        left = sys.maxsize if count is None else count
+        while left > 0 and not stop():
+            messages = reader.read_many(min(left, _AT_ONCE), _PATIENCE if follow else 0)
+            out.writelines(encode(message) for message in messages)
+            left -= len(messages)
+            if messages and follow:
+                out.flush()
+            if not follow and (not messages or (newest is not None and messages[-1].seq >= newest)):
+                break
+        out.flush()
+        lost = reader.statistics().lost
+    if lost:
+        note(f"penstock: {lost} message{'' if lost == 1 else 's'} lost in all")
+        raise typer.Exit(LOST)
+
+
+def _as_json(message: Message) -> bytes:
+    fields: dict[str, Any] = {
+        "seq": message.seq,
+        "time_ns": message.time_ns,
+        "created_ns": message.created_ns,
+        "type": message.type,
+        "subtype": message.subtype,
+        "stream": None if message.stream is None else message.stream.hex(),
+        "size": message.size,
+        "payload_b64": base64.b64encode(message.payload).decode(),
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+_ENCODERS: dict[_Format, Callable[[Message], bytes]] = {
+    _Format.TEXT: lambda message: message_line(message).encode() + b"\n",
+    _Format.JSON: _as_json,
+    _Format.RAW: lambda message: message.payload,
+    _Format.HEX: lambda message: message.payload.hex().encode() + b"\n",
+}
+
+
+# --- cp -------------------------------------------------------------------------------------
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="The stream to read.")],
+    target: Annotated[
+        str, typer.Argument(metavar="DST", help="The stream to write; created if missing.")
+    ],
+    start: From = "start",
+    follow: Follow = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse if the target cannot carry every field.")
+    ] = False,
+) -> None:
+    """Copy a stream to another, of whatever kind.
+
+    Messages that were lost are named on stderr, and the exit code is then 3.
+    """
+    with open_reader(source, start) as reader, open_writer(target) as writer:
+        lacking = fields_lost(reader, writer)
+        if lacking:
+            what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())
+            if strict:
+                raise Unsupported(
+                    f"{target} cannot carry every field: {what}", hint="copy without --strict"
+                )
+            note(f"penstock: {target}: {what}")
+        with stop_on_signal() as stop, _progress() as progress:
+            task = progress.add_task("starting", total=None)
+
+            def show(so_far: CopyStatistics) -> None:
+                progress.update(task, description=_describe(so_far), completed=so_far.copied)
+
+            done = copy(reader, writer, follow=follow, on_progress=show, should_stop=stop)
+    typer.echo(_describe(done))
+    if done.lost:
+        raise typer.Exit(LOST)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=error_console,
+        transient=True,
+    )
+
+
+def _describe(so_far: CopyStatistics) -> str:
+    plural = "" if so_far.copied == 1 else "s"
+    lost = f", {so_far.lost:,} lost" if so_far.lost else ""
+    return f"{so_far.copied:,} message{plural} copied ({format_size(so_far.bytes)}){lost}"

@@ -1,0 +1,114 @@
+"""The commands about a queue itself: `create`, `info`, `fmq check` and `fmq repair`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from penstock.cli.messages import Url
+from penstock.cli.output import bar, console
+from penstock.core import endpoints
+from penstock.core.units import format_duration, format_size, format_time
+from penstock.queue import endpoint as fmq
+
+if TYPE_CHECKING:
+    from penstock.core.info import StreamInfo
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    app.command(rich_help_panel="Streams")(create)
+    app.command(rich_help_panel="Streams")(info)
+    sub = typer.Typer(no_args_is_help=True, help="Check and repair Fast Message Queues.")
+    sub.command()(check)
+    sub.command()(repair)
+    app.add_typer(sub, name="fmq", rich_help_panel="Streams")
+
+
+def create(
+    url: Url,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Empty a queue that is there already.")
+    ] = False,
+) -> None:
+    """Create a queue.
+
+    Options go into the URL: 'fmq:/path/name?layout=classic&slots=1000&size=10M'. Sizes are
+    written 10M or 1G. A name like shmem_10002 makes it in shared memory, with that key.
+    """
+    endpoints.create(url, replace=replace)
+    made = endpoints.describe(url)
+    typer.echo(
+        f"created {made.url.partition('?')[0]}: {made.layout}, in {made.storage}, "
+        f"{made.slots:,} slots, {format_size(made.buffer_size)}"
+    )
+
+
+def info(
+    url: Url,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a stream holds: its shape, oldest and youngest message, how full it is."""
+    found = endpoints.describe(url)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        console.print(_info_table(found))
+
+
+def _info_table(found: StreamInfo) -> Table:
+    table = Table(show_header=False, box=None, title=found.url, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    slots = found.count / found.slots
+    buffer = found.bytes / found.buffer_size
+    table.add_row("layout", f"{found.layout}, in {found.storage}")
+    table.add_row("slots", f"{bar(slots)} {found.count:,} of {found.slots:,}")
+    table.add_row(
+        "buffer", f"{bar(buffer)} {format_size(found.bytes)} of {format_size(found.buffer_size)}"
+    )
+    table.add_row("messages", _range(found))
+    table.add_row("appended", _times(found))
+    blocking = "yes: the writer waits for its reader" if found.blocking else "no"
+    table.add_row("blocking", blocking)
+    for name, value in found.details.items():
+        if value not in (None, [], {}):
+            shown = format_time(value) if name.endswith("_ns") else str(value)
+            table.add_row(name.removesuffix("_ns").replace("_", " "), shown, style="dim")
+    return table
+
+
+def _range(found: StreamInfo) -> str:
+    if found.youngest_seq is None:
+        return "none"
+    return f"{found.count:,}, seq {found.oldest_seq} to {found.youngest_seq}"
+
+
+def _times(found: StreamInfo) -> str:
+    if found.oldest_time_ns is None or found.youngest_time_ns is None:
+        return "-"
+    span = format_duration((found.youngest_time_ns - found.oldest_time_ns) / 1e9)
+    return f"{format_time(found.oldest_time_ns)} to {format_time(found.youngest_time_ns)} ({span})"
+
+
+def check(url: Url) -> None:
+    """Check a queue byte for byte, and say the first thing that is wrong."""
+    count = fmq.check(url)
+    typer.echo(f"{url.partition('?')[0]} is whole: {count:,} messages")
+
+
+def repair(url: Url) -> None:
+    """Keep what can be read of a damaged queue, and make it usable again.
+
+    The queue as it was found is kept in two files beside it. Stop its writers first.
+    """
+    done = fmq.repair(url)
+    typer.echo(
+        f"{done.kept:,} messages kept, {done.dropped:,} could not be read; "
+        f"the queue as it was: {done.backup[0]}, {done.backup[1]}"
+    )

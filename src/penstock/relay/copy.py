@@ -1,0 +1,78 @@
+"""How is everything from one endpoint copied to another?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.core.interfaces import Reader, Writer
+
+__all__ = ["CopyStatistics", "copy", "fields_lost"]
+
+#: Messages moved at a time.
+_BATCH = 1000
+#: While following, look this often (seconds) whether to stop.
+_PATIENCE = 0.2
+
+
+class CopyStatistics(NamedTuple):
+    """Books of a copy: every message was copied, or lost before it could be."""
+
+    #: Messages written to the target.
+    copied: int
+    #: Their payload bytes.
+    bytes: int
+    #: Messages that were gone before they could be read.
+    lost: int
+
+
+def fields_lost(reader: Reader, writer: Writer) -> dict[str, str]:
+    """Return the fields that the source may have and the target cannot carry, and what happens."""
+    return {
+        field: fate
+        for field, fate in writer.cannot_carry.items()
+        if field not in reader.cannot_carry
+    }
+
+
+def copy(
+    reader: Reader,
+    writer: Writer,
+    *,
+    follow: bool = False,
+    on_progress: Callable[[CopyStatistics], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> CopyStatistics:
+    """Copy what the source holds now, or (`follow`) what comes as well, until told to stop.
+
+    The target numbers the messages anew and notes its own time of arrival; payload, type,
+    subtype, time, stream and attributes are kept as far as it can carry them.
+
+    :raises PenstockError: whatever reader or writer raise; what was copied before stays.
+    """
+    newest = None if follow else reader.newest_seq()
+    lost_before = reader.statistics().lost
+    written_before = writer.statistics()
+
+    def so_far() -> CopyStatistics:
+        written = writer.statistics()
+        return CopyStatistics(
+            copied=written.messages - written_before.messages,
+            bytes=written.bytes - written_before.bytes,
+            lost=reader.statistics().lost - lost_before,
+        )
+
+    while not should_stop():
+        batch = reader.read_batch(_BATCH, timeout=_PATIENCE if follow else 0)
+        if batch.num_rows:
+            writer.write_batch(batch)
+            if on_progress is not None:
+                on_progress(so_far())
+            if newest is not None and batch.column("seq")[-1].as_py() >= newest:
+                break
+        elif not follow:
+            break
+    writer.flush()
+    return so_far()

@@ -126,7 +126,7 @@ def main() -> None:
         penstock.create(url, replace=True)
         books = run(url, given.seconds, manager)
     written = books.pop("writer").messages
-    CONSOLE.print(f"written {written:,} messages of {PAYLOAD} bytes")
+    CONSOLE.print(f"\nwritten {written:,} messages of {PAYLOAD} bytes")
     for name, done in books.items():
         adds_up = done.messages + done.lost == written
         verdict = "adds up" if adds_up else "DOES NOT ADD UP"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock import MessageTooLarge, StreamId, open_reader, open_writer
+from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.statistics import WriterStatistics
+from penstock.relay import copy, fields_lost
+
+
+@pytest.fixture
+def target_url(tmp_path: Path) -> str:
+    return f"fmq:{tmp_path / 'target'}?layout=classic&slots=5000&size=4M"
+
+
+def fill(url: str, count: int) -> list[bytes]:
+    payloads = [b"message %d" % i for i in range(count)]
+    with open_writer(url) as writer:
+        writer.write_many(payloads, type=3, subtype=4)
+    return payloads
+
+
+def test_a_copy_has_the_same_messages(queue_url: str, target_url: str) -> None:
+    url = queue_url.replace("slots=20&size=8192", "slots=3000&size=1M")
+    payloads = fill(url, 2500)
+    with open_reader(url) as reader, open_writer(target_url) as writer:
+        done = copy(reader, writer)
+    assert done == (2500, sum(map(len, payloads)), 0)
+    with open_reader(url) as source, open_reader(target_url) as target:
+        assert list(source.available()) == list(target.available())
+
+
+def test_a_copy_ends_at_what_was_there_although_the_writer_goes_on(
+    queue_url: str, target_url: str
+) -> None:
+    url = queue_url.replace("slots=20&size=8192", "slots=3000&size=1M")
+    fill(url, 100)
+    stop = threading.Event()
+
+    def go_on_writing() -> None:
+        with open_writer(url) as writer:
+            while not stop.is_set():
+                writer.write(b"more")
+
+    thread = threading.Thread(target=go_on_writing)
+    thread.start()
+    try:
+        with open_reader(url) as reader, open_writer(target_url) as writer:
+            done = copy(reader, writer)
+    finally:
+        stop.set()
+        thread.join()
+    assert done.copied >= 100
+
+
+def test_following_goes_on_until_it_is_told_to_stop(queue_url: str, target_url: str) -> None:
+    fill(queue_url, 10)
+    seen: list[int] = []
+    with open_reader(queue_url) as reader, open_writer(target_url) as writer:
+        done = copy(
+            reader,
+            writer,
+            follow=True,
+            on_progress=lambda so_far: seen.append(so_far.copied),
+            should_stop=lambda: bool(seen),
+        )
+    assert seen == [10]
+    assert done.copied == 10
+
+
+def test_what_was_lost_before_it_could_be_copied_is_counted(
+    queue_url: str, target_url: str
+) -> None:
+    fill(queue_url, 50)
+    with open_reader(queue_url, start=5) as reader, open_writer(target_url) as writer:
+        done = copy(reader, writer)
+    assert (done.copied, done.lost) == (20, 25)
+
+
+def test_a_message_that_the_target_cannot_hold_stops_the_copy_with_the_rest_in_place(
+    queue_url: str, tmp_path: Path
+) -> None:
+    with open_writer(queue_url) as writer:
+        writer.write_many([b"small", b"x" * 500, b"small too"])
+    small = f"fmq:{tmp_path / 'small'}?layout=classic&size=100"
+    with open_reader(queue_url) as reader, open_writer(small) as writer:
+        with pytest.raises(MessageTooLarge) as caught:
+            copy(reader, writer)
+        assert caught.value.size == 500
+        assert writer.statistics().messages == 1
+        assert writer.statistics().refused == 2
+
+
+class _TextOnly(Writer):
+    """A target with no place for anything but the payload."""
+
+    cannot_carry = {"type": "dropped", "time_ns": "dropped"}  # noqa: RUF012 - as declared above
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        del payload, type, subtype, time_ns, created_ns, stream, attributes
+        return 0
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(0, 0, 0, 0, 0.0, None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_fields_that_the_source_can_have_count_as_lost(queue_url: str) -> None:
+    fill(queue_url, 1)
+    with open_reader(queue_url) as reader, open_writer(queue_url) as same:
+        assert fields_lost(reader, same) == {}
+        assert fields_lost(reader, _TextOnly("text:")) == {"type": "dropped"}

@@ -33,32 +33,32 @@ BATCH_SCHEMA = pa.schema(
 
 
 def batch_from_messages(messages: Sequence[Message]) -> Batch:
-    """Turn messages into one batch."""
-    columns = list(zip(*messages, strict=True)) if messages else [()] * len(BATCH_SCHEMA)
-    arrays = [
-        pa.array(
-            [None if id is None else bytes(id) for id in values]
-            if field.name == "stream"
-            else values,
-            field.type,
-        )
-        for field, values in zip(BATCH_SCHEMA, columns, strict=True)
-    ]
+    """Turn messages into one batch.
+
+    :raises Malformed: a value does not fit its column: a type above 32 bits, a stream of other
+        than 16 bytes.
+    """
+    columns = zip(*messages, strict=True) if messages else [()] * len(BATCH_SCHEMA)
+    arrays = [_array(field, values) for field, values in zip(BATCH_SCHEMA, columns, strict=True)]
     return pa.record_batch(arrays, schema=BATCH_SCHEMA)
 
 
+def _array(field: pa.Field, values: Sequence[object]) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise Malformed("messages", field.name, field.type, error) from error
+
+
 def messages_from_batch(batch: Batch) -> Iterator[Message]:
-    """Yield the messages of a batch in order.
+    """Return the messages of a batch in order.
 
     :raises Malformed: the batch does not have the columns of a batch.
     """
     check_batch(batch)
-    columns = [batch.column(name).to_pylist() for name in BATCH_SCHEMA.names]
-    for seq, time_ns, created_ns, type, subtype, stream, attributes, payload in zip(
-        *columns, strict=True
-    ):
-        owner = None if stream is None else StreamId.from_bytes(stream)
-        yield Message(seq, time_ns, created_ns, type, subtype, owner, attributes, payload)
+    columns = {name: batch.column(name).to_pylist() for name in BATCH_SCHEMA.names}
+    columns["stream"] = [id if id is None else StreamId(id) for id in columns["stream"]]
+    return map(Message, *columns.values())
 
 
 def check_batch(batch: Batch) -> None:

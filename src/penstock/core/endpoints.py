@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -80,10 +80,10 @@ def describe(url: str, **options: object) -> StreamInfo:
 
 def schemes() -> list[str]:
     """Return the schemes that are installed."""
-    return sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
 
 
-@cache
+@lru_cache(maxsize=256)  # bounded: a URL from outside may name any scheme
 def _load(scheme: str) -> Endpoint | None:
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         endpoint: Endpoint = entry.load()()

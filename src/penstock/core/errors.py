@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "AlreadyExists",
     "Closed",
@@ -31,6 +33,21 @@ class PenstockError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python's own way calls the class with the finished message, which is not what those
+        # with fields are made from. Errors travel between processes: put one together as it is.
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state["errno"] = self.errno  # kept by the interpreter, outside __dict__
+        return _blank, (type(self), self.args), state
+
+
+def _blank(kind: type[PenstockError], args: tuple[object, ...]) -> PenstockError:
+    """Make an error without its fields, which follow: the first half of unpickling."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 # --- what the caller asked for is not right -------------------------------------------------

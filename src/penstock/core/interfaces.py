@@ -17,18 +17,15 @@ if TYPE_CHECKING:
     from penstock.core.statistics import ReaderStatistics, WriterStatistics
     from penstock.core.stream_id import StreamId
 
-__all__ = ["BytesLike", "Reader", "Writer"]
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BytesLike", "Reader", "Writer"]
 
 #: What a payload may be given as.
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
-#: Polling starts this eager and backs off to the second value while nothing comes. At 5 ms an
-#: idle follower costs a fraction of a percent of a core.
-_FIRST_PAUSE = 0.000_05
-_LONGEST_PAUSE = 0.005
-
-#: Messages that `available` asks for at a time.
-_READ_AHEAD = 256
+#: Polling starts with this pause (seconds) and doubles it, up to the second value, while nothing
+#: comes. At 5 ms an idle follower costs a fraction of a percent of a core.
+FIRST_PAUSE = 0.000_05
+LONGEST_PAUSE = 0.005
 
 
 class _Endpoint(ABC):
@@ -98,7 +95,12 @@ class Reader(_Endpoint):
         return messages[0] if messages else None
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
-        """Return up to `n` messages; wait for the first of them as `read` does."""
+        """Return up to `n` messages; wait for the first of them as `read` does.
+
+        None are asked for, and none are waited for, when `n` is below 1.
+        """
+        if n < 1:
+            return []
         return self._take(n) or self._wait_and_take(n, timeout)
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
@@ -106,16 +108,18 @@ class Reader(_Endpoint):
         return batch_from_messages(self.read_many(n, timeout))
 
     def available(self) -> Iterator[Message]:
-        """Yield what is there now, and end, also when a writer goes on writing."""
+        """Yield what is there now, and end, also when a writer goes on writing.
+
+        Where the newest message is not known, it ends with the first one appended after it began.
+        """
+        began = time.time_ns()
         newest = self.newest_seq()
-        limit = 1
-        while messages := self._take(limit):
-            yield from messages
-            limit = _READ_AHEAD
-            if newest is not None:
-                limit = min(limit, newest - messages[-1].seq)
-                if limit <= 0:
-                    return
+        # One at a time: what was taken and not yielded would be lost to a caller who breaks off.
+        while messages := self._take(1):
+            message = messages[0]
+            yield message
+            if message.created_ns > began if newest is None else message.seq >= newest:
+                return
 
     def __iter__(self) -> Iterator[Message]:
         """Follow the stream for ever."""
@@ -126,7 +130,7 @@ class Reader(_Endpoint):
         if timeout is not None and timeout <= 0:
             return []
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _FIRST_PAUSE
+        pause = FIRST_PAUSE
         while True:
             if deadline is not None:
                 left = deadline - time.monotonic()
@@ -136,7 +140,7 @@ class Reader(_Endpoint):
             self._pause(pause)
             if messages := self._take(limit):
                 return messages
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
     def _pause(self, seconds: float) -> None:
         """Sleep up to `seconds`; an endpoint that can be woken overrides this."""

@@ -33,7 +33,7 @@ _AnyOptions = TypeVar("_AnyOptions", bound=Options)
 def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
     """Check the options of a URL against what its endpoint knows.
 
-    :raises InvalidOption: an option is unknown or its value does not fit.
+    :raises InvalidOption: an option is unknown or missing, or its value does not fit.
     """
     try:
         return model.model_validate(dict(url.options))
@@ -47,5 +47,10 @@ def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
             raise InvalidOption(
                 name, first["input"], f"{url.scheme}: has no such option", hint=hint
             ) from None
+        if first["type"] == "missing":
+            raise InvalidOption(name, None, f"{url.scheme}: needs this option") from None
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidOption):  # by a unit's parser, which knows its unit only
+            raise InvalidOption(name, first["input"], cause.reason, hint=cause.hint) from None
         reason = str(first["msg"]).removeprefix("Value error, ")
         raise InvalidOption(name, first["input"], reason) from None

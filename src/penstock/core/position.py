@@ -13,6 +13,7 @@ __all__ = ["Position", "PositionLike"]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+_INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,32 @@ class Position:
     def sequence(cls, seq: int) -> Position:
         """Stand at the message with this sequence number.
 
-        :raises PositionError: the number is negative.
+        :raises PositionError: the number is negative or does not fit in 64 bits.
         """
         if seq < 0:
             raise PositionError(f"a sequence number is not negative, found {seq}")
+        if seq not in _INT64:
+            raise PositionError(f"a sequence number fits in 64 bits, found {seq}")
         return cls("seq", seq)
 
     @classmethod
     def time(cls, moment: int | dt.datetime) -> Position:
         """Stand at the first message appended at or after a moment (ns, or an aware datetime).
 
-        :raises PositionError: the datetime has no time zone.
+        :raises PositionError: the datetime has no time zone, or the moment lies outside the
+            years 1677 to 2262.
         """
         if isinstance(moment, int):
-            return cls("time", moment)
-        if moment.tzinfo is None:
+            time_ns = moment
+        elif moment.utcoffset() is None:
             raise PositionError(
                 f"{moment.isoformat()} has no time zone", hint="use datetime(..., tzinfo=UTC)"
             )
-        return cls("time", (moment - _EPOCH) // _MICROSECOND * 1000)
+        else:
+            time_ns = (moment - _EPOCH) // _MICROSECOND * 1000
+        if time_ns not in _INT64:
+            raise PositionError(f"{moment} lies outside the years 1677 to 2262")
+        return cls("time", time_ns)
 
     @classmethod
     def of(cls, place: PositionLike) -> Position:
@@ -76,10 +84,12 @@ class Position:
         named = {"start": cls.START, "end": cls.END, "last": cls.LAST}.get(word.lower())
         if named is not None:
             return named
-        if word.isascii() and word.isdigit():
-            return cls.sequence(int(word))
         try:
+            if word.isascii() and word.isdigit():
+                return cls.sequence(int(word))
             return cls.time(parse_time(word))
+        except PositionError:
+            raise
         except ValueError:
             raise PositionError(
                 f"{text!r} is not a position",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -15,17 +16,27 @@ __all__ = ["URL"]
 
 _MAX_LENGTH = 8192
 
+#: RFC 3986, 3.1.
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE | re.ASCII)
+#: What `urlsplit` would leave out without a word.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
 
 @dataclass(frozen=True, slots=True)
 class URL:
-    """An endpoint URL, taken apart: `scheme://host:port/path?option=value`."""
+    """An endpoint URL, taken apart: `scheme://host:port/path?option=value`.
+
+    Only `%` and `?` have a meaning in a path, and only `%`, `&` and `=` in the options: `#` and
+    `+` stand for themselves, as in file names, times and topics.
+    """
 
     #: As the person wrote it.
     text: str
     scheme: str
     host: str | None
     port: int | None
-    #: Percent-decoded. `fmq:name` is relative to the current directory.
+    #: Percent-decoded; bytes that are not UTF-8 as `os.fsdecode` gives them. `fmq:name` is
+    #: relative to the current directory.
     path: str
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -33,26 +44,25 @@ class URL:
     def parse(cls, text: str, options: Mapping[str, object] | None = None) -> URL:
         """Take a URL apart; `options` given as keywords win over those in the text.
 
-        :raises InvalidURL: it has no scheme, a bad port, a NUL byte, or an option given twice.
+        :raises InvalidURL: it has no scheme, a bad port, a control character, or an option given
+            twice.
         """
+        text = text.strip()
         if len(text) > _MAX_LENGTH:
             raise InvalidURL(text[:60] + "…", f"it is longer than {_MAX_LENGTH} characters")
-        scheme, colon, _ = text.partition(":")
-        if not colon or not scheme or "/" in scheme:
+        if _CONTROL.search(text):
+            raise InvalidURL(text, "it has a control character")
+        if not _SCHEME.match(text):
             raise InvalidURL(text, "it has no scheme", hint=f"for a queue, write fmq:{text}")
         try:
-            parts = urlsplit(text)
+            parts = urlsplit(text, allow_fragments=False)
             port = parts.port
         except ValueError as error:
             raise InvalidURL(text, str(error)) from None
-        path = unquote(parts.path)
+        path = unquote(parts.path, errors="surrogateescape")
         if "\0" in path:
             raise InvalidURL(text, "the path has a NUL byte")
-        found: dict[str, str] = {}
-        for key, value in parse_qsl(parts.query, keep_blank_values=True):
-            if key in found:
-                raise InvalidURL(text, f"the option {key} is given twice")
-            found[key] = value
+        found = _options(text, parts.query)
         for key, given in (options or {}).items():
             if given is not None:
                 found[key] = str(given).lower() if isinstance(given, bool) else str(given)
@@ -60,3 +70,16 @@ class URL:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _options(text: str, query: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    # A plus sign is a space in the forms of web pages only.
+    plain = query.replace("+", "%2B")
+    for key, value in parse_qsl(plain, keep_blank_values=True, errors="surrogateescape"):
+        if key in found:
+            raise InvalidURL(text, f"the option {key} is given twice")
+        if "\0" in value:
+            raise InvalidURL(text, f"the option {key} has a NUL byte")
+        found[key] = value
+    return found

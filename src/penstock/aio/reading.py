@@ -1,0 +1,138 @@
+"""How does an asyncio task read a stream, and lose nothing when it is cancelled?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from penstock.aio.watching import Source, Wait, watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sized
+    from types import TracebackType
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Reader
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.core.statistics import ReaderStatistics
+
+__all__ = ["AsyncReader"]
+
+#: A task that always finds messages lets the others run at least this often (seconds).
+_LONGEST_RUN = 0.005
+
+_Taken = TypeVar("_Taken", bound="Sized")
+
+
+class AsyncReader:
+    """Reads the messages of one stream in order, in any number of tasks of one event loop.
+
+    The reader given is its own from then on. No message is lost when a read is cancelled or
+    times out: what was taken for it comes with the next read. What tasks read at the same time
+    is shared out among them, each message to one.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        #: The URL it was opened by.
+        self.url = reader.url
+        self._source = Source(reader)
+        self._turn = asyncio.Lock()
+        self._let_run = 0.0
+
+    async def read(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
+        """Return the next message; wait for ever (None), not at all (0), or some seconds.
+
+        Returns None when the time is over.
+
+        :raises DamagedQueue: what is stored is not readable.
+        :raises Closed: the reader was closed, before or while it waited.
+        """
+        messages = await self._read(1, timeout, self._source.take_many)
+        return messages[0] if messages else None
+
+    async def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:  # noqa: ASYNC109
+        """Return up to `n` messages; wait for the first of them, and raise, as `read` does."""
+        return await self._read(n, timeout, self._source.take_many)
+
+    async def read_batch(self, n: int, timeout: float | None = 0) -> Batch:  # noqa: ASYNC109
+        """Return up to `n` messages as one Arrow batch; wait and raise as `read` does."""
+        return await self._read(n, timeout, self._source.take_batch)
+
+    def __aiter__(self) -> Self:
+        """Follow the stream for ever."""
+        return self
+
+    async def __anext__(self) -> Message:
+        message = await self.read()
+        assert message is not None  # without a timeout there is none to return None for
+        return message
+
+    async def seek(self, position: PositionLike) -> None:
+        """Stand at a position, also while a task waits: the next message comes from there.
+
+        :raises PositionError: there is no such position in this stream; it stands as before.
+        :raises Closed: the reader was closed.
+        """
+        self._source.seek(position)
+
+    def statistics(self) -> ReaderStatistics:
+        """Return what was delivered, filtered and lost so far."""
+        return self._source.statistics()
+
+    async def aclose(self) -> None:
+        """Give everything back; tasks that wait get `Closed`. Closing twice is fine."""
+        self._source.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    async def _read(
+        self,
+        n: int,
+        timeout: float | None,  # noqa: ASYNC109
+        take: Callable[[int], _Taken],
+    ) -> _Taken:
+        await self._let_others_run()
+        can_wait = n > 0 and (timeout is None or timeout > 0)
+        if not can_wait or not self._turn.locked():  # whoever can wait stands in line
+            taken = take(n)
+            if len(taken) or not can_wait:
+                return taken
+        try:
+            async with asyncio.timeout(timeout) as limit, self._turn:
+                # Look again after waiting: a seek may have thrown away what had come.
+                while not len(taken := take(n)):
+                    await self._wait(n)
+                return taken
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the reader's own
+            return take(n)
+
+    async def _let_others_run(self) -> None:
+        # Before a message is taken: whoever is cancelled here leaves nothing behind.
+        clock = asyncio.get_running_loop().time
+        if clock() - self._let_run > _LONGEST_RUN:
+            await asyncio.sleep(0)
+            self._let_run = clock()
+
+    async def _wait(self, limit: int) -> None:
+        """Wait until the watcher has found something for us."""
+        wait = Wait(self._source, limit)
+        watcher.add(wait)
+        try:
+            await wait.over
+        finally:
+            watcher.remove(wait)

@@ -68,7 +68,7 @@ typedef struct {
     PyObject_HEAD
     int lock_fd, stat_fd, buf_fd;       /* file queue */
     Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
-    int shm_key, shm_id;
+    int shm_key, stat_shm_id, buf_shm_id;
     Entry *entries; /* scratch for one chunk */
 } Appender;
 
@@ -133,6 +133,21 @@ static int read_stat(Appender *a, void *to, size_t n, off_t at)
     return got < 0 ? -1 : (size_t)got == n;
 }
 
+/* A writer can be killed within a copy, and a reader can look within one. So that a slot in the
+ * making is a free one to both, its first word, `active`, is the last to be set and the first to
+ * be cleared. */
+static void store_slots(unsigned char *to, const Slot *slots, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++, to += SLOT_SIZE) {
+        _Atomic int32_t *active = (_Atomic int32_t *)(void *)to;
+        if (slots[i].active == 0)
+            atomic_store_explicit(active, 0, memory_order_relaxed);
+        atomic_thread_fence(memory_order_release);
+        memcpy(to + sizeof *active, &slots[i].id, SLOT_SIZE - sizeof *active);
+        atomic_store_explicit(active, slots[i].active, memory_order_release);
+    }
+}
+
 static int write_stat(Appender *a, const void *from, size_t n, off_t at)
 {
     if (in_memory(a)) {
@@ -195,9 +210,11 @@ static int set_lock(Appender *a, short kind)
 static bool is_gone(Appender *a)
 {
     if (in_memory(a))
-        return shmget(a->shm_key, 0, 0) != a->shm_id;
-    struct stat st;
-    return fstat(a->stat_fd, &st) != 0 || st.st_nlink == 0;
+        return shmget(a->shm_key, 0, 0) != a->stat_shm_id ||
+               shmget(a->shm_key + 1, 0, 0) != a->buf_shm_id;
+    struct stat stat, buf;
+    return fstat(a->stat_fd, &stat) != 0 || stat.st_nlink == 0 ||
+           fstat(a->buf_fd, &buf) != 0 || buf.st_nlink == 0;
 }
 
 /* --- placing messages (spec lrose 1.8) ------------------------------------------------------ */
@@ -243,10 +260,17 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
     if (oldest < 0 || p->freed >= s->nslots)
         return IRREGULAR;
     const Slot *slot = slot_at(a, p, oldest);
-    if (slot == NULL || slot->active != 1 || slot->offset != s->end_insert ||
-        slot->stored_len < FRAME_EXTRA || slot->stored_len > s->begin_append - s->end_insert)
+    /* Another id: a writer died after it had given the slot to a message, before the status. */
+    int32_t age = (s->youngest_slot - oldest + s->nslots) % s->nslots;
+    int32_t id = s->youngest_id - age + (s->youngest_id < age ? ID_COUNT : 0);
+    if (slot == NULL || slot->active != 1 || slot->id != id || slot->offset != s->end_insert ||
+        slot->stored_len < FRAME_EXTRA || slot->stored_len > s->begin_append - s->end_insert ||
+        (slot->checksum != 0 && slot->checksum != slot_checksum(slot)))
         return IRREGULAR;
-    if (guarded && slot->id == s->last_id_read && slot->id != p->published)
+    /* The reader has yet to come to it; or it read it last (or nothing: 0 says both) and has
+     * others to read. */
+    if (guarded && (id == next_id(s->last_id_read) ||
+                    (id == s->last_id_read && id != p->published)))
         return WAIT;
     s->end_insert += slot->stored_len;
     if (s->end_insert >= s->begin_append) { /* the gap has reached the tail */
@@ -278,7 +302,7 @@ static enum Outcome place(Appender *a, Plan *p, Entry *e, bool blocking)
         s->blocking_write = 1;
     }
     if (index == s->oldest_slot) {
-        enum Outcome outcome = evict(a, p, false);
+        enum Outcome outcome = evict(a, p, blocking);
         if (outcome != WRITTEN)
             return outcome;
     }
@@ -332,8 +356,13 @@ static int write_slots(Appender *a, const Status *s, int32_t first, int32_t n, c
         for (int32_t i = 0; i < run; i++)
             out[i] = entries ? entries[done + i].slot : free_slot;
         swap_words(out, (size_t)run * SLOT_SIZE / 4);
-        if (write_stat(a, out, (size_t)run * SLOT_SIZE, STATUS_SIZE + (off_t)SLOT_SIZE * at) != 0)
+        off_t place = STATUS_SIZE + (off_t)SLOT_SIZE * at;
+        if (in_memory(a)) {
+            atomic_thread_fence(memory_order_release);
+            store_slots((unsigned char *)a->stat_mem.buf + place, out, run);
+        } else if (write_stat(a, out, (size_t)run * SLOT_SIZE, place) != 0) {
             return -1;
+        }
         done += run;
     }
     return 0;
@@ -489,13 +518,14 @@ static int Appender_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Appender *a = (Appender *)self;
     static char *names[] = {"lock_fd", "stat_fd", "buf_fd", "stat_mem", "buf_mem",
-                            "shm_key", "shm_id", NULL};
+                            "shm_key", "stat_shm_id", "buf_shm_id", NULL};
     if (a->entries != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "an Appender is made once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iiw*w*ii", names, &a->lock_fd, &a->stat_fd,
-                                     &a->buf_fd, &a->stat_mem, &a->buf_mem, &a->shm_key, &a->shm_id))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|$iiw*w*iii", names, &a->lock_fd, &a->stat_fd,
+                                     &a->buf_fd, &a->stat_mem, &a->buf_mem, &a->shm_key,
+                                     &a->stat_shm_id, &a->buf_shm_id))
         return -1;
     a->entries = PyMem_Calloc(CHUNK_MESSAGES, sizeof(Entry));
     return a->entries == NULL ? (PyErr_NoMemory(), -1) : 0;

@@ -26,7 +26,8 @@ class Appender:
         stat_mem: memoryview = ...,
         buf_mem: memoryview = ...,
         shm_key: int = ...,
-        shm_id: int = ...,
+        stat_shm_id: int = ...,
+        buf_shm_id: int = ...,
     ) -> None: ...
     # Writes one chunk of `entries[start:]`; returns the outcome, how many, the last id.
     def append(

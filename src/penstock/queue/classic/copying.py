@@ -143,6 +143,8 @@ def copy_run(device: Device, status: Status, first_slot: int, first_id: int, cou
     usable = min(usable, max(1, int(np.searchsorted(ends, _COPY_BYTES, side="right"))))
     slots, ends = slots[:usable], ends[:usable]
     frames = _copy_frames(device, slots)
+    if len(frames) < ends[-1:].sum() and count > 1:  # the buffer was cut off: behind the first?
+        return copy_run(device, status, first_slot, first_id, 1)
     run = Run(slots, frames, ends - slots[:, _STORED_LEN])
     whole = _leading(_frames_are_right(run, status, first_slot))
     again = device.read_slots(first_slot, count, status.nslots)

@@ -19,18 +19,22 @@ from penstock.queue.classic.layout import (
     stat_size,
 )
 
-__all__ = ["create_queue", "exists", "initialise", "open_device"]
+__all__ = ["create_queue", "exists", "initialise", "is_blank", "open_device"]
 
 _FREE_SLOTS_AT_ONCE = 25_000
 
 
 def exists(path: str) -> bool:
-    """Tell whether both parts of a queue are there."""
+    """Tell whether there is a queue: both parts, and a status in them."""
     try:
-        open_device(path, writable=False).close()
+        device = open_device(path, writable=False)
     except NotFound:
         return False
-    return True
+    try:
+        with storage_errors("reading", path):
+            return not is_blank(device)
+    finally:
+        device.close()
 
 
 def open_device(path: str, *, writable: bool) -> Device:
@@ -57,7 +61,7 @@ def create_queue(
     :raises StorageError: the operating system refuses.
     """
     key = shared_memory_key(path)
-    if not replace and exists(path) and not _is_blank(path):
+    if not replace and exists(path):
         raise AlreadyExists(
             f"there is a queue at {path} already", hint="penstock create --replace empties it"
         )
@@ -69,8 +73,7 @@ def create_queue(
             device = SharedMemoryDevice.make(path, key, stat_size(nslots), buf_size)
         try:
             with device.locked(lock_timeout):
-                lost_the_race = not replace and device.read_stat(0, STATUS_SIZE).strip(b"\0")
-                if not lost_the_race:
+                if replace or is_blank(device):  # else somebody was quicker
                     initialise(device, Status.of_empty_queue(nslots, buf_size, now))
         except BaseException:
             device.close()
@@ -78,13 +81,9 @@ def create_queue(
     return device
 
 
-def _is_blank(path: str) -> bool:
+def is_blank(device: Device) -> bool:
     """Tell whether somebody made the parts and has not written a status (yet, or ever)."""
-    device = open_device(path, writable=False)
-    try:
-        return not device.read_stat(0, STATUS_SIZE).strip(b"\0")
-    finally:
-        device.close()
+    return not device.read_stat(0, STATUS_SIZE).strip(b"\0")
 
 
 def initialise(device: Device, status: Status) -> None:

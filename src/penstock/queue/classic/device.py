@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import LockTimeout, NotFound, PenstockError, StorageError
+from penstock.core.errors import InvalidURL, LockTimeout, NotFound, PenstockError, StorageError
 from penstock.queue.classic import sysv
 from penstock.queue.classic._appender import Appender
 from penstock.queue.classic.layout import LAST_ID_READ_OFFSET, SLOT_SIZE, slot_offset
@@ -36,6 +36,9 @@ _LAST_ID_READ = struct.Struct(">i")
 _FLOCK = struct.Struct("hhqqi4x")
 _LOCK: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _UNLOCK: Final = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+
+#: Digits and sign of the largest shared-memory key, and some to spare.
+_LONGEST_KEY = 20
 
 #: While another writer holds the lock, look again this often. It holds it for microseconds.
 _FIRST_LOCK_PAUSE = 0.000_02
@@ -71,10 +74,21 @@ def shared_memory_key(path: str) -> int | None:
     """Return the System V key that a path stands for, or None for a file queue.
 
     The file name contains `shmem` and its last `_` part starts with a number (spec lrose 1.2).
+
+    :raises InvalidURL: that number is no key: 0 is nobody's, and the next one is needed too.
     """
     name = Path(path).name
     number = re.match(r"\s*[+-]?\d+", name.rpartition("_")[2], re.ASCII)
-    return int(number[0]) if "shmem" in name and number else None
+    if "shmem" not in name or not number:
+        return None
+    key = int(number[0]) if len(number[0]) <= _LONGEST_KEY else 0
+    if key in (-1, 0) or not -(2**31) <= key < 2**31 - 1:
+        raise InvalidURL(
+            f"fmq:{path}",
+            f"{number[0][:_LONGEST_KEY]} is no shared-memory key",
+            hint="let the name end in a number from 1 to 2147483646, as in shmem_10002",
+        )
+    return key
 
 
 class Device(ABC):
@@ -336,7 +350,8 @@ class SharedMemoryDevice(Device):
             stat_mem=self._stat.memory,
             buf_mem=self._buf.memory,
             shm_key=self._key,
-            shm_id=self._stat.id,
+            stat_shm_id=self._stat.id,
+            buf_shm_id=self._buf.id,
         )
 
     def report_last_id_read(self, id: int) -> None:

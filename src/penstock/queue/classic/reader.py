@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
 from penstock.core.errors import Closed, NotFound, PositionError
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import FIRST_PAUSE, LONGEST_PAUSE, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.queue.classic.copying import Run, copy_run, explain_fault
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.device import storage_errors
-from penstock.queue.classic.layout import ID_COUNT, STATUS_SIZE, id_distance, unwrap
+from penstock.queue.classic.layout import (
+    ID_COUNT,
+    SLOT_SIZE,
+    STATUS_SIZE,
+    decode_slots,
+    id_distance,
+    slot_checksums_hold,
+    unwrap,
+)
 from penstock.queue.classic.options import CANNOT_CARRY
-from penstock.queue.classic.slots import live_slots, live_span
+from penstock.queue.classic.slots import live_slots, live_span, slot_is_passed_on
 from penstock.queue.classic.status import PATIENCE, check_sizes, read_status
 
 if TYPE_CHECKING:
@@ -36,6 +45,10 @@ log = logging.getLogger(__name__)
 _READ_AHEAD = 64
 #: Messages copied at a time at most.
 _LARGEST_RUN = 4096
+#: While nothing comes, look ever less often: a message is seen later by at most this part of the
+#: time that the reader has waited, and by at most so many seconds. Waking up is what costs.
+_LATER_BY = 0.02
+_LATER_AT_MOST = 0.03
 #: While nothing comes, look this often (seconds) whether the path means another queue by now.
 _LOOK_AT_PATH = 0.25
 #: A reader that is overrun again and again says so this often (seconds).
@@ -62,12 +75,15 @@ class ClassicReader(Reader):
         self._losses = LossLedger()
         self._silent_until = 0.0
         self._ready: deque[Message] = deque()
+        #: With a filter: of the run that `_ready` is from, what is in the books, and its end.
+        self._booked_to = self._copied_to = 0
         self._reports: deque[int] = deque(maxlen=_REPORTS_REMEMBERED)
         self._may_report = True
-        self._looked_at_path = time.monotonic()
+        self._looked_at_path = self._quiet_since = time.monotonic()
         try:
-            self._meet(read_status(self._device))
-            check_sizes(self._device, self._status)
+            with storage_errors("reading", path):
+                self._meet(read_status(self._device))
+                check_sizes(self._device, self._status)
             self.seek(start)
         except BaseException:
             self.close()
@@ -84,6 +100,7 @@ class ClassicReader(Reader):
         self._next = 0
         self._last_slot: tuple[int, bytes] | None = None
         self._idle_status = b""
+        self._reports.clear()
 
     def _refresh(self) -> Status:
         """Read the status, and notice a queue that was created anew meanwhile."""
@@ -115,7 +132,10 @@ class ClassicReader(Reader):
         now = self._device.read_slots(
             (status.youngest_slot - age) % status.nslots, 1, status.nslots
         )
-        return now[4:8] == seen[4:8] and now[:4] == seen[:4] and now != seen
+        if len(now) != SLOT_SIZE or now[:8] != seen[:8] or now == seen:
+            return False
+        # A writer may be at work on the slot this moment. Half of its work is no other message.
+        return bool(slot_checksums_hold(decode_slots(now)))
 
     def _restart(self, status: Status) -> None:
         log.warning("%s was created anew; reading it from its start", self.url)
@@ -140,11 +160,11 @@ class ClassicReader(Reader):
         """Return the oldest message there; the one to come if there is none.
 
         A writer, alive or dead, may be about to free the oldest slots, or have used them again
-        already: those are skipped.
+        already: those are skipped. A damaged one is not: the caller has to hear of it.
         """
         oldest = self._youngest - live_span(status) + 1
         for age, (_, slot) in enumerate(live_slots(self._device, status)):
-            if slot.active == 1 and slot.id == (oldest + age) % ID_COUNT:
+            if not slot_is_passed_on(slot, (oldest + age) % ID_COUNT, status.nslots):
                 return oldest + age
         return self._youngest + 1
 
@@ -232,9 +252,9 @@ class ClassicReader(Reader):
             ready.extend(messages[limit:])
             del messages[limit:]
         if messages:
-            self._delivered(
-                len(messages), sum([len(m.payload) for m in messages]), messages[-1].seq
-            )
+            self._delivered(len(messages), sum([len(m.payload) for m in messages]))
+        elif self._status.blocking_write:
+            self._report_progress()  # past what was filtered or lost
         return messages
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
@@ -244,15 +264,21 @@ class ClassicReader(Reader):
             if run and not run.is_compressed:
                 first = self._next
                 self._next += len(run.starts)
-                self._delivered(len(run.starts), run.payload_bytes, self._next - 1)
+                self._delivered(len(run.starts), run.payload_bytes)
                 return run.batch(first)
         return batch_from_messages(self.read_many(n, timeout))
 
-    def _delivered(self, count: int, size: int, last: int) -> None:
+    def _delivered(self, count: int, size: int) -> None:
         self._messages += count
         self._bytes += size
+        self._quiet_since = time.monotonic()
+        if self._options.type is not None:
+            # Those of other types up to the next one of ours.
+            reached = self._ready[0].seq if self._ready else self._copied_to
+            self._filtered += reached - self._booked_to - count
+            self._booked_to = reached
         if self._status.blocking_write:
-            self._report(last)
+            self._report_progress()
 
     def _fetch(self, limit: int) -> list[Message]:
         """Return messages that pass the filter, up to what is there now."""
@@ -270,11 +296,14 @@ class ClassicReader(Reader):
             if wanted is None:
                 return messages
             chosen = [message for message in messages if message.type == wanted]
-            self._filtered += len(messages) - len(chosen)
+            if chosen:
+                self._booked_to, self._copied_to = messages[0].seq, self._next
+                return chosen
+            self._filtered += len(messages)
             if stop_after is None:
                 stop_after = self._youngest
-            if chosen or self._next > stop_after:
-                return chosen
+            if self._next > stop_after:
+                return []
 
     def _fetch_run(self, limit: int) -> Run | None:
         """Copy the messages from here on; count those that are gone. None: nothing new."""
@@ -317,15 +346,30 @@ class ClassicReader(Reader):
         if self._next > self._youngest:
             return
         slot = self._slot_of(self._next)
+        restarts = self._restarts
         fault = explain_fault(self._device, status, slot, self._next % ID_COUNT)
         if fault is None:
             return
+        if self._oldest(self._refresh()) > self._next or self._restarts != restarts:
+            return  # a writer was at work on it
         if self._options.damaged == "fail":
             raise fault
         log.warning("%s: %s", self.url, fault)
         self._lose(self._next + 1, DropReason.DAMAGED)
 
     # --- waiting ----------------------------------------------------------------------------
+
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = FIRST_PAUSE
+        while (left := deadline - time.monotonic()) > 0:
+            self._pause(min(pause, left))
+            if messages := self._take(limit):
+                return messages
+            quiet = time.monotonic() - self._quiet_since
+            longest = max(LONGEST_PAUSE, min(quiet * _LATER_BY, _LATER_AT_MOST))
+            pause = min(pause * 2, longest)
+        return []
 
     def _is_idle(self) -> bool:
         """Tell cheaply that nothing happened since the last look."""
@@ -342,9 +386,10 @@ class ClassicReader(Reader):
     def _rest(self) -> None:
         """Everything is read: remember how the status looks."""
         status = self._status
-        if status.blocking_write and status.last_id_read in list(self._reports)[:-1]:
+        reports = list(self._reports)
+        if status.blocking_write and reports and status.last_id_read in reports[:-1]:
             # A writer that was in the middle of writing the status put back an older report.
-            self._report(self._reports[-1])
+            self._report(reports[-1])
         self._idle_status = status.encode()
 
     def _follow_path(self) -> None:
@@ -355,15 +400,27 @@ class ClassicReader(Reader):
             fresh = open_device(self._path, writable=False)
         except NotFound:
             return
+        try:
+            status = read_status(fresh)
+        except BaseException:
+            fresh.close()
+            raise
         self._device.close()
         self._device = fresh
-        self._restart(read_status(fresh))
+        self._restart(status)
+
+    def _report_progress(self) -> None:
+        seq = self._position() - 1
+        if seq >= 0 and not (self._reports and self._reports[-1] == seq % ID_COUNT):
+            self._report(seq)
 
     def _report(self, seq: int) -> None:
         """Tell a blocking writer how far we are."""
         if not self._may_report:
             return
         id = seq % ID_COUNT
+        if not self._reports:
+            self._reports.append(self._status.last_id_read)  # what a writer may put back
         try:
             self._device.report_last_id_read(id)
         except OSError as error:
@@ -374,7 +431,8 @@ class ClassicReader(Reader):
                 error.strerror,
             )
             return
-        self._reports.append(id)
+        if self._reports[-1] != id:
+            self._reports.append(id)
 
     # --- the rest ---------------------------------------------------------------------------
 

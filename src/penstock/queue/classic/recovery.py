@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.queue.classic.slots import check_slots, live_slots
+from penstock.queue.classic.layout import ID_COUNT
+from penstock.queue.classic.slots import (
+    check_slots,
+    live_slots,
+    live_span,
+    slot_is_passed_on,
+)
 from penstock.queue.classic.status import check_sizes, read_status
 
 if TYPE_CHECKING:
     from penstock.queue.classic.device import Device
     from penstock.queue.classic.layout import Status
 
-__all__ = ["finish_eviction"]
+__all__ = ["eviction_is_unfinished", "finish_eviction"]
+
+
+def eviction_is_unfinished(device: Device, status: Status) -> bool:
+    """Tell whether a writer has freed the oldest message and not said so: at work, or dead."""
+    for _, slot in live_slots(device, status):
+        oldest_id = (status.youngest_id - live_span(status) + 1) % ID_COUNT
+        return slot_is_passed_on(slot, oldest_id, status.nslots)
+    return False
 
 
 def finish_eviction(device: Device, now: int) -> Status:
     """Complete what a writer that died in the middle of an eviction left, and check the rest.
 
-    It has freed the oldest slots and not yet said so in the status (spec lrose 1.8, step F).
-    How long their messages were is gone, but the next message begins where they ended. The
-    caller holds the lock.
+    It has freed the oldest slots and not yet said so in the status (spec lrose 1.8, step F), and
+    perhaps given them to new messages, which nobody was told of. How long the old messages were
+    is gone, but the next message begins where they ended. The caller holds the lock.
 
     :raises DamagedQueue: the slots do not add up even so; nothing was changed.
     """
@@ -27,8 +41,14 @@ def finish_eviction(device: Device, now: int) -> Status:
     check_sizes(device, status)
     if status.oldest_slot < 0:
         return status
+    oldest_id = status.youngest_id - live_span(status) + 1
     first_live = next(
-        ((index, slot) for index, slot in live_slots(device, status) if slot.active), None
+        (
+            (index, slot)
+            for age, (index, slot) in enumerate(live_slots(device, status))
+            if not slot_is_passed_on(slot, (oldest_id + age) % ID_COUNT, status.nslots)
+        ),
+        None,
     )
     if first_live is None:
         finished = status._replace(

@@ -12,6 +12,7 @@ from penstock.queue.classic.layout import (
     Slot,
     Status,
     decode_slots,
+    id_distance,
     slot_offset,
     stat_size,
 )
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.queue.classic.device import Device
 
-__all__ = ["check_slots", "live_slots", "live_span", "slot_fault"]
+__all__ = ["check_slots", "live_slots", "live_span", "slot_fault", "slot_is_passed_on"]
 
 #: Who asks wants the first few, or all: read ahead more and more.
 _FIRST_READ = 32
@@ -57,6 +58,17 @@ def live_span(status: Status) -> int:
     if status.oldest_slot < 0:
         return 0
     return (status.youngest_slot - status.oldest_slot) % status.nslots + 1
+
+
+def slot_is_passed_on(slot: Slot, expected_id: int, nslots: int) -> bool:
+    """Tell whether a writer has freed this slot of a message, or given it to a later one.
+
+    It says so in the status only when it is done (spec lrose 1.8), or never if it died before.
+    """
+    if slot.active == 0:
+        return True
+    ahead = id_distance(slot.id, expected_id)
+    return slot.active == 1 and ahead > 0 and ahead % nslots == 0
 
 
 def slot_fault(

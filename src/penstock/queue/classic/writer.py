@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import messages_from_batch
@@ -29,11 +30,11 @@ from penstock.queue.classic._appender import (
     WRITTEN,
 )
 from penstock.queue.classic.compression import compress
-from penstock.queue.classic.creation import create_queue, open_device
+from penstock.queue.classic.creation import create_queue, is_blank, open_device
 from penstock.queue.classic.device import storage_error
-from penstock.queue.classic.layout import FRAME_EXTRA, ID_COUNT, Status, unwrap
+from penstock.queue.classic.layout import FRAME_EXTRA, ID_COUNT, MAX_BUFFER, Status, unwrap
 from penstock.queue.classic.options import CANNOT_CARRY, Creation
-from penstock.queue.classic.recovery import finish_eviction
+from penstock.queue.classic.recovery import eviction_is_unfinished, finish_eviction
 from penstock.queue.classic.slots import live_span
 from penstock.queue.classic.status import check_sizes, read_status
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.core.batch import Batch
+    from penstock.core.message import Message
     from penstock.core.stream_id import StreamId
     from penstock.queue.classic._appender import Entry
     from penstock.queue.classic.device import Device
@@ -63,6 +65,14 @@ _FIRST_PAUSE = 0.000_1
 _LONGEST_PAUSE = 0.005
 #: After so many seconds without a sign of a reader, say so.
 _NOBODY_READS = 5.0
+
+
+@dataclass
+class _Waiting:
+    """One wait for the reader of a blocking queue."""
+
+    began: float = field(default_factory=time.monotonic)
+    pauses: int = 0
 
 
 class ClassicWriter(Writer):
@@ -99,12 +109,17 @@ class ClassicWriter(Writer):
         deadline = time.monotonic() + options.wait
         while creation is not Creation.ALWAYS:
             try:
-                return open_device(self._path, writable=True)
+                device = open_device(self._path, writable=True)
             except NotFound:
                 if creation is Creation.MISSING:
                     break
                 if time.monotonic() >= deadline:
                     raise
+            else:
+                if creation is Creation.NEVER or not is_blank(device):
+                    return device
+                device.close()  # who began to make it may have died over it
+                break
             time.sleep(0.05)
         try:
             return create_queue(
@@ -122,6 +137,9 @@ class ClassicWriter(Writer):
         """Look at a queue just opened, and number its messages from its own ids."""
         status = read_status(self._device)
         check_sizes(self._device, status)
+        if eviction_is_unfinished(self._device, status):
+            with self._device.locked(self._options.lock_timeout):
+                status = finish_eviction(self._device, self._now())
         self._youngest = status.youngest_id
         if live_span(status) > status.youngest_id + 1 > 0:
             self._youngest += ID_COUNT
@@ -160,36 +178,46 @@ class ClassicWriter(Writer):
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
     ) -> int | None:
-        last = None
-        entries: list[Entry] = []
-        for payload in payloads:
-            entries.append(self._entry(payload, type, subtype, self._now()))
-            if len(entries) == _PREPARED:
-                last = self._append(entries, self._now())
-                entries = []
-        return self._append(entries, self._now()) if entries else last
+        return self._append_all(
+            self._entry(payload, type, subtype, self._now()) for payload in payloads
+        )
 
     def write_batch(self, batch: Batch) -> int | None:
+        return self._append_all(self._entry_of(m) for m in messages_from_batch(batch))
+
+    def _append_all(self, entries: Iterable[Entry]) -> int | None:
+        """Append messages as they come, and those that came before an error too."""
         last = None
-        entries: list[Entry] = []
-        for m in messages_from_batch(batch):
-            if m.stream is not None or m.attributes is not None:
-                self._drop_header(m.stream, m.attributes)
-            entries.append(self._entry(m.payload, m.type, m.subtype, _second(m.time_ns)))
-            if len(entries) == _PREPARED:
-                last = self._append(entries, self._now())
-                entries = []
-        return self._append(entries, self._now()) if entries else last
+        prepared: list[Entry] = []
+        try:
+            for entry in entries:
+                prepared.append(entry)
+                if len(prepared) == _PREPARED:
+                    full, prepared = prepared, []
+                    last = self._append(full, self._now())
+        finally:
+            if prepared:
+                last = self._append(prepared, self._now())
+        return last
+
+    def _entry_of(self, m: Message) -> Entry:
+        if m.stream is not None or m.attributes is not None:
+            self._drop_header(m.stream, m.attributes)
+        return self._entry(m.payload, m.type, m.subtype, _second(m.time_ns))
 
     def _entry(self, payload: BytesLike | None, type: int, subtype: int, moment: int) -> Entry:
         """Make a message ready for the native core."""
-        if type not in _INT32:
-            raise InvalidOption("type", type, "does not fit in 32 bits")
-        if subtype not in _INT32:
-            raise InvalidOption("subtype", subtype, "does not fit in 32 bits")
+        for field_name, value in (("type", type), ("subtype", subtype)):
+            if value not in _INT32:
+                self._refused += 1
+                raise InvalidOption(field_name, value, "does not fit in 32 bits")
         if payload is None:
             return (b"", 0, type, subtype, moment, 0)
         length = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        if length > MAX_BUFFER:  # more than the native core can count
+            self._check_open()
+            self._refused += 1
+            raise self._too_large(length)
         if self._method is None:
             return (payload, length, type, subtype, moment, 0)
         return (compress(payload, self._method), length, type, subtype, moment, 1)
@@ -198,6 +226,7 @@ class ClassicWriter(Writer):
         self._check_open()
         blocking = self._options.blocking
         done = setbacks = 0
+        waiting: _Waiting | None = None
         try:
             while done < len(entries):
                 result = self._appender.append(entries, done, now, blocking, False)
@@ -210,9 +239,14 @@ class ClassicWriter(Writer):
                     self._bytes += sum([entry[1] for entry in entries[done : done + written]])
                     done += written
                     setbacks = 0
+                    waiting = None
                     continue
                 setbacks += 1 if outcome == IRREGULAR else 0
-                self._resolve(outcome, entries[done], now, setbacks)
+                if outcome == WAIT:
+                    waiting = waiting or _Waiting()
+                    self._wait_for_reader(waiting)
+                else:
+                    self._resolve(outcome, entries[done], now, setbacks)
         except BaseException as error:
             self._refused += len(entries) - done
             if isinstance(error, OSError) and not isinstance(error, PenstockError):
@@ -234,14 +268,11 @@ class ClassicWriter(Writer):
         """Do what the native core leaves to us, so that it can go on; or say why it cannot.
 
         :raises MessageTooLarge: the message can never fit.
-        :raises WriteTimeout: the reader of a blocking queue stayed away.
         :raises DamagedQueue: the queue's bytes do not add up.
         """
         if outcome == TOO_LARGE:
-            raise self._too_large(entry)
-        if outcome == WAIT:
-            self._wait_for_reader()
-        elif outcome == GONE:
+            raise self._too_large(max(entry[1], len(entry[0])))
+        if outcome == GONE:
             self._follow_path()
         elif outcome == IRREGULAR:
             with self._device.locked(self._options.lock_timeout):
@@ -249,47 +280,52 @@ class ClassicWriter(Writer):
             if setbacks > _MOST_SETBACKS:
                 raise DamagedQueue(self._path, "status", 0, "one that fits its slots", status)
 
-    def _too_large(self, entry: Entry) -> MessageTooLarge:
+    def _too_large(self, size: int) -> MessageTooLarge:
         # LROSE cannot read a message whose plain length is above its buffer's (spec lrose 6.1, 3).
         buf_size = read_status(self._device).buf_size
-        size = max(entry[1], len(entry[0]))
         return MessageTooLarge(
             size,
-            buf_size - FRAME_EXTRA,
+            buf_size // 4 * 4 - FRAME_EXTRA,  # a payload is padded to words
             hint=f"create the queue with a larger size= (it has {buf_size:,} bytes)",
         )
 
     def _follow_path(self) -> None:
         """Go over to the queue that the path means now; make it if it was removed."""
         log.warning("%s was removed or replaced; going on with the new one", self.url)
-        self._release()
-        self._device = self._open(Creation.MISSING)
-        self._appender = self._device.appender()
-        self._meet()
+        never = self._options.create is Creation.NEVER
+        fresh = self._open(Creation.NEVER if never else Creation.MISSING)
+        gone = self._device
+        self._device = fresh
+        try:
+            self._meet()
+        except BaseException:
+            self._device = gone
+            fresh.close()
+            raise
+        self._appender = fresh.appender()
+        gone.close()
 
     # --- waiting for the reader of a blocking queue (spec lrose 1.10) -----------------------
 
-    def _wait_for_reader(self) -> None:
+    def _wait_for_reader(self, waiting: _Waiting) -> None:
+        """Pause once. What the reader did meanwhile shows when the message is tried again.
+
+        :raises WriteTimeout: it stayed away all the time allowed.
+        """
+        if waiting.pauses == 0:
+            self._warn_if_buffer_wraps_first(read_status(self._device))
+        waited = time.monotonic() - waiting.began
+        if self._options.timeout is not None and waited >= self._options.timeout:
+            raise WriteTimeout(
+                f"{self.url} is full and its reader has not moved for {waited:.1f} s",
+                hint="start the reader, or write without blocking=true",
+            )
+        if waited > _NOBODY_READS:
+            self._warn("nobody", "is full, blocking, and nobody reads it; still waiting")
         began = time.monotonic()
-        status = read_status(self._device)
-        reported = status.last_id_read
-        self._warn_if_buffer_wraps_first(status)
-        pause = _FIRST_PAUSE
-        try:
-            while status.last_id_read == reported and status.blocking_write:
-                waited = time.monotonic() - began
-                if self._options.timeout is not None and waited >= self._options.timeout:
-                    raise WriteTimeout(
-                        f"{self.url} is full and its reader has not moved for {waited:.1f} s",
-                        hint="start the reader, or write without blocking=true",
-                    )
-                if waited > _NOBODY_READS:
-                    self._warn("nobody", "is full, blocking, and nobody reads it; still waiting")
-                time.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-                status = read_status(self._device)
-        finally:
-            self._waited += time.monotonic() - began
+        time.sleep(min(_FIRST_PAUSE * 2.0**waiting.pauses, _LONGEST_PAUSE))
+        waiting.pauses = min(waiting.pauses + 1, 32)
+        self._waited += time.monotonic() - began
 
     def _warn_if_buffer_wraps_first(self, status: Status) -> None:
         if live_span(status) < status.nslots:

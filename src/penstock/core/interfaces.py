@@ -64,6 +64,9 @@ class Reader(_Endpoint):
     An endpoint implements `read_many` without waiting as `_take`; all other forms follow from it.
     """
 
+    #: The longest pause (seconds) while nothing comes; longer where `_pause` can be woken.
+    _longest_pause = LONGEST_PAUSE
+
     @abstractmethod
     def _take(self, limit: int) -> list[Message]:
         """Return up to `limit` messages that are there now, without waiting."""
@@ -140,7 +143,7 @@ class Reader(_Endpoint):
             self._pause(pause)
             if messages := self._take(limit):
                 return messages
-            pause = min(pause * 2, LONGEST_PAUSE)
+            pause = min(pause * 2, self._longest_pause)
 
     def _pause(self, seconds: float) -> None:
         """Sleep up to `seconds`; an endpoint that can be woken overrides this."""

@@ -38,6 +38,7 @@ from penstock.queue.classic import sysv
 from penstock.queue.classic import writer as writer_module
 from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.classic.layout import ID_COUNT
+from penstock.queue.classic.status import read_status
 from support.processes import shared_memory_path
 from support.queue_files import QueueBytes, check_queue, read_all, reader_of, writer_of
 from support.unprivileged import run_without_rights
@@ -412,13 +413,12 @@ def test_a_reader_that_moves_on_just_before_its_writer_waits_is_not_missed(
 ) -> None:
     """It has read everything and reports no more: who waits for the next report waits for ever."""
     options = {"slots": 4, "size": 5000, "blocking": True, "timeout": 1}
-    look = writer_module.read_status
     with writer_of(queue_path, **options) as writer, reader_of(queue_path) as reader:
         writer.write_many(numbered(0, 3))
 
         def read_first(device: Device) -> Status:
             reader.read_many(9)
-            return look(device)
+            return read_status(device)
 
         monkeypatch.setattr(writer_module, "read_status", read_first)
         assert writer.write(b"4") == 4

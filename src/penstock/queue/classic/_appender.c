@@ -36,7 +36,7 @@ enum { STATUS_SIZE = 56, SLOT_SIZE = 40, FRAME_HEAD = 8, FRAME_EXTRA = 12 };
 enum { ID_COUNT = 1000000000 };
 
 /* One chunk: what is written under one lock. Bounded, so that other writers get their turn. */
-enum { CHUNK_MESSAGES = 256, CHUNK_BYTES = 4 << 20, WINDOW_SLOTS = 128 };
+enum { CHUNK_MESSAGES = 256, CHUNK_BYTES = 4 << 20, WINDOW_SLOTS = 128, SMALL_FRAME = 4096 };
 
 /* What append() reports (mirrored in _appender.pyi); the last two stay in this file. */
 enum Outcome { WRITTEN, BUSY, GONE, IRREGULAR, TOO_LARGE, WAIT, CHUNK_FULL, OS_ERROR };
@@ -70,17 +70,20 @@ typedef struct {
     Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
     int shm_key, stat_shm_id, buf_shm_id;
     Entry *entries; /* scratch for one chunk */
+    /* Slots read ahead, because messages free a run of them. They hold as long as the status is
+     * the one that was written here last: then nobody else wrote meanwhile. */
+    Status written;
+    int32_t window_base, window_start, window_end;
+    Slot window[WINDOW_SLOTS];
 } Appender;
 
 /* The plan for one chunk: what the status will be, and which slots are freed for it. */
 typedef struct {
     Status status;
-    int32_t published;                /* youngest id that readers can see */
+    int32_t published, published_slot; /* the youngest that readers can see */
     int32_t first_placed, placed;     /* the chunk's own slots, a run around the ring */
     int32_t first_freed, freed;       /* the slots freed for it, another run */
-    int32_t ahead;                    /* how many evictions to expect */
-    int32_t window_start, window_len; /* slots read ahead for them */
-    Slot window[WINDOW_SLOTS];
+    int32_t last_freed_offset, last_freed_len; /* bytes of the last of those */
 } Plan;
 
 /* --- big-endian words and checksums (spec lrose 1.5) --------------------------------------- */
@@ -212,9 +215,10 @@ static bool is_gone(Appender *a)
     if (in_memory(a))
         return shmget(a->shm_key, 0, 0) != a->stat_shm_id ||
                shmget(a->shm_key + 1, 0, 0) != a->buf_shm_id;
-    struct stat stat, buf;
-    return fstat(a->stat_fd, &stat) != 0 || stat.st_nlink == 0 ||
-           fstat(a->buf_fd, &buf) != 0 || buf.st_nlink == 0;
+    /* Not fstat: who asks for the times of a file makes the next write to it dearer by half. */
+    struct statx stat, buf;
+    return statx(a->stat_fd, "", AT_EMPTY_PATH, STATX_NLINK, &stat) != 0 || stat.stx_nlink == 0 ||
+           statx(a->buf_fd, "", AT_EMPTY_PATH, STATX_NLINK, &buf) != 0 || buf.stx_nlink == 0;
 }
 
 /* --- placing messages (spec lrose 1.8) ------------------------------------------------------ */
@@ -233,21 +237,22 @@ static bool is_sane(const Status *s)
            s->end_insert <= s->begin_append && s->begin_append <= s->buf_size;
 }
 
-/* Slots are read ahead in a window, because a chunk frees a run of them. */
-static const Slot *slot_at(Appender *a, Plan *p, int32_t slot)
+/* The slot of the oldest message, read with those behind it that readers can see. */
+static const Slot *oldest_slot(Appender *a, const Plan *p)
 {
-    if (slot < p->window_start || slot >= p->window_start + p->window_len) {
-        int32_t n = p->status.nslots - slot;
-        n = n < p->ahead ? n : p->ahead;
-        n = n < WINDOW_SLOTS ? n : WINDOW_SLOTS;
+    int32_t slot = p->status.oldest_slot;
+    if (slot < a->window_start || slot >= a->window_end) {
+        int32_t end = slot <= p->published_slot ? p->published_slot + 1 : p->status.nslots;
+        int32_t n = end - slot < WINDOW_SLOTS ? end - slot : WINDOW_SLOTS;
         off_t at = STATUS_SIZE + (off_t)SLOT_SIZE * slot;
-        if (read_stat(a, p->window, (size_t)n * SLOT_SIZE, at) != 1)
+        a->window_start = a->window_end = 0;
+        if (read_stat(a, a->window, (size_t)n * SLOT_SIZE, at) != 1)
             return NULL;
-        swap_words(p->window, (size_t)n * SLOT_SIZE / 4);
-        p->window_start = slot;
-        p->window_len = n;
+        swap_words(a->window, (size_t)n * SLOT_SIZE / 4);
+        a->window_base = a->window_start = slot;
+        a->window_end = slot + n;
     }
-    return &p->window[slot - p->window_start];
+    return &a->window[slot - a->window_base];
 }
 
 /* Step F: free the oldest slot, in the plan. `guarded`: not from under a blocking reader. */
@@ -259,7 +264,7 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
         return CHUNK_FULL; /* the chunk has come around to itself */
     if (oldest < 0 || p->freed >= s->nslots)
         return IRREGULAR;
-    const Slot *slot = slot_at(a, p, oldest);
+    const Slot *slot = oldest_slot(a, p);
     /* Another id: a writer died after it had given the slot to a message, before the status. */
     int32_t age = (s->youngest_slot - oldest + s->nslots) % s->nslots;
     int32_t id = s->youngest_id - age + (s->youngest_id < age ? ID_COUNT : 0);
@@ -279,6 +284,9 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
         s->append_mode = 1;
     }
     s->oldest_slot = next_slot(s, oldest);
+    a->window_start = oldest + 1; /* the next time around this slot is another message's */
+    p->last_freed_offset = slot->offset;
+    p->last_freed_len = slot->stored_len;
     if (p->freed++ == 0)
         p->first_freed = oldest;
     return WRITTEN;
@@ -371,6 +379,15 @@ static int write_slots(Appender *a, const Status *s, int32_t first, int32_t n, c
 static int write_messages(Appender *a, Entry *entries, int n)
 {
     struct iovec iov[3 * CHUNK_MESSAGES];
+    unsigned char frame[SMALL_FRAME];
+    if (n == 1 && entries->slot.stored_len <= SMALL_FRAME) { /* one part is cheaper than three */
+        size_t length = (size_t)entries->payload.len;
+        memcpy(frame, entries->head, FRAME_HEAD);
+        memcpy(frame + FRAME_HEAD, entries->payload.buf, length);
+        memcpy(frame + FRAME_HEAD + length, entries->tail, (size_t)entries->tail_len);
+        iov[0] = (struct iovec){frame, (size_t)entries->slot.stored_len};
+        return write_frames(a, iov, 1, entries->slot.offset);
+    }
     for (int i = 0; i < n;) {
         off_t start = entries[i].slot.offset, end = start;
         int parts = 0;
@@ -402,20 +419,34 @@ static int write_status(Appender *a, Status *s, int32_t now)
     return write_stat(a, &out, STATUS_SIZE, 0);
 }
 
+/* One message that takes the slot of the one freed for it, and leaves its bytes alone: nobody can
+ * read a torn message, so the slot need not be marked free in between. */
+static bool is_refilled_at_once(const Appender *a, const Plan *p)
+{
+    const Slot *new = &a->entries[0].slot;
+    return p->placed == 1 && p->freed == 1 && p->first_freed == p->first_placed &&
+           (new->offset + new->stored_len <= p->last_freed_offset ||
+            p->last_freed_offset + p->last_freed_len <= new->offset);
+}
+
 static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking, int *written,
                                   int32_t *last_id)
 {
-    Plan p = {.ahead = n};
+    Plan p = {0};
     if (is_gone(a))
         return GONE;
     if (read_stat(a, &p.status, STATUS_SIZE, 0) != 1)
         return IRREGULAR;
     swap_words(&p.status, STATUS_SIZE / 4);
+    if (memcmp(&p.status, &a->written, STATUS_SIZE) != 0)
+        a->window_start = a->window_end = 0;
+    memset(&a->written, 0, STATUS_SIZE);
     if (!is_sane(&p.status) ||
         (in_memory(a) && (STATUS_SIZE + (int64_t)SLOT_SIZE * p.status.nslots > a->stat_mem.len ||
                           p.status.buf_size > a->buf_mem.len)))
         return IRREGULAR;
     p.published = p.status.youngest_id;
+    p.published_slot = p.status.youngest_slot;
 
     enum Outcome outcome = WRITTEN;
     int64_t bytes = 0;
@@ -432,11 +463,13 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
     }
     if (p.placed == 0 || outcome == IRREGULAR)
         return outcome;
-    if (write_slots(a, &p.status, p.first_freed, p.freed, NULL) != 0 ||
+    if ((!is_refilled_at_once(a, &p) &&
+         write_slots(a, &p.status, p.first_freed, p.freed, NULL) != 0) ||
         write_messages(a, a->entries, p.placed) != 0 ||
         write_slots(a, &p.status, p.first_placed, p.placed, a->entries) != 0 ||
         write_status(a, &p.status, now) != 0)
         return OS_ERROR;
+    a->written = p.status;
     *written = p.placed;
     *last_id = p.status.youngest_id;
     return WRITTEN;
@@ -471,6 +504,30 @@ static int read_entry(PyObject *item, Entry *e)
     return PyObject_GetBuffer(PyTuple_GET_ITEM(item, 0), &e->payload, PyBUF_SIMPLE);
 }
 
+/* Append the first n entries under the lock; an outcome, or -1 with an exception set. */
+static int append_chunk(Appender *a, int n, int32_t now, bool blocking, bool held, int *written,
+                        int32_t *last_id)
+{
+    enum Outcome outcome;
+    int saved_errno = 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (!held && set_lock(a, F_WRLCK) != 0) {
+        outcome = errno == EAGAIN || errno == EACCES ? BUSY : OS_ERROR;
+        saved_errno = errno;
+    } else {
+        outcome = append_locked(a, n, now, blocking, written, last_id);
+        saved_errno = errno;
+        if (!held)
+            set_lock(a, F_UNLCK);
+    }
+    Py_END_ALLOW_THREADS
+    if (outcome != OS_ERROR)
+        return (int)outcome;
+    errno = saved_errno;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
 static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Appender *a = (Appender *)self;
@@ -484,34 +541,41 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
     if (start < 0 || start >= total)
         return PyErr_Format(PyExc_IndexError, "there is no entry %zd", start);
     int want = (int)(total - start < CHUNK_MESSAGES ? total - start : CHUNK_MESSAGES);
-    int n = 0, written = 0, saved_errno = 0;
-    PyObject *result = NULL;
+    int n = 0, written = 0, outcome = -1;
     for (; n < want; n++)
         if (read_entry(PyList_GET_ITEM(args[0], start + n), &a->entries[n]) != 0)
-            goto release;
-
-    enum Outcome outcome;
-    Py_BEGIN_ALLOW_THREADS
-    if (!held && set_lock(a, F_WRLCK) != 0) {
-        outcome = errno == EAGAIN || errno == EACCES ? BUSY : OS_ERROR;
-        saved_errno = errno;
-    } else {
-        outcome = append_locked(a, n, now, blocking, &written, &last_id);
-        saved_errno = errno;
-        if (!held)
-            set_lock(a, F_UNLCK);
-    }
-    Py_END_ALLOW_THREADS
-    if (outcome == OS_ERROR) {
-        errno = saved_errno;
-        PyErr_SetFromErrno(PyExc_OSError);
-    } else {
-        result = Py_BuildValue("iii", outcome, written, last_id);
-    }
-release:
+            break;
+    if (n == want)
+        outcome = append_chunk(a, n, now, blocking, held, &written, &last_id);
     for (int i = 0; i < n; i++)
         PyBuffer_Release(&a->entries[i].payload);
-    return result;
+    return outcome < 0 ? NULL : Py_BuildValue("iii", outcome, written, last_id);
+}
+
+/* The short way for one plain message: its id, or minus the outcome. */
+static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Appender *a = (Appender *)self;
+    Entry *e = a->entries;
+    int32_t last_id = -1;
+    int written = 0;
+    if (nargs != 5)
+        return PyErr_Format(PyExc_TypeError, "append_one(payload, type, subtype, now, blocking)");
+    int blocking = PyObject_IsTrue(args[4]);
+    if (blocking < 0 || read_int32(args[1], &e->type) != 0 ||
+        read_int32(args[2], &e->subtype) != 0 || read_int32(args[3], &e->time) != 0 ||
+        PyObject_GetBuffer(args[0], &e->payload, PyBUF_SIMPLE) != 0)
+        return NULL;
+    int outcome = TOO_LARGE;
+    if (e->payload.len <= INT32_MAX) {
+        e->msg_len = (int32_t)e->payload.len;
+        e->compress = 0;
+        outcome = append_chunk(a, 1, e->time, blocking, false, &written, &last_id);
+    }
+    PyBuffer_Release(&e->payload);
+    if (outcome < 0)
+        return NULL;
+    return PyLong_FromLong(outcome == WRITTEN ? last_id : -outcome);
 }
 
 static int Appender_init(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -545,6 +609,8 @@ static void Appender_dealloc(PyObject *self)
 static PyMethodDef Appender_methods[] = {
     {"append", (PyCFunction)(void (*)(void))Appender_append, METH_FASTCALL,
      "append(entries, start, now, blocking, held) -> (outcome, written, last_id)"},
+    {"append_one", (PyCFunction)(void (*)(void))Appender_append_one, METH_FASTCALL,
+     "append_one(payload, type, subtype, now, blocking) -> id, or minus the outcome"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot Appender_slots[] = {{Py_tp_init, Appender_init},

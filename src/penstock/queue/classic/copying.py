@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -66,11 +67,10 @@ class Run(NamedTuple):
 
     def payloads(self) -> list[bytes]:
         """Return the payloads, decompressed; fewer where one of them cannot be."""
-        frames = self.frames
-        bodies = [
-            frames[start + FRAME_HEAD : start + FRAME_HEAD + length]
-            for start, length in zip(self.starts.tolist(), self._body_lengths(), strict=True)
-        ]
+        begins = self.starts + FRAME_HEAD
+        ends = begins + self._body_lengths()
+        cuts = map(slice, begins.tolist(), ends.tolist())
+        bodies = list(map(self.frames.__getitem__, cuts))
         if not self.is_compressed:
             return bodies
         lengths = self.slots[:, _MSG_LEN].tolist()
@@ -83,11 +83,9 @@ class Run(NamedTuple):
                 return bodies[:row]
         return bodies
 
-    def _body_lengths(self) -> list[int]:
+    def _body_lengths(self) -> npt.NDArray[np.int64]:
         stored = self.slots[:, _STORED_LEN] - FRAME_EXTRA
-        compressed = self.slots[:, _COMPRESS] != 0
-        lengths: list[int] = np.where(compressed, stored, self.slots[:, _MSG_LEN]).tolist()
-        return lengths
+        return np.where(self.slots[:, _COMPRESS] != 0, stored, self.slots[:, _MSG_LEN])
 
     def messages(self, first_seq: int) -> list[Message]:
         """Return the messages; fewer where a compressed one cannot be read."""
@@ -95,15 +93,16 @@ class Run(NamedTuple):
         rows = zip(
             range(first_seq, first_seq + len(times)),
             times,
+            times,
             self.slots[:, _TYPE].tolist(),
             self.slots[:, _SUBTYPE].tolist(),
+            repeat(None),
+            repeat(None),
             self.payloads(),
             strict=False,
         )
-        return [
-            Message(seq, time_ns, time_ns, type, subtype, None, None, payload)
-            for seq, time_ns, type, subtype, payload in rows
-        ]
+        # As Message._make does, without a Python call for each.
+        return list(map(tuple.__new__, repeat(Message), rows))
 
     def batch(self, first_seq: int) -> Batch:
         """Return the messages as one Arrow batch. Only for a run that is not compressed."""
@@ -111,7 +110,7 @@ class Run(NamedTuple):
         ends = np.zeros(n + 1, np.int32)
         np.cumsum(self.slots[:, _MSG_LEN], out=ends[1:])
         payload = pa.Array.from_buffers(
-            pa.binary(), n, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(self.payloads()))]
+            pa.binary(), n, [None, pa.py_buffer(ends), self._packed_payloads(int(ends[-1]))]
         )
         times = pa.array(self.slots[:, _TIME] * _SECOND)
         columns = [
@@ -125,6 +124,18 @@ class Run(NamedTuple):
             payload,
         ]
         return pa.record_batch(columns, schema=BATCH_SCHEMA)
+
+    def _packed_payloads(self, size: int) -> pa.Buffer:
+        """Return the payloads back to back, without their frames."""
+        packed = pa.allocate_buffer(size)
+        length, stored = self.slots[0, _MSG_LEN], self.slots[0, _STORED_LEN]
+        if (self.slots[:, _MSG_LEN] == length).all():  # one copy, row by row
+            rows = np.frombuffer(self.frames, np.uint8)[: len(self.slots) * stored]
+            rows = rows.reshape(-1, stored)[:, FRAME_HEAD : FRAME_HEAD + length]
+            np.copyto(np.frombuffer(packed, np.uint8).reshape(len(rows), length), rows)
+        else:
+            memoryview(packed).cast("B")[:] = b"".join(self.payloads())
+        return packed
 
 
 def copy_run(device: Device, status: Status, first_slot: int, first_id: int, count: int) -> Run:

@@ -21,7 +21,9 @@ from penstock.queue.classic.layout import (
 
 __all__ = ["create_queue", "exists", "initialise", "is_blank", "open_device"]
 
-_FREE_SLOTS_AT_ONCE = 25_000
+#: Written a page at a time: a larger write makes larger pages in the kernel's cache, and then
+#: every slot written later costs more.
+_FREE_SLOTS_AT_ONCE = 102
 
 
 def exists(path: str) -> bool:

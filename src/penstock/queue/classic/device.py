@@ -126,6 +126,10 @@ class Device(ABC):
     def is_current(self) -> bool:
         """Tell whether the path still means what is open here."""
 
+    def watchable(self) -> int | None:
+        """Return the open file that every write goes to, if there is one."""
+        return None
+
     @abstractmethod
     def appender(self) -> Appender:
         """Return the native writer for this device; drop it before `close`."""
@@ -255,6 +259,9 @@ class FileDevice(Device):
             return os.path.samestat(Path(f"{self.path}.stat").stat(), os.fstat(self._stat_fd))
         except FileNotFoundError:
             return False
+
+    def watchable(self) -> int | None:
+        return self._stat_fd
 
     def appender(self) -> Appender:
         return Appender(self._lock_fd, stat_fd=self._stat_fd, buf_fd=self._buf_fd)

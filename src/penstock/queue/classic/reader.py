@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
 from penstock.core.errors import Closed, NotFound, PositionError
-from penstock.core.interfaces import FIRST_PAUSE, LONGEST_PAUSE, Reader
+from penstock.core.interfaces import Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
@@ -27,8 +26,10 @@ from penstock.queue.classic.layout import (
     unwrap,
 )
 from penstock.queue.classic.options import CANNOT_CARRY
+from penstock.queue.classic.progress import Progress
 from penstock.queue.classic.slots import live_slots, live_span, slot_is_passed_on
 from penstock.queue.classic.status import PATIENCE, check_sizes, read_status
+from penstock.queue.classic.watch import Sleeper
 
 if TYPE_CHECKING:
     from penstock.core.message import Message
@@ -42,19 +43,13 @@ __all__ = ["ClassicReader"]
 log = logging.getLogger(__name__)
 
 #: Messages copied ahead of a caller that asks for one at a time.
-_READ_AHEAD = 64
+_READ_AHEAD = 256
 #: Messages copied at a time at most.
 _LARGEST_RUN = 4096
-#: While nothing comes, look ever less often: a message is seen later by at most this part of the
-#: time that the reader has waited, and by at most so many seconds. Waking up is what costs.
-_LATER_BY = 0.02
-_LATER_AT_MOST = 0.03
 #: While nothing comes, look this often (seconds) whether the path means another queue by now.
 _LOOK_AT_PATH = 0.25
 #: A reader that is overrun again and again says so this often (seconds).
 _BETWEEN_WARNINGS = 1.0
-#: Reports of progress remembered, to notice that a writer put back an older one.
-_REPORTS_REMEMBERED = 8
 
 
 class ClassicReader(Reader):
@@ -77,9 +72,9 @@ class ClassicReader(Reader):
         self._ready: deque[Message] = deque()
         #: With a filter: of the run that `_ready` is from, what is in the books, and its end.
         self._booked_to = self._copied_to = 0
-        self._reports: deque[int] = deque(maxlen=_REPORTS_REMEMBERED)
-        self._may_report = True
-        self._looked_at_path = self._quiet_since = time.monotonic()
+        self._progress = Progress(url)
+        self._sleeper = Sleeper()
+        self._looked_at_path = time.monotonic()
         try:
             with storage_errors("reading", path):
                 self._meet(read_status(self._device))
@@ -100,7 +95,7 @@ class ClassicReader(Reader):
         self._next = 0
         self._last_slot: tuple[int, bytes] | None = None
         self._idle_status = b""
-        self._reports.clear()
+        self._progress.forget()
 
     def _refresh(self) -> Status:
         """Read the status, and notice a queue that was created anew meanwhile."""
@@ -186,7 +181,7 @@ class ClassicReader(Reader):
                     target = self._renumbered(place.value)
             self._stand_at(target)
             if place.anchor == "end" and status.blocking_write and self._youngest >= 0:
-                self._report(self._youngest)
+                self._progress.report(self._device, status, self._youngest)
 
     def _stand_at(self, seq: int) -> None:
         self._next = seq
@@ -254,8 +249,17 @@ class ClassicReader(Reader):
         if messages:
             self._delivered(len(messages), sum([len(m.payload) for m in messages]))
         elif self._status.blocking_write:
-            self._report_progress()  # past what was filtered or lost
+            self._report()  # past what was filtered or lost
         return messages
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        ready = self._ready
+        if ready and self._options.type is None and not self._status.blocking_write:
+            message = ready.popleft()
+            self._messages += 1
+            self._bytes += len(message.payload)
+            return message
+        return super().read(timeout)
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         self._check_open()
@@ -271,14 +275,16 @@ class ClassicReader(Reader):
     def _delivered(self, count: int, size: int) -> None:
         self._messages += count
         self._bytes += size
-        self._quiet_since = time.monotonic()
         if self._options.type is not None:
             # Those of other types up to the next one of ours.
             reached = self._ready[0].seq if self._ready else self._copied_to
             self._filtered += reached - self._booked_to - count
             self._booked_to = reached
         if self._status.blocking_write:
-            self._report_progress()
+            self._report()
+
+    def _report(self) -> None:
+        self._progress.report(self._device, self._status, self._position() - 1)
 
     def _fetch(self, limit: int) -> list[Message]:
         """Return messages that pass the filter, up to what is there now."""
@@ -359,17 +365,15 @@ class ClassicReader(Reader):
 
     # --- waiting ----------------------------------------------------------------------------
 
+    def _pause(self, seconds: float) -> None:
+        self._sleeper.sleep(self._device.watchable(), seconds, self._is_idle)
+
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        pause = FIRST_PAUSE
-        while (left := deadline - time.monotonic()) > 0:
-            self._pause(min(pause, left))
-            if messages := self._take(limit):
-                return messages
-            quiet = time.monotonic() - self._quiet_since
-            longest = max(LONGEST_PAUSE, min(quiet * _LATER_BY, _LATER_AT_MOST))
-            pause = min(pause * 2, longest)
-        return []
+        self._longest_pause = self._sleeper.longest_pause
+        try:
+            return super()._wait_and_take(limit, timeout)
+        finally:
+            self._sleeper.stop_watching()
 
     def _is_idle(self) -> bool:
         """Tell cheaply that nothing happened since the last look."""
@@ -386,10 +390,8 @@ class ClassicReader(Reader):
     def _rest(self) -> None:
         """Everything is read: remember how the status looks."""
         status = self._status
-        reports = list(self._reports)
-        if status.blocking_write and reports and status.last_id_read in reports[:-1]:
-            # A writer that was in the middle of writing the status put back an older report.
-            self._report(reports[-1])
+        if status.blocking_write:
+            self._progress.insist(self._device, status)
         self._idle_status = status.encode()
 
     def _follow_path(self) -> None:
@@ -405,34 +407,10 @@ class ClassicReader(Reader):
         except BaseException:
             fresh.close()
             raise
+        self._sleeper.stop_watching()
         self._device.close()
         self._device = fresh
         self._restart(status)
-
-    def _report_progress(self) -> None:
-        seq = self._position() - 1
-        if seq >= 0 and not (self._reports and self._reports[-1] == seq % ID_COUNT):
-            self._report(seq)
-
-    def _report(self, seq: int) -> None:
-        """Tell a blocking writer how far we are."""
-        if not self._may_report:
-            return
-        id = seq % ID_COUNT
-        if not self._reports:
-            self._reports.append(self._status.last_id_read)  # what a writer may put back
-        try:
-            self._device.report_last_id_read(id)
-        except OSError as error:
-            self._may_report = False
-            log.warning(
-                "%s: its writer waits for a reader, and this one may not tell it: %s",
-                self.url,
-                error.strerror,
-            )
-            return
-        if self._reports[-1] != id:
-            self._reports.append(id)
 
     # --- the rest ---------------------------------------------------------------------------
 
@@ -456,6 +434,8 @@ class ClassicReader(Reader):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._ready.clear()
+            self._sleeper.close()
             self._device.close()
 
 

@@ -19,14 +19,16 @@ from penstock import open_reader, open_writer
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 
-def run(*arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def run(
+    *arguments: str, stdin: bytes | None = None, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [PENSTOCK, *arguments],
         input=stdin,
         capture_output=True,
         timeout=30,
         check=False,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **environment},
     )
 
 
@@ -311,8 +313,17 @@ def test_doctor_tells_what_is_there() -> None:
     assert findings["python"]["is_fine"] is True
 
 
-def test_help_and_completion_are_there() -> None:
+def test_the_shell_completes_commands_and_options() -> None:
+    def complete(words: str, position: int) -> list[bytes]:
+        return run(
+            _PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(position)
+        ).stdout.split()
+
+    assert {b"cat", b"cp", b"create"} <= set(complete("penstock c", 1))
+    assert b"--follow" in complete("penstock cat --fo", 2)
+
+
+def test_help_teaches() -> None:
     assert b"penstock put fmq:/tmp/demo/beams" in run("--help").stdout
-    assert b"_PENSTOCK_COMPLETE" in run("--show-completion", "bash").stdout
     for command in ("put", "cat", "cp", "create", "info", "id", "fmq", "doctor"):
         assert run(command, "--help").returncode == 0

@@ -224,7 +224,7 @@ def test_a_shared_memory_queue_is_locked_by_its_lock_file(storage: str, tmp_path
 @pytest.mark.parametrize("slots", [2, 3, 50])
 @pytest.mark.parametrize(
     "count",
-    [4_000, pytest.param(200_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])],
+    [1_500, pytest.param(200_000, marks=[pytest.mark.full, pytest.mark.timeout(900)])],
 )
 def test_a_blocking_writer_and_its_reader_lose_nothing_and_do_not_stand_still(
     storage: str, slots: int, count: int, tmp_path: Path

@@ -83,7 +83,7 @@ typedef struct {
     int32_t published, published_slot; /* the youngest that readers can see */
     int32_t first_placed, placed;     /* the chunk's own slots, a run around the ring */
     int32_t first_freed, freed;       /* the slots freed for it, another run */
-    int32_t last_freed_offset, last_freed_len; /* bytes of the last of those */
+    int32_t first_freed_offset, first_freed_len; /* bytes of the first of those */
 } Plan;
 
 /* --- big-endian words and checksums (spec lrose 1.5) --------------------------------------- */
@@ -285,10 +285,11 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
     }
     s->oldest_slot = next_slot(s, oldest);
     a->window_start = oldest + 1; /* the next time around this slot is another message's */
-    p->last_freed_offset = slot->offset;
-    p->last_freed_len = slot->stored_len;
-    if (p->freed++ == 0)
+    if (p->freed++ == 0) {
         p->first_freed = oldest;
+        p->first_freed_offset = slot->offset;
+        p->first_freed_len = slot->stored_len;
+    }
     return WRITTEN;
 }
 
@@ -425,8 +426,8 @@ static bool is_refilled_at_once(const Appender *a, const Plan *p)
 {
     const Slot *new = &a->entries[0].slot;
     return p->placed == 1 && p->freed == 1 && p->first_freed == p->first_placed &&
-           (new->offset + new->stored_len <= p->last_freed_offset ||
-            p->last_freed_offset + p->last_freed_len <= new->offset);
+           (new->offset + new->stored_len <= p->first_freed_offset ||
+            p->first_freed_offset + p->first_freed_len <= new->offset);
 }
 
 static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking, int *written,
@@ -448,9 +449,14 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
     p.published = p.status.youngest_id;
     p.published_slot = p.status.youngest_slot;
 
+    /* A chunk takes the place of older messages before it can be read itself. So it is a small
+     * part of the queue: slow readers keep most of it, and so does everybody if we die here. */
     enum Outcome outcome = WRITTEN;
-    int64_t bytes = 0;
-    for (int i = 0; i < n && bytes <= CHUNK_BYTES; i++) {
+    int64_t bytes = 0, most_bytes = p.status.buf_size / 4;
+    int most = p.status.nslots / 4 > 1 ? p.status.nslots / 4 : 1;
+    most = most < n ? most : n;
+    most_bytes = most_bytes < CHUNK_BYTES ? most_bytes : CHUNK_BYTES;
+    for (int i = 0; i < most && (i == 0 || bytes < most_bytes); i++) {
         Status before = p.status;
         int32_t freed = p.freed;
         outcome = place(a, &p, &a->entries[i], blocking);

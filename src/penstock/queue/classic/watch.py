@@ -17,8 +17,8 @@ __all__ = ["FileWatch", "Sleeper"]
 
 log = logging.getLogger(__name__)
 
-#: Where nothing can be watched, look this often (seconds), as LROSE does.
-_LONGEST_POLL = 0.01
+#: Where nothing can be watched, look at least this often (seconds).
+_LONGEST_POLL = 0.02
 #: Up to this pause sleeping is cheaper than watching.
 _SHORT_PAUSE = 0.0002
 #: A writer that maps the file wakes nobody who watches it: look for its messages this often.

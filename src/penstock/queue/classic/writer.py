@@ -200,7 +200,7 @@ class ClassicWriter(Writer):
             seq = unwrap(id, self._youngest)
         self._youngest = self._last_seq = seq
         self._messages += 1
-        self._bytes += payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        self._bytes += _size(payload)
         return seq
 
     def write_many(
@@ -241,7 +241,7 @@ class ClassicWriter(Writer):
                 raise InvalidOption(field_name, value, "does not fit in 32 bits")
         if payload is None:
             return (b"", 0, type, subtype, moment, 0)
-        length = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        length = _size(payload)
         if length > MAX_BUFFER:  # more than the native core can count
             self._check_open()
             self._refused += 1
@@ -398,6 +398,11 @@ class ClassicWriter(Writer):
             self._closed = True
             self._is_plain = False
             self._release()
+
+
+def _size(payload: BytesLike) -> int:
+    """Return the bytes of a payload: a view or an array may count in larger items."""
+    return len(payload) if isinstance(payload, bytes) else memoryview(payload).nbytes
 
 
 def _second(time_ns: int) -> int:

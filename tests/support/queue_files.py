@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.layout import (
@@ -123,3 +124,16 @@ def check_queue(path: str) -> Status:
     finally:
         device.close()
     return status
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, last + 1)]
+
+
+def seqs(messages: list[Message]) -> list[int]:
+    return [message.seq for message in messages]
+
+
+def remove(path: str) -> None:
+    for part in ("stat", "buf"):
+        Path(f"{path}.{part}").unlink()

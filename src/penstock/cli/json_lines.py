@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
+import errno
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import Malformed, StorageError
+from penstock.core.errors import InvalidStreamId, Malformed, StorageError
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 
@@ -27,6 +27,8 @@ _LONGEST_LINE = 1 << 30
 #: Keys that `cat --json` prints; those that the target gives anew are passed over.
 _KEYS = {"payload_b64", "type", "subtype", "time_ns", "stream", "seq", "created_ns", "size"}
 
+_HINT = 'a line is like {"payload_b64": "aGVsbG8=", "type": 1}'
+
 
 def read_lines(path: str) -> Iterator[list[tuple[int, bytes]]]:
     """Yield numbered lines of a file (`-`: standard input), as many as are there at a time.
@@ -37,6 +39,8 @@ def read_lines(path: str) -> Iterator[list[tuple[int, bytes]]]:
     try:
         with contextlib.ExitStack() as stack:
             if path == "-":
+                if sys.stdin is None:
+                    raise OSError(errno.EBADF, "standard input is closed")  # noqa: TRY301
                 fd = sys.stdin.fileno()
             else:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -68,15 +72,20 @@ def message_from_json(line: bytes, path: str, number: int, type: int, subtype: i
     :raises Malformed: the line is not such an object; names the line and the key.
     """
     where = f"line {number}"
+
+    def malformed(key: str, expected: str, found: str) -> Malformed:
+        return Malformed(path, f"{where} {key}".rstrip(), expected, found, hint=_HINT)
+
     try:
         fields: Any = json.loads(line)
-    except ValueError as error:
-        raise Malformed(path, where, "a JSON object", f"{line[:60]!r} ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise malformed("", "a JSON object", f"{line[:60]!r} ({error})") from None
     if not isinstance(fields, dict):
-        raise Malformed(path, where, "a JSON object", f"{line[:60]!r}")
+        raise malformed("", "a JSON object", f"{line[:60]!r}")
     if unknown := fields.keys() - _KEYS:
-        known = ", ".join(sorted(_KEYS))
-        raise Malformed(path, where, f"an object of {known}", f"the key {min(unknown)!r}")
+        raise malformed(
+            "", f"an object of {', '.join(sorted(_KEYS))}", f"the key {min(unknown)[:60]!r}"
+        )
 
     def number_of(key: str, default: int, bits: int) -> int:
         value = fields.get(key)
@@ -84,22 +93,26 @@ def message_from_json(line: bytes, path: str, number: int, type: int, subtype: i
             return default
         limit = 1 << (bits - 1)
         if not isinstance(value, int) or isinstance(value, bool) or not -limit <= value < limit:
-            raise Malformed(path, f"{where} {key}", f"a {bits}-bit number", repr(value))
+            raise malformed(key, f"a {bits}-bit number", repr(value)[:60])
         return value
 
     coded = fields.get("payload_b64")
     try:
         payload = base64.b64decode(coded if isinstance(coded, str) else "?", validate=True)
-    except binascii.Error:
-        raise Malformed(path, f"{where} payload_b64", "base64 text", repr(coded)[:60]) from None
+    except ValueError:
+        raise malformed("payload_b64", "base64 text", repr(coded)[:60]) from None
     stream = fields.get("stream")
+    try:
+        stream_id = None if stream is None else StreamId.parse(str(stream))
+    except InvalidStreamId:
+        raise malformed("stream", "a stream id or null", repr(stream)[:60]) from None
     return Message(
         seq=0,
         time_ns=number_of("time_ns", SYSTEM_CLOCK.now_ns(), 64),
         created_ns=0,
         type=number_of("type", type, 32),
         subtype=number_of("subtype", subtype, 32),
-        stream=None if stream is None else StreamId.parse(str(stream)),
+        stream=stream_id,
         attributes=None,
         payload=payload,
     )

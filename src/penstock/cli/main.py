@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from typing import Annotated
@@ -10,10 +11,12 @@ import typer
 
 import penstock
 from penstock.cli import doctor, messages, queues, stream_ids
-from penstock.cli.output import note
-from penstock.core.errors import PenstockError
+from penstock.cli.output import drop_output, note, one_line
 
 __all__ = ["app", "main"]
+
+#: Exit code after Ctrl-C: what a shell says of a program that SIGINT ended.
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
@@ -62,7 +65,7 @@ def _global_options(
 
 
 def main() -> None:
-    """Run the command: errors are one line on stderr and exit code 1, usage errors 2."""
+    """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130."""
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
@@ -71,10 +74,23 @@ def main() -> None:
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING, format="penstock: %(message)s"
     )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may have any bytes
     try:
         app(args=arguments, prog_name="penstock")
-    except PenstockError as error:
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
         if debug:
             raise
-        note(f"penstock: {error}" + (f" (hint: {error.hint})" if error.hint else ""))
+        note(f"penstock: {one_line(error)}")
+        _hand_over_output()
         sys.exit(1)
+
+
+def _hand_over_output() -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        drop_output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -13,11 +14,12 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.json_lines import message_from_json, read_lines
-from penstock.cli.output import error_console, message_line, note
-from penstock.cli.stopping import stop_on_signal
+from penstock.cli.losses import losses_named
+from penstock.cli.output import error_console, message_line, note, standard_output
+from penstock.cli.stopping import progress_told, stop_on_signal
 from penstock.core.batch import batch_from_messages
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import PenstockError, StorageError, Unsupported
+from penstock.core.errors import StorageError, Unsupported
 from penstock.core.units import format_size
 from penstock.relay import CopyStatistics, copy, fields_lost
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.message import Message
+    from penstock.core.statistics import WriterStatistics
 
 __all__ = ["LOST", "add_to"]
 
@@ -82,25 +85,23 @@ def put(
     """
     if not text and not file and jsonl is None:
         raise typer.BadParameter("give at least one of --text, --file and --jsonl")
-    payloads = [each.encode() for each in text or []]
+    payloads = [os.fsencode(each) for each in text or []]
     payloads += [_read_file(each) for each in file or []]
-    with open_writer(url) as writer:
-        try:
-            writer.write_many(payloads, type, subtype)
-            if jsonl is not None:
-                for lines in read_lines(jsonl):
-                    messages = [
-                        message_from_json(line, jsonl, number, type, subtype)
-                        for number, line in lines
-                    ]
-                    writer.write_batch(batch_from_messages(messages))
-            writer.flush()
-        except PenstockError:
-            note(f"penstock: stopped after {writer.statistics().messages} messages")
-            raise
-        written = writer.statistics()
-    plural = "" if written.messages == 1 else "s"
-    typer.echo(f"{written.messages} message{plural} written ({format_size(written.bytes)})")
+    with open_writer(url) as writer, progress_told(lambda: _written(writer.statistics())):
+        writer.write_many(payloads, type, subtype)
+        if jsonl is not None:
+            for lines in read_lines(jsonl):
+                messages = [
+                    message_from_json(line, jsonl, number, type, subtype) for number, line in lines
+                ]
+                writer.write_batch(batch_from_messages(messages))
+        writer.flush()
+        typer.echo(_written(writer.statistics()))
+
+
+def _written(so_far: WriterStatistics) -> str:
+    plural = "" if so_far.messages == 1 else "s"
+    return f"{so_far.messages} message{plural} written ({format_size(so_far.bytes)})"
 
 
 def _read_file(path: Path) -> bytes:
@@ -140,9 +141,13 @@ def cat(
         raise typer.BadParameter("give at most one of --json, --raw and --hex")
     chosen = {as_json: _Format.JSON, raw: _Format.RAW, hex: _Format.HEX}.get(True, _Format.TEXT)
     encode = _ENCODERS[chosen]
-    out = sys.stdout.buffer
     options = {} if type is None else {"type": type}
-    with open_reader(url, start, **options) as reader, stop_on_signal() as stop:
+    with (
+        open_reader(url, start, **options) as reader,
+        losses_named(reader, live=follow),
+        standard_output() as out,
+        stop_on_signal() as stop,
+    ):
         newest = None if follow else reader.newest_seq()
         left = sys.maxsize if count is None else count
         while left > 0 and not stop():
@@ -154,9 +159,10 @@ def cat(
             if not follow and (not messages or (newest is not None and messages[-1].seq >= newest)):
                 break
         out.flush()
+        if stop() and not follow:
+            raise KeyboardInterrupt
         lost = reader.statistics().lost
     if lost:
-        note(f"penstock: {lost} message{'' if lost == 1 else 's'} lost in all")
         raise typer.Exit(LOST)
 
 
@@ -200,7 +206,11 @@ def cp(
 
     Messages that were lost are named on stderr, and the exit code is then 3.
     """
-    with open_reader(source, start) as reader, open_writer(target) as writer:
+    with (
+        open_reader(source, start) as reader,
+        losses_named(reader, live=follow),
+        open_writer(target) as writer,
+    ):
         lacking = fields_lost(reader, writer)
         if lacking:
             what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())
@@ -209,15 +219,27 @@ def cp(
                     f"{target} cannot carry every field: {what}", hint="copy without --strict"
                 )
             note(f"penstock: {target}: {what}")
-        with stop_on_signal() as stop, _progress() as progress:
+
+        def how_far() -> str:
+            written = writer.statistics()
+            return _copied(written.messages, written.bytes)
+
+        with (
+            progress_told(how_far),
+            stop_on_signal() as stop,
+            _progress() as progress,
+        ):
             task = progress.add_task("starting", total=None)
 
             def show(so_far: CopyStatistics) -> None:
                 progress.update(task, description=_describe(so_far), completed=so_far.copied)
 
             done = copy(reader, writer, follow=follow, on_progress=show, should_stop=stop)
+            if stop() and not follow:
+                raise KeyboardInterrupt
+        lost = reader.statistics().lost
     typer.echo(_describe(done))
-    if done.lost:
+    if lost:
         raise typer.Exit(LOST)
 
 
@@ -228,10 +250,14 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
         console=error_console,
         transient=True,
+        disable=not error_console.is_terminal,
     )
 
 
 def _describe(so_far: CopyStatistics) -> str:
-    plural = "" if so_far.copied == 1 else "s"
     lost = f", {so_far.lost:,} lost" if so_far.lost else ""
-    return f"{so_far.copied:,} message{plural} copied ({format_size(so_far.bytes)}){lost}"
+    return _copied(so_far.copied, so_far.bytes) + lost
+
+
+def _copied(messages: int, bytes: int) -> str:
+    return f"{messages:,} message{'' if messages == 1 else 's'} copied ({format_size(bytes)})"

@@ -9,15 +9,19 @@ import typer
 from rich.table import Table
 
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, console
+from penstock.cli.output import bar, console, note
 from penstock.core import endpoints
 from penstock.core.units import format_duration, format_size, format_time
+from penstock.core.url import URL
 from penstock.queue import endpoint as fmq
 
 if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
 
 __all__ = ["add_to"]
+
+#: Options that people give to `create` and expect to find kept. A queue has no place for them.
+_OF_EACH_WRITER = ("blocking", "compress")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,6 +51,9 @@ def create(
         f"created {made.url.partition('?')[0]}: {made.layout}, in {made.storage}, "
         f"{made.slots:,} slots, {format_size(made.buffer_size)}"
     )
+    given = [option for option in _OF_EACH_WRITER if option in URL.parse(url).options]
+    if given:
+        note(f"penstock: not kept in the queue, give it to each writer: {', '.join(given)}")
 
 
 def info(

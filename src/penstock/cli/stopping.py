@@ -6,11 +6,16 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
+from penstock.cli.output import note
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["StopSign", "stop_on_signal"]
+__all__ = ["StopSign", "progress_told", "stop_on_signal"]
+
+#: Seconds that a loop has to see the sign: it may be held up, by a full queue or a full pipe.
+_GRACE = 1.0
 
 
 class StopSign:
@@ -25,21 +30,45 @@ class StopSign:
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[StopSign]:
-    """Let Ctrl-C and SIGTERM end a loop between two messages; a second one ends it at once."""
+    """Let Ctrl-C and SIGTERM end a loop between two messages.
+
+    A loop that does not end soon, or a second signal, is ended at once.
+
+    :raises KeyboardInterrupt: it was ended at once.
+    """
     sign = StopSign()
-    signals = (signal.SIGINT, signal.SIGTERM)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
         sign.is_up = True
-        restore()
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, before[one])
+        signal.setitimer(signal.ITIMER_REAL, _GRACE)
 
-    def restore() -> None:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    before = {one: signal.signal(one, stop) for one in signals}
+    handlers = {
+        signal.SIGINT: stop,
+        signal.SIGTERM: stop,
+        signal.SIGALRM: signal.default_int_handler,
+    }
+    before = {one: signal.getsignal(one) for one in handlers}
+    for one, handler in handlers.items():
+        signal.signal(one, handler)
     try:
         yield sign
     finally:
-        restore()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for one, earlier in before.items():
+            signal.signal(one, earlier)
+
+
+@contextlib.contextmanager
+def progress_told(progress: Callable[[], str]) -> Iterator[None]:
+    """When the block ends early, say how far it came: with the error, or alone after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"penstock: interrupted; {progress()}")
+        raise
+    except Exception as error:
+        error.add_note(progress())
+        raise

@@ -74,7 +74,10 @@ def look(queue: QueueBytes) -> Found | None:
     )
     if not right or len(stat) < 56 + 40 * nslots or len(buf) < buf_size:
         return None
-    span = 0 if old_slot < 0 else (young_slot - old_slot) % nslots + 1
+    all_freed = young_id >= 0 and tail == 0 and old_slot == (young_slot + 1) % nslots
+    if old_slot >= 0 and tail < 12 and not all_freed:  # messages need room
+        return None
+    span = 0 if old_slot < 0 or all_freed else (young_slot - old_slot) % nslots + 1
     young = young_id + (10**9 if span > young_id + 1 > 0 else 0)
     first = young - span + 1
     payloads: dict[int, bytes | None] = {}

@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,7 +40,7 @@ enum { ID_COUNT = 1000000000 };
 enum { CHUNK_MESSAGES = 256, CHUNK_BYTES = 4 << 20, WINDOW_SLOTS = 128, SMALL_FRAME = 4096 };
 
 /* What append() reports (mirrored in _appender.pyi); the last two stay in this file. */
-enum Outcome { WRITTEN, BUSY, GONE, IRREGULAR, TOO_LARGE, WAIT, CHUNK_FULL, OS_ERROR };
+enum Outcome { WRITTEN, BUSY, GONE, IRREGULAR, TOO_LARGE, WAIT, FORKED, CHUNK_FULL, OS_ERROR };
 
 typedef struct {
     int32_t magic, youngest_id, youngest_slot, oldest_slot, nslots, buf_size;
@@ -70,12 +71,19 @@ typedef struct {
     Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
     int shm_key, stat_shm_id, buf_shm_id;
     Entry *entries; /* scratch for one chunk */
+    bool busy;      /* a thread is in here, without the interpreter's lock */
+    unsigned forks; /* of this process, when the files were opened */
     /* Slots read ahead, because messages free a run of them. They hold as long as the status is
      * the one that was written here last: then nobody else wrote meanwhile. */
     Status written;
     int32_t window_base, window_start, window_end;
     Slot window[WINDOW_SLOTS];
 } Appender;
+
+/* How often this process is a child of the one that loaded us. The lock belongs to the open file,
+ * which a child shares with its parent: it has to open its own. */
+static unsigned forks;
+static void count_fork(void) { forks++; }
 
 /* The plan for one chunk: what the status will be, and which slots are freed for it. */
 typedef struct {
@@ -226,6 +234,13 @@ static bool is_gone(Appender *a)
 static int32_t next_slot(const Status *s, int32_t slot) { return slot >= s->nslots - 1 ? 0 : slot + 1; }
 static int32_t next_id(int32_t id) { return id >= ID_COUNT - 1 ? 0 : id + 1; }
 
+/* There were messages, and a writer that died had freed them all (see recovery.py). */
+static bool is_all_freed(const Status *s)
+{
+    return s->youngest_id >= 0 && s->begin_append == 0 &&
+           s->oldest_slot == next_slot(s, s->youngest_slot);
+}
+
 static bool is_sane(const Status *s)
 {
     return s->magic == STATUS_MAGIC && (s->checksum == 0 || s->checksum == status_checksum(s)) &&
@@ -233,6 +248,7 @@ static bool is_sane(const Status *s)
            s->youngest_slot >= -1 && s->youngest_slot < s->nslots && s->oldest_slot >= -1 &&
            s->oldest_slot < s->nslots && (s->youngest_slot < 0) == (s->youngest_id < 0) &&
            (s->oldest_slot < 0 || s->youngest_slot >= 0) &&
+           (s->oldest_slot < 0 || s->begin_append >= FRAME_EXTRA || is_all_freed(s)) &&
            0 <= s->begin_insert && s->begin_insert <= s->end_insert &&
            s->end_insert <= s->begin_append && s->begin_append <= s->buf_size;
 }
@@ -446,6 +462,8 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
         (in_memory(a) && (STATUS_SIZE + (int64_t)SLOT_SIZE * p.status.nslots > a->stat_mem.len ||
                           p.status.buf_size > a->buf_mem.len)))
         return IRREGULAR;
+    if (is_all_freed(&p.status))
+        p.status.oldest_slot = -1; /* there is none: the next message will be it */
     p.published = p.status.youngest_id;
     p.published_slot = p.status.youngest_slot;
 
@@ -516,6 +534,9 @@ static int append_chunk(Appender *a, int n, int32_t now, bool blocking, bool hel
 {
     enum Outcome outcome;
     int saved_errno = 0;
+    if (a->forks != forks)
+        return FORKED;
+    a->busy = true;
     Py_BEGIN_ALLOW_THREADS
     if (!held && set_lock(a, F_WRLCK) != 0) {
         outcome = errno == EAGAIN || errno == EACCES ? BUSY : OS_ERROR;
@@ -527,10 +548,20 @@ static int append_chunk(Appender *a, int n, int32_t now, bool blocking, bool hel
             set_lock(a, F_UNLCK);
     }
     Py_END_ALLOW_THREADS
+    a->busy = false;
     if (outcome != OS_ERROR)
         return (int)outcome;
     errno = saved_errno;
     PyErr_SetFromErrno(PyExc_OSError);
+    return -1;
+}
+
+static int refuse_second_thread(const Appender *a)
+{
+    if (!a->busy)
+        return 0;
+    PyErr_SetString(PyExc_RuntimeError, "a writer is not safe to share between threads: "
+                                        "give each its own, or a lock");
     return -1;
 }
 
@@ -543,6 +574,8 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
     Py_ssize_t start = PyLong_AsSsize_t(args[1]), total = PyList_GET_SIZE(args[0]);
     int blocking = PyObject_IsTrue(args[3]), held = PyObject_IsTrue(args[4]);
     if (PyErr_Occurred() || read_int32(args[2], &now) != 0)
+        return NULL;
+    if (refuse_second_thread(a) != 0)
         return NULL;
     if (start < 0 || start >= total)
         return PyErr_Format(PyExc_IndexError, "there is no entry %zd", start);
@@ -568,7 +601,7 @@ static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_s
     if (nargs != 5)
         return PyErr_Format(PyExc_TypeError, "append_one(payload, type, subtype, now, blocking)");
     int blocking = PyObject_IsTrue(args[4]);
-    if (blocking < 0 || read_int32(args[1], &e->type) != 0 ||
+    if (blocking < 0 || refuse_second_thread(a) != 0 || read_int32(args[1], &e->type) != 0 ||
         read_int32(args[2], &e->subtype) != 0 || read_int32(args[3], &e->time) != 0 ||
         PyObject_GetBuffer(args[0], &e->payload, PyBUF_SIMPLE) != 0)
         return NULL;
@@ -597,6 +630,7 @@ static int Appender_init(PyObject *self, PyObject *args, PyObject *kwargs)
                                      &a->buf_fd, &a->stat_mem, &a->buf_mem, &a->shm_key,
                                      &a->stat_shm_id, &a->buf_shm_id))
         return -1;
+    a->forks = forks;
     a->entries = PyMem_Calloc(CHUNK_MESSAGES, sizeof(Entry));
     return a->entries == NULL ? (PyErr_NoMemory(), -1) : 0;
 }
@@ -632,6 +666,10 @@ static PyType_Spec Appender_spec = {.name = "penstock.queue.classic._appender.Ap
 
 static int module_exec(PyObject *module)
 {
+    if (pthread_atfork(NULL, NULL, count_fork) != 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
     PyObject *type = PyType_FromSpec(&Appender_spec);
     if (type == NULL || PyModule_AddObjectRef(module, "Appender", type) != 0) {
         Py_XDECREF(type);
@@ -643,7 +681,8 @@ static int module_exec(PyObject *module)
            PyModule_AddIntConstant(module, "GONE", GONE) ||
            PyModule_AddIntConstant(module, "IRREGULAR", IRREGULAR) ||
            PyModule_AddIntConstant(module, "TOO_LARGE", TOO_LARGE) ||
-           PyModule_AddIntConstant(module, "WAIT", WAIT) ? -1 : 0;
+           PyModule_AddIntConstant(module, "WAIT", WAIT) ||
+           PyModule_AddIntConstant(module, "FORKED", FORKED) ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

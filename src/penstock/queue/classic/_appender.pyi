@@ -12,6 +12,8 @@ IRREGULAR: int
 TOO_LARGE: int
 #: The reader of a blocking queue has to move on first.
 WAIT: int
+#: This process is a child of the one that opened the files: open them again.
+FORKED: int
 
 #: payload, uncompressed length, type, subtype, time in seconds, 1 if compressed
 Entry: TypeAlias = tuple[bytes | bytearray | memoryview, int, int, int, int, int]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from penstock.core.errors import AlreadyExists, NotFound
 from penstock.queue.classic.device import (
     Device,
     FileDevice,
     SharedMemoryDevice,
+    keys_are_taken,
+    lock_held,
+    open_lock_file,
     shared_memory_key,
     storage_errors,
 )
@@ -62,25 +67,48 @@ def create_queue(
     :raises AlreadyExists: there is a queue and `replace` is not set.
     :raises StorageError: the operating system refuses.
     """
-    key = shared_memory_key(path)
     if not replace and exists(path):
         raise AlreadyExists(
             f"there is a queue at {path} already", hint="penstock create --replace empties it"
         )
+    status = Status.of_empty_queue(nslots, buf_size, now)
+    key = shared_memory_key(path)
     with storage_errors("creating", path):
-        device: Device
         if key is None:
-            device = FileDevice.open_or_make(path)
-        else:
-            device = SharedMemoryDevice.make(path, key, stat_size(nslots), buf_size)
-        try:
-            with device.locked(lock_timeout):
-                if replace or is_blank(device):  # else somebody was quicker
-                    initialise(device, Status.of_empty_queue(nslots, buf_size, now))
-        except BaseException:
-            device.close()
-            raise
+            return _create_files(path, status, replace, lock_timeout)
+        return _create_segments(path, key, status, replace, lock_timeout)
+
+
+def _create_files(path: str, status: Status, replace: bool, lock_timeout: float) -> Device:
+    device = FileDevice.open_or_make(path)
+    try:
+        with device.locked(lock_timeout):
+            if replace or is_blank(device):  # else somebody was quicker
+                initialise(device, status)
+    except BaseException:
+        device.close()
+        raise
     return device
+
+
+def _create_segments(
+    path: str, key: int, status: Status, replace: bool, lock_timeout: float
+) -> Device:
+    # Under the lock from the start: making a segment may mean to remove a smaller one.
+    lock = open_lock_file(path)
+    try:
+        with lock_held(lock, path, lock_timeout):
+            needed = stat_size(status.nslots), status.buf_size
+            device = SharedMemoryDevice.make(path, key, *needed, replace=replace)
+            fits = all(have >= need for have, need in zip(device.sizes(), needed, strict=True))
+            if fits and (replace or is_blank(device)):
+                initialise(device, status)
+            if fits or not is_blank(device):  # else somebody was quicker
+                return device
+            device.close()
+            raise keys_are_taken(path, key)
+    finally:
+        os.close(lock)
 
 
 def is_blank(device: Device) -> bool:

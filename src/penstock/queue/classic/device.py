@@ -13,7 +13,14 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import InvalidURL, LockTimeout, NotFound, PenstockError, StorageError
+from penstock.core.errors import (
+    AlreadyExists,
+    InvalidURL,
+    LockTimeout,
+    NotFound,
+    PenstockError,
+    StorageError,
+)
 from penstock.queue.classic import sysv
 from penstock.queue.classic._appender import Appender
 from penstock.queue.classic.layout import LAST_ID_READ_OFFSET, SLOT_SIZE, slot_offset
@@ -25,6 +32,9 @@ __all__ = [
     "Device",
     "FileDevice",
     "SharedMemoryDevice",
+    "keys_are_taken",
+    "lock_held",
+    "open_lock_file",
     "shared_memory_key",
     "storage_error",
     "storage_errors",
@@ -91,6 +101,44 @@ def shared_memory_key(path: str) -> int | None:
     return key
 
 
+@contextlib.contextmanager
+def lock_held(fd: int, path: str, timeout: float) -> Iterator[None]:
+    """Hold the writers' lock of a queue, the same one as LROSE's (spec lrose 1.11).
+
+    An open-file-description lock conflicts with LROSE's, and is not dropped when the file is
+    closed elsewhere in this process.
+
+    :raises LockTimeout: another writer held it all that time.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_LOCK_PAUSE
+    while not _try_lock(fd):
+        if time.monotonic() >= deadline:
+            raise LockTimeout(
+                f"{path}: another writer{_lock_holder(fd)} held the lock for {timeout:g} s",
+                hint="end or resume that process, or allow more time with lock_timeout=",
+            )
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_LOCK_PAUSE)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _UNLOCK)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _lock_holder(fd: int) -> str:
+    pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK))[4]
+    return f" (process {pid})" if pid > 0 else ""
+
+
 class Device(ABC):
     """The two parts of a queue, `stat` and `buf`, and its writers' lock."""
 
@@ -151,39 +199,9 @@ class Device(ABC):
 
     @contextlib.contextmanager
     def locked(self, timeout: float) -> Iterator[None]:
-        """Hold the writers' lock, the same one as LROSE's (spec lrose 1.11).
-
-        An open-file-description lock conflicts with LROSE's, and is not dropped when the file is
-        closed elsewhere in this process.
-
-        :raises LockTimeout: another writer held it all that time.
-        """
-        deadline = time.monotonic() + timeout
-        pause = _FIRST_LOCK_PAUSE
-        while not self._try_lock():
-            if time.monotonic() >= deadline:
-                raise LockTimeout(
-                    f"{self.path}: another writer{self._holder()} held the lock for {timeout:g} s",
-                    hint="end or resume that process, or allow more time with lock_timeout=",
-                )
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_LOCK_PAUSE)
-        try:
+        """Hold the writers' lock; see `lock_held`."""
+        with lock_held(self._lock_fd, self.path, timeout):
             yield
-        finally:
-            fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, _UNLOCK)
-
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, _LOCK)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
-
-    def _holder(self) -> str:
-        found = _FLOCK.unpack(fcntl.fcntl(self._lock_fd, fcntl.F_OFD_GETLK, _LOCK))
-        pid = found[4]
-        return f" (process {pid})" if pid > 0 else ""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -298,35 +316,48 @@ class SharedMemoryDevice(Device):
 
         :raises NotFound: one of its segments is missing.
         """
-        ids = [sysv.find(key), sysv.find(key + 1)]
-        for part, id in enumerate(ids):
+        ids = []
+        for part in (key, key + 1):
+            id = sysv.find(part)
             if id is None:
                 raise NotFound(
-                    f"there is no queue at {path} (shared memory key {key + part} does not exist)",
+                    f"there is no queue at {path} (shared memory key {part} does not exist)",
                     hint=f"create one: penstock create 'fmq:{path}?layout=classic'",
                 )
-        stat_id, buf_id = ids
-        assert stat_id is not None
-        assert buf_id is not None
-        return cls._attach(path, key, stat_id, buf_id, writable=writable)
+            ids.append(id)
+        return cls._attach(path, key, ids, writable=writable)
 
     @classmethod
-    def make(cls, path: str, key: int, stat_size: int, buf_size: int) -> SharedMemoryDevice:
-        """Attach to the segments, and make them where they are missing or too small."""
-        stat_id = sysv.create(key, stat_size)
-        buf_id = sysv.create(key + 1, buf_size)
-        return cls._attach(path, key, stat_id, buf_id, writable=True)
-
-    @classmethod
-    def _attach(
-        cls, path: str, key: int, stat_id: int, buf_id: int, *, writable: bool
+    def make(
+        cls, path: str, key: int, stat_size: int, buf_size: int, *, replace: bool
     ) -> SharedMemoryDevice:
-        lock_fd = -1
-        if writable:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        stat = sysv.attach(stat_id, writable=writable)
-        return cls(path, key, lock_fd, stat, sysv.attach(buf_id, writable=writable))
+        """Make the segments, or take up those of a queue that is there. Hold the lock.
+
+        :raises AlreadyExists: a key belongs to something else, and `replace` is not set.
+        """
+        sizes = {key: stat_size, key + 1: buf_size}
+        found = {part: sysv.find(part) for part in sizes}
+        is_half = sum(id is None for id in found.values()) == 1
+        if is_half and not replace:
+            raise keys_are_taken(path, key)
+        ids = [
+            sysv.create(part, size) if replace or found[part] is None else found[part]
+            for part, size in sizes.items()
+        ]
+        return cls._attach(path, key, [id for id in ids if id is not None], writable=True)
+
+    @classmethod
+    def _attach(cls, path: str, key: int, ids: list[int], *, writable: bool) -> SharedMemoryDevice:
+        with contextlib.ExitStack() as undo:
+            lock_fd = -1
+            if writable:
+                lock_fd = open_lock_file(path)
+                undo.callback(os.close, lock_fd)
+            stat = sysv.attach(ids[0], writable=writable)
+            undo.callback(stat.detach)
+            buf = sysv.attach(ids[1], writable=writable)
+            undo.pop_all()
+        return cls(path, key, lock_fd, stat, buf)
 
     def read_stat(self, offset: int, size: int) -> bytes:
         return bytes(self._stat.memory[offset : offset + size])
@@ -374,6 +405,21 @@ class SharedMemoryDevice(Device):
         self._buf.detach()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
+
+
+def keys_are_taken(path: str, key: int) -> AlreadyExists:
+    """Say that something else is where a shared-memory queue should be."""
+    return AlreadyExists(
+        f"{path} needs the shared memory keys {key} and {key + 1}, and something that is not this "
+        "queue has one of them",
+        hint="choose another number (ipcs -m lists those in use), or penstock create --replace",
+    )
+
+
+def open_lock_file(path: str) -> int:
+    """Open the file that the writers of a shared-memory queue lock; make it if it is missing."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

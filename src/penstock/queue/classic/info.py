@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from penstock.core.info import StreamInfo
 from penstock.queue.classic.creation import open_device
-from penstock.queue.classic.layout import ID_COUNT
-from penstock.queue.classic.slots import live_slots
+from penstock.queue.classic.device import storage_errors
+from penstock.queue.classic.layout import Slot
+from penstock.queue.classic.slots import live_table, youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
 
 __all__ = ["describe_queue"]
@@ -21,19 +22,20 @@ def describe_queue(url: str, path: str) -> StreamInfo:
     """
     device = open_device(path, writable=False)
     try:
-        status = read_status(device)
-        check_sizes(device, status)
-        live = [slot for _, slot in live_slots(device, status) if slot.active == 1]
+        with storage_errors("reading", path):
+            status = read_status(device)
+            check_sizes(device, status)
+            slots, is_theirs = live_table(device, status)
         storage = device.storage
     finally:
         device.close()
+    live = [Slot._make(row) for row in slots[is_theirs].tolist()]
     used = sum(slot.stored_len for slot in live)
     times = [slot.time for slot in live]
     youngest = oldest = None
     if live:
-        wrapped = len(live) > status.youngest_id + 1
-        youngest = status.youngest_id + (ID_COUNT if wrapped else 0)
-        oldest = youngest - (status.youngest_id - live[0].id) % ID_COUNT
+        youngest = youngest_seq(status)
+        oldest = youngest - len(slots) + 1 + int(is_theirs.argmax())
     return StreamInfo(
         url=url,
         layout="classic",

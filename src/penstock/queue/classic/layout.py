@@ -120,6 +120,12 @@ class Status(NamedTuple):
         )
 
     @property
+    def is_all_freed(self) -> bool:
+        """True when there were messages and every one was freed: the next one is the oldest."""
+        following = 0 if self.youngest_slot >= self.nslots - 1 else self.youngest_slot + 1
+        return self.youngest_id >= 0 and self.begin_append == 0 and self.oldest_slot == following
+
+    @property
     def checksum_holds(self) -> bool:
         """True for a right checksum, and for 0: a writer of old that made none."""
         return self.checksum in (0, self.computed_checksum())

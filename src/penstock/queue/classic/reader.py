@@ -20,6 +20,7 @@ from penstock.queue.classic.layout import (
     ID_COUNT,
     SLOT_SIZE,
     STATUS_SIZE,
+    Slot,
     decode_slots,
     id_distance,
     slot_checksums_hold,
@@ -27,8 +28,14 @@ from penstock.queue.classic.layout import (
 )
 from penstock.queue.classic.options import CANNOT_CARRY
 from penstock.queue.classic.progress import Progress
-from penstock.queue.classic.slots import live_slots, live_span, slot_is_passed_on
-from penstock.queue.classic.status import PATIENCE, check_sizes, read_status
+from penstock.queue.classic.slots import (
+    live_slots,
+    live_span,
+    live_table,
+    slot_is_passed_on,
+    youngest_seq,
+)
+from penstock.queue.classic.status import PATIENCE, NotYetMade, check_sizes, read_status
 from penstock.queue.classic.watch import Sleeper
 
 if TYPE_CHECKING:
@@ -41,6 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["ClassicReader"]
 
 log = logging.getLogger(__name__)
+
+#: Columns of a table of slots.
+_ID, _TIME = Slot._fields.index("id"), Slot._fields.index("time")
 
 #: Messages copied ahead of a caller that asks for one at a time.
 _READ_AHEAD = 256
@@ -61,7 +71,7 @@ class ClassicReader(Reader):
         super().__init__(url)
         self._path = path
         self._options = options
-        self._device = _open_when_there(path, options.wait)
+        self._device, status = _open_when_there(path, options.wait)
         self._closed = False
         self._messages = 0
         self._bytes = 0
@@ -77,7 +87,7 @@ class ClassicReader(Reader):
         self._looked_at_path = time.monotonic()
         try:
             with storage_errors("reading", path):
-                self._meet(read_status(self._device))
+                self._meet(status)
                 check_sizes(self._device, self._status)
             self.seek(start)
         except BaseException:
@@ -89,9 +99,7 @@ class ClassicReader(Reader):
     def _meet(self, status: Status) -> None:
         """Take a queue as new: number its messages from its own ids."""
         self._status = status
-        self._youngest = status.youngest_id
-        if live_span(status) > status.youngest_id + 1 > 0:
-            self._youngest += ID_COUNT  # the oldest are from before the ids began again
+        self._youngest = youngest_seq(status)
         self._next = 0
         self._last_slot: tuple[int, bytes] | None = None
         self._idle_status = b""
@@ -190,22 +198,27 @@ class ClassicReader(Reader):
         self._last_slot = None
 
     def _first_at(self, status: Status, second: int) -> int:
-        # The slots say the second only. All messages of that second may be meant.
-        for index, slot in live_slots(self._device, status):
-            if slot.active == 1 and slot.time >= second:
-                return self._youngest - (status.youngest_slot - index) % status.nslots
-        return self._youngest + 1
+        # The slots say the second only. All messages of that second may be meant. They need not
+        # be in order of time: a writer may have given its own.
+        slots, is_theirs = live_table(self._device, status)
+        late_enough = is_theirs & (slots[:, _TIME] >= second)
+        if not late_enough.any():
+            return self._youngest + 1
+        return self._youngest - len(slots) + 1 + int(late_enough.argmax())
 
     def _renumbered(self, seq: int) -> int:
         """Find a number given by an earlier reader, which may have counted more rounds of ids."""
-        ahead = id_distance(seq % ID_COUNT, self._youngest % ID_COUNT)
-        if ahead > 1:
+        if seq <= self._youngest + 1:
+            return seq
+        rounds = -(-(seq - 1 - self._youngest) // ID_COUNT)
+        youngest = self._youngest + rounds * ID_COUNT
+        if youngest - seq > ID_COUNT // 2:  # rather a number that is not there yet
             raise PositionError(
                 f"{self.url} has no message {seq} yet: the youngest is {self._youngest}",
                 hint="use end to wait for the next message",
             )
-        self._youngest = max(self._youngest, seq - ahead)
-        return max(self._youngest + ahead, 0)
+        self._youngest = youngest
+        return seq
 
     def seek_back(self, messages: int = 1) -> None:
         """Step back, so that the last message(s) are read again; not past the oldest."""
@@ -220,11 +233,11 @@ class ClassicReader(Reader):
         """
         self._check_open()
         status = self._refresh()
-        for index, slot in live_slots(self._device, status):
-            if slot.active == 1 and slot.id == id:
-                behind = self._youngest - (status.youngest_slot - index) % status.nslots + 1
-                self._stand_at(behind)
-                return
+        slots, is_theirs = live_table(self._device, status)
+        matches = is_theirs & (slots[:, _ID] == id)
+        if matches.any():
+            self._stand_at(self._youngest - len(slots) + 2 + int(matches.argmax()))
+            return
         raise PositionError(f"{self.url} holds no message with id {id}")
 
     def _position(self) -> int:
@@ -318,7 +331,10 @@ class ClassicReader(Reader):
                 return None
             deadline: float | None = None
             while True:
-                status = self._refresh()
+                try:
+                    status = self._refresh()
+                except NotYetMade:  # somebody creates it anew
+                    return None
                 if self._next > self._youngest:
                     self._rest()
                     return None
@@ -415,7 +431,11 @@ class ClassicReader(Reader):
     # --- the rest ---------------------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
-        held = len(self._ready)
+        # With a filter, those that `_ready` skips are not looked at yet either.
+        filtering = self._options.type is not None
+        held = 0
+        if self._ready:
+            held = self._copied_to - self._ready[0].seq if filtering else len(self._ready)
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -431,6 +451,11 @@ class ClassicReader(Reader):
         if self._closed:
             raise Closed(f"{self.url} was closed")
 
+    def __del__(self) -> None:
+        # Who forgets to close should not run out of files.
+        if not getattr(self, "_closed", True):
+            self.close()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -439,12 +464,19 @@ class ClassicReader(Reader):
             self._device.close()
 
 
-def _open_when_there(path: str, patience: float) -> Device:
+def _open_when_there(path: str, patience: float) -> tuple[Device, Status]:
+    """Open a queue, once it is there and was made to its end."""
     deadline = time.monotonic() + patience
     while True:
         try:
-            return open_device(path, writable=False)
-        except NotFound:
+            device = open_device(path, writable=False)
+            try:
+                with storage_errors("reading", path):
+                    return device, read_status(device)
+            except BaseException:
+                device.close()
+                raise
+        except (NotFound, NotYetMade):
             if time.monotonic() >= deadline:
                 raise
         time.sleep(0.05)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.core.errors import DamagedQueue
 from penstock.queue.classic.layout import ID_COUNT
 from penstock.queue.classic.slots import (
     check_slots,
     live_slots,
     live_span,
+    slot_fault,
     slot_is_passed_on,
 )
 from penstock.queue.classic.status import check_sizes, read_status
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.queue.classic.device import Device
     from penstock.queue.classic.layout import Status
 
-__all__ = ["eviction_is_unfinished", "finish_eviction"]
+__all__ = ["eviction_is_unfinished", "finish_eviction", "finished_status"]
 
 
 def eviction_is_unfinished(device: Device, status: Status) -> bool:
@@ -39,29 +41,44 @@ def finish_eviction(device: Device, now: int) -> Status:
     """
     status = read_status(device)
     check_sizes(device, status)
-    if status.oldest_slot < 0:
+    finished = finished_status(device, status)
+    if finished != status:
+        device.write_stat(0, finished._replace(time_written=now).sealed().encode())
+    return finished
+
+
+def finished_status(device: Device, status: Status) -> Status:
+    """Return what the status will be once the eviction in it is complete.
+
+    :raises DamagedQueue: the slots do not add up even so.
+    """
+    if live_span(status) == 0:
         return status
     oldest_id = status.youngest_id - live_span(status) + 1
     first_live = next(
         (
-            (index, slot)
+            (index, slot, (oldest_id + age) % ID_COUNT)
             for age, (index, slot) in enumerate(live_slots(device, status))
             if not slot_is_passed_on(slot, (oldest_id + age) % ID_COUNT, status.nslots)
         ),
         None,
     )
-    if first_live is None:
-        finished = status._replace(
-            oldest_slot=-1, begin_insert=0, end_insert=0, begin_append=0, append_mode=1
+    if first_live is None:  # as LROSE has it in between: the oldest is the next one written
+        oldest = (status.youngest_slot + 1) % status.nslots
+        return status._replace(
+            oldest_slot=oldest, begin_insert=0, end_insert=0, begin_append=0, append_mode=1
         )
-    else:
-        index, slot = first_live
-        finished = status._replace(oldest_slot=index, end_insert=slot.offset)
-        if slot.offset < status.end_insert:  # the gap had reached the tail on the way
-            finished = finished._replace(
-                begin_append=status.begin_insert, begin_insert=0, append_mode=1
-            )
-        check_slots(device, finished)
-    if finished != status:
-        device.write_stat(0, finished._replace(time_written=now).sealed().encode())
+    index, slot, id = first_live
+    fault = slot_fault(device.path, status, index, slot, id)
+    if fault is not None:
+        raise fault
+    finished = status._replace(oldest_slot=index, end_insert=slot.offset)
+    if slot.offset < status.end_insert:  # the gap had reached the tail on the way
+        finished = finished._replace(
+            begin_append=status.begin_insert, begin_insert=0, append_mode=1
+        )
+    if finished.begin_append == 0:  # no room for the message that is there
+        needed = slot.offset + slot.stored_len
+        raise DamagedQueue(device.path, "begin_append", 32, f"{needed} or more", 0)
+    check_slots(device, finished)
     return finished

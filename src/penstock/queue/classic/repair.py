@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,8 @@ from penstock.queue.classic.layout import (
     slot_offset,
     stat_size,
 )
-from penstock.queue.classic.slots import check_slots, live_slots
+from penstock.queue.classic.recovery import finished_status
+from penstock.queue.classic.slots import live_slots
 from penstock.queue.classic.status import check_sizes, read_status, status_fault
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ def check_queue(device: Device) -> int:
     """
     status = read_status(device)
     check_sizes(device, status)
-    check_slots(device, status)
+    status = finished_status(device, status)  # as the next writer will, after one that died
     count = 0
     for index, slot in live_slots(device, status):
         fault = explain_fault(device, status, index, slot.id)
@@ -127,7 +129,11 @@ def _youngest_id(kept: list[_Kept]) -> int:
 
 def _back_up(device: Device) -> tuple[Path, Path]:
     table, buffer = device.sizes()
-    stat, buf = Path(f"{device.path}.stat.damaged"), Path(f"{device.path}.buf.damaged")
+    for number in itertools.count(1):  # never over an earlier one
+        stat = Path(f"{device.path}.stat.damaged-{number}")
+        buf = Path(f"{device.path}.buf.damaged-{number}")
+        if not stat.exists() and not buf.exists():
+            break
     stat.write_bytes(device.read_stat(0, table))
     buf.write_bytes(device.read_buf(0, buffer))
     return stat, buf

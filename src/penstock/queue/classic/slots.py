@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.core.errors import DamagedQueue
 from penstock.queue.classic.layout import (
     FRAME_EXTRA,
     ID_COUNT,
     SLOT_SIZE,
     Slot,
+    Slots,
     Status,
     decode_slots,
     id_distance,
@@ -21,9 +24,19 @@ from penstock.queue.classic.status import REPAIR_HINT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
     from penstock.queue.classic.device import Device
 
-__all__ = ["check_slots", "live_slots", "live_span", "slot_fault", "slot_is_passed_on"]
+__all__ = [
+    "check_slots",
+    "live_slots",
+    "live_span",
+    "live_table",
+    "slot_fault",
+    "slot_is_passed_on",
+    "youngest_seq",
+]
 
 #: Who asks wants the first few, or all: read ahead more and more.
 _FIRST_READ = 32
@@ -55,9 +68,31 @@ def live_slots(device: Device, status: Status) -> Iterator[tuple[int, Slot]]:
 
 def live_span(status: Status) -> int:
     """Return how many slots there are from the oldest to the youngest."""
-    if status.oldest_slot < 0:
+    if status.oldest_slot < 0 or status.is_all_freed:
         return 0
     return (status.youngest_slot - status.oldest_slot) % status.nslots + 1
+
+
+def youngest_seq(status: Status) -> int:
+    """Return the number of the youngest message: its id, or that of the second round of ids."""
+    if live_span(status) > status.youngest_id + 1 > 0:
+        return status.youngest_id + ID_COUNT  # the oldest are from before the ids began again
+    return status.youngest_id
+
+
+def live_table(device: Device, status: Status) -> tuple[Slots, npt.NDArray[np.bool_]]:
+    """Return the slots from the oldest to the youngest, and which of them still are theirs.
+
+    A writer may free them, or give them to others, while they are read.
+    """
+    span = live_span(status)
+    if span == 0:
+        return decode_slots(b""), np.zeros(0, np.bool_)
+    data = device.read_slots(status.oldest_slot, span, status.nslots)
+    slots = decode_slots(data[: len(data) // SLOT_SIZE * SLOT_SIZE])
+    ids = (status.youngest_id - span + 1 + np.arange(len(slots))) % ID_COUNT
+    is_theirs: npt.NDArray[np.bool_] = (slots[:, 0] == 1) & (slots[:, 1] == ids)
+    return slots, is_theirs
 
 
 def slot_is_passed_on(slot: Slot, expected_id: int, nslots: int) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import DamagedQueue
 from penstock.queue.classic.layout import (
+    FRAME_EXTRA,
     ID_COUNT,
     MAX_SLOTS,
     STATUS_MAGIC,
@@ -18,7 +19,7 @@ from penstock.queue.classic.layout import (
 if TYPE_CHECKING:
     from penstock.queue.classic.device import Device
 
-__all__ = ["REPAIR_HINT", "check_sizes", "read_status", "status_fault"]
+__all__ = ["REPAIR_HINT", "NotYetMade", "check_sizes", "read_status", "status_fault"]
 
 #: A writer changes the status in the blink of an eye, and re-creates a queue in a few
 #: milliseconds. What is still wrong after this long (seconds) is damage.
@@ -27,9 +28,14 @@ PATIENCE = 0.3
 REPAIR_HINT = "penstock fmq repair keeps what can be read and makes the queue usable again"
 
 
+class NotYetMade(DamagedQueue):
+    """The parts of a queue are there without a status: it is being made, or its maker died."""
+
+
 def read_status(device: Device) -> Status:
     """Return the status; look again while a writer is changing it.
 
+    :raises NotYetMade: the queue is still being made.
     :raises DamagedQueue: it stays wrong; names the field, its offset and its value.
     """
     deadline: float | None = None
@@ -41,6 +47,15 @@ def read_status(device: Device) -> Status:
         if deadline is None:
             deadline = time.monotonic() + PATIENCE
         elif time.monotonic() > deadline:
+            if not data.strip(b"\0"):
+                raise NotYetMade(
+                    device.path,
+                    "status",
+                    0,
+                    f"{STATUS_SIZE} bytes",
+                    f"{len(data)} bytes of zeros",
+                    hint="whoever makes it may not be done: wait=30s waits for that",
+                )
             raise fault
         time.sleep(0.001)
 
@@ -54,16 +69,16 @@ def status_fault(path: str, data: bytes) -> DamagedQueue | None:
         return _fault(path, "magic_cookie", 0, STATUS_MAGIC, status.magic_cookie)
     if not status.checksum_holds:
         return _fault(path, "checksum", 52, status.computed_checksum(), status.checksum)
-    # Without a message there are no slots. An oldest slot of -1 beside a youngest one means that
-    # every message was freed (see recovery).
+    # Without a message there are no slots.
     lowest_slot, highest_slot = (-1, -1) if status.youngest_id == -1 else (0, status.nslots - 1)
+    least_append = 0 if status.oldest_slot < 0 or status.is_all_freed else FRAME_EXTRA
     ranges = {
         "nslots": (1, MAX_SLOTS),
         "buf_size": (1, 2**31 - 1),
         "youngest_id": (-1, ID_COUNT - 1),
         "youngest_slot": (lowest_slot, highest_slot),
         "oldest_slot": (-1, highest_slot),
-        "begin_append": (0, status.buf_size),
+        "begin_append": (least_append, status.buf_size),
         "end_insert": (0, status.begin_append),
         "begin_insert": (0, status.end_insert),
     }

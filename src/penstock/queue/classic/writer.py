@@ -23,6 +23,7 @@ from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.statistics import WriterStatistics
 from penstock.queue.classic._appender import (
     BUSY,
+    FORKED,
     GONE,
     IRREGULAR,
     TOO_LARGE,
@@ -32,10 +33,10 @@ from penstock.queue.classic._appender import (
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.creation import create_queue, is_blank, open_device
 from penstock.queue.classic.device import storage_error
-from penstock.queue.classic.layout import FRAME_EXTRA, ID_COUNT, MAX_BUFFER, Status, unwrap
+from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, Status, id_distance, unwrap
 from penstock.queue.classic.options import CANNOT_CARRY, Creation
 from penstock.queue.classic.recovery import eviction_is_unfinished, finish_eviction
-from penstock.queue.classic.slots import live_span
+from penstock.queue.classic.slots import live_span, youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class ClassicWriter(Writer):
         self._waited = 0.0
         self._last_seq: int | None = None
         self._warned: set[str] = set()
+        self._looked_at_path = 0
         self._device = self._open(options.create)
         try:
             self._meet()
@@ -133,8 +135,11 @@ class ClassicWriter(Writer):
                 replace=creation is Creation.ALWAYS,
                 lock_timeout=options.lock_timeout,
             )
-        except AlreadyExists:  # somebody else was quicker
-            return open_device(self._path, writable=True)
+        except AlreadyExists as taken:
+            try:
+                return open_device(self._path, writable=True)  # somebody else was quicker
+            except NotFound:
+                raise taken from None
 
     def _meet(self) -> None:
         """Look at a queue just opened, and number its messages from its own ids."""
@@ -143,9 +148,9 @@ class ClassicWriter(Writer):
         if eviction_is_unfinished(self._device, status):
             with self._device.locked(self._options.lock_timeout):
                 status = finish_eviction(self._device, self._now())
-        self._youngest = status.youngest_id
-        if live_span(status) > status.youngest_id + 1 > 0:
-            self._youngest += ID_COUNT
+        self._youngest = youngest_seq(status)
+        if self._options.blocking:
+            self._warn_if_reader_is_unknown(status)
         if self._options.blocking and status.nslots == 1:
             raise InvalidOption(
                 "blocking", True, "a queue of one slot cannot block", hint="create it with slots=2"
@@ -171,7 +176,7 @@ class ClassicWriter(Writer):
         The queue keeps one time, in seconds: `created_ns` if it is given, else `time_ns`, else now.
         """
         is_bare = time_ns is None and created_ns is None and stream is None and attributes is None
-        if self._is_plain and is_bare and payload is not None:
+        if self._is_plain and is_bare and isinstance(payload, bytes):
             seq = self._write_plain(payload, type, subtype)
             if seq is not None:
                 return seq
@@ -183,9 +188,11 @@ class ClassicWriter(Writer):
         assert last is not None
         return last
 
-    def _write_plain(self, payload: BytesLike, type: int, subtype: int) -> int | None:
+    def _write_plain(self, payload: bytes, type: int, subtype: int) -> int | None:
         """Append one message the short way; None if that needs a second look."""
         now = self._clock.now_ns() // _SECOND
+        if now != self._looked_at_path:
+            return None
         try:
             id = self._appender.append_one(payload, type, subtype, now, self._options.blocking)
         except OverflowError:
@@ -200,7 +207,7 @@ class ClassicWriter(Writer):
             seq = unwrap(id, self._youngest)
         self._youngest = self._last_seq = seq
         self._messages += 1
-        self._bytes += _size(payload)
+        self._bytes += len(payload)
         return seq
 
     def write_many(
@@ -241,7 +248,9 @@ class ClassicWriter(Writer):
                 raise InvalidOption(field_name, value, "does not fit in 32 bits")
         if payload is None:
             return (b"", 0, type, subtype, moment, 0)
-        length = _size(payload)
+        if not isinstance(payload, bytes | bytearray):
+            payload = self._as_bytes(payload)
+        length = len(payload)
         if length > MAX_BUFFER:  # more than the native core can count
             self._check_open()
             self._refused += 1
@@ -250,12 +259,29 @@ class ClassicWriter(Writer):
             return (payload, length, type, subtype, moment, 0)
         return (compress(payload, self._method), length, type, subtype, moment, 1)
 
+    def _as_bytes(self, payload: BytesLike) -> memoryview:
+        """View anything that has bytes as bytes: an array may count in larger items.
+
+        :raises TypeError: it has none, or they are not in one piece.
+        """
+        try:
+            view = payload if isinstance(payload, memoryview) else memoryview(payload)
+            is_bytes = view.ndim == 1 and view.format == "B" and view.c_contiguous
+            return view if is_bytes else view.cast("B")
+        except (TypeError, ValueError, BufferError):
+            self._refused += 1
+            raise TypeError(
+                f"a payload is bytes, or an object that has its bytes in one piece; "
+                f"found {payload.__class__.__name__}"
+            ) from None
+
     def _append(self, entries: list[Entry], now: int) -> int | None:
         self._check_open()
         blocking = self._options.blocking
         done = setbacks = 0
         waiting: _Waiting | None = None
         try:
+            self._look_at_path(now)
             while done < len(entries):
                 result = self._appender.append(entries, done, now, blocking, False)
                 if result[0] == BUSY:
@@ -301,7 +327,9 @@ class ClassicWriter(Writer):
         if outcome == TOO_LARGE:
             raise self._too_large(max(entry[1], len(entry[0])))
         if outcome == GONE:
-            self._follow_path()
+            self._follow_path("was removed or replaced; going on with the new one")
+        elif outcome == FORKED:
+            self._follow_path("was opened by the parent of this process; opening it again")
         elif outcome == IRREGULAR:
             with self._device.locked(self._options.lock_timeout):
                 status = finish_eviction(self._device, now)
@@ -317,9 +345,17 @@ class ClassicWriter(Writer):
             hint=f"create the queue with a larger size= (it has {buf_size:,} bytes)",
         )
 
-    def _follow_path(self) -> None:
-        """Go over to the queue that the path means now; make it if it was removed."""
-        log.warning("%s was removed or replaced; going on with the new one", self.url)
+    def _look_at_path(self, now: int) -> None:
+        """Notice, once a second, that the queue was moved away: the native core does not."""
+        if now == self._looked_at_path:
+            return
+        if not self._device.is_current():
+            self._follow_path("was removed or replaced; going on with the new one")
+        self._looked_at_path = now
+
+    def _follow_path(self, why: str) -> None:
+        """Open the queue that the path means now; make it if it was removed."""
+        log.warning("%s %s", self.url, why)
         never = self._options.create is Creation.NEVER
         fresh = self._open(Creation.NEVER if never else Creation.MISSING)
         gone = self._device
@@ -363,6 +399,15 @@ class ClassicWriter(Writer):
                 "messages here: create it with fewer slots or a larger size",
             )
 
+    def _warn_if_reader_is_unknown(self, status: Status) -> None:
+        behind = id_distance(status.youngest_id, status.last_id_read)
+        if live_span(status) and not 0 <= behind < live_span(status):
+            self._warn(
+                "unknown",
+                "was not blocking until now: messages that are in it already may be overwritten "
+                "before its reader, which has not said yet where it is, comes to them",
+            )
+
     def _warn(self, subject: str, text: str) -> None:
         if subject not in self._warned:
             self._warned.add(subject)
@@ -393,16 +438,16 @@ class ClassicWriter(Writer):
         del self._appender
         self._device.close()
 
+    def __del__(self) -> None:
+        # Who forgets to close should not run out of files.
+        if not getattr(self, "_closed", True) and hasattr(self, "_appender"):
+            self.close()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._is_plain = False
             self._release()
-
-
-def _size(payload: BytesLike) -> int:
-    """Return the bytes of a payload: a view or an array may count in larger items."""
-    return len(payload) if isinstance(payload, bytes) else memoryview(payload).nbytes
 
 
 def _second(time_ns: int) -> int:

@@ -1,0 +1,107 @@
+"""Ctrl-C ends a command soon, and it says how far it came."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.command import PENSTOCK, fill
+from penstock import open_reader
+from penstock.core.endpoints import create, describe
+
+#: Well above the second that a command has to end by itself; what is tested is that it ends.
+SOON = 10
+
+
+@pytest.fixture
+def blocking_url(tmp_path: Path) -> str:
+    """A queue that takes five messages, and no more until somebody reads them."""
+    return f"fmq:{tmp_path / 'blocking'}?layout=classic&slots=5&size=4k&blocking=true"
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def interrupted(
+    *arguments: str, when: Callable[[], bool], stdin: bytes = b""
+) -> tuple[int, bytes, bytes]:
+    """Start the command, press Ctrl-C once, and return its exit code, output and errors."""
+    with subprocess.Popen(
+        [PENSTOCK, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        wait_until(when)
+        time.sleep(0.2)  # what another process can see, this one may not have counted yet
+        process.send_signal(signal.SIGINT)
+        # Standard input stays open: its end would end `put` by itself.
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output, errors = process.stdout.read(), process.stderr.read()
+        return process.wait(timeout=SOON), output, errors
+
+
+def holds(url: str, count: int) -> Callable[[], bool]:
+    return lambda: describe(url).count == count
+
+
+def test_put_that_waits_for_lines_says_how_many_were_written(queue_url: str) -> None:
+    create(queue_url)
+    code, output, errors = interrupted(
+        "put", queue_url, "--jsonl", "-",
+        stdin=b'{"payload_b64": "AAEC"}\n' * 3,
+        when=holds(queue_url, 3),
+    )  # fmt: skip
+    assert (code, output) == (130, b"")
+    assert errors == b"penstock: interrupted; 3 messages written (9 B)\n"
+
+
+def test_put_that_waits_for_a_reader_says_how_many_were_written(blocking_url: str) -> None:
+    create(blocking_url)
+    texts = [f"--text={number}" for number in range(9)]
+    code, output, errors = interrupted("put", blocking_url, *texts, when=holds(blocking_url, 5))
+    assert (code, output) == (130, b"")
+    assert errors == b"penstock: interrupted; 5 messages written (5 B)\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--follow"]])
+def test_cp_that_waits_for_a_reader_says_how_many_were_copied(
+    options: list[str], queue_url: str, blocking_url: str
+) -> None:
+    fill(queue_url, 9)
+    create(blocking_url)
+    code, output, errors = interrupted(
+        "cp", queue_url, blocking_url, *options, when=holds(blocking_url, 5)
+    )
+    assert (code, output) == (130, b"")
+    assert errors == b"penstock: interrupted; 5 messages copied (45 B)\n"
+    with open_reader(blocking_url) as reader:
+        assert len(list(reader.available())) == 5
+
+
+def test_cat_whose_output_nobody_takes_ends(queue_url: str) -> None:
+    url = queue_url.replace("slots=20&size=8192", "slots=5000&size=4M")
+    fill(url, 5000)
+    with subprocess.Popen(
+        [PENSTOCK, "cat", url, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as catting:
+        assert catting.stdout is not None
+        assert catting.stderr is not None
+        assert catting.stdout.read(1) == b"{"
+        time.sleep(0.3)  # until the pipe is full; earlier is fine as well
+        catting.send_signal(signal.SIGINT)
+        assert catting.wait(timeout=SOON) == 130
+        assert catting.stderr.read() == b""

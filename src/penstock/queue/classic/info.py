@@ -12,6 +12,8 @@ from penstock.queue.classic.status import check_sizes, read_status
 __all__ = ["describe_queue"]
 
 _SECOND = 1_000_000_000
+#: A writer can be so fast that a look at its queue is out of date before it is over.
+_MOST_LOOKS = 100
 
 
 def describe_queue(url: str, path: str) -> StreamInfo:
@@ -23,9 +25,12 @@ def describe_queue(url: str, path: str) -> StreamInfo:
     device = open_device(path, writable=False)
     try:
         with storage_errors("reading", path):
-            status = read_status(device)
-            check_sizes(device, status)
-            slots, is_theirs = live_table(device, status)
+            for _ in range(_MOST_LOOKS):
+                status = read_status(device)
+                check_sizes(device, status)
+                slots, is_theirs = live_table(device, status)
+                if is_theirs.any() or len(slots) == 0:
+                    break  # else all were overwritten under our eyes
         storage = device.storage
     finally:
         device.close()

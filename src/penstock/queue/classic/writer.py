@@ -137,9 +137,13 @@ class ClassicWriter(Writer):
             )
         except AlreadyExists as taken:
             try:
-                return open_device(self._path, writable=True)  # somebody else was quicker
+                device = open_device(self._path, writable=True)  # somebody else was quicker
             except NotFound:
                 raise taken from None
+            if is_blank(device):
+                device.close()
+                raise taken from None
+            return device
 
     def _meet(self) -> None:
         """Look at a queue just opened, and number its messages from its own ids."""

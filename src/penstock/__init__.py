@@ -10,7 +10,9 @@ with penstock.open_reader("fmq:/tmp/radar/beams") as reader:
         print(message.seq, message.payload)
 """
 
+from penstock import aio
 from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, messages_from_batch
+from penstock.core.config import ConfigModel, load_config
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import (
@@ -37,11 +39,17 @@ from penstock.core.errors import (
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.message import Message
-from penstock.core.overflow import DropReason, OverflowPolicy, QueueFull
+from penstock.core.overflow import (
+    BoundedBuffer,
+    DropCounts,
+    DropReason,
+    OverflowPolicy,
+    QueueFull,
+)
 from penstock.core.position import Position
 from penstock.core.retry import Backoff, RetryPolicy, retry, retry_async
 from penstock.core.statistics import Loss, ReaderStatistics, WriterStatistics
-from penstock.core.stream_id import StreamId, id_for_app, id_for_codelet
+from penstock.core.stream_id import ForwardDestination, StreamId, id_for_app, id_for_codelet
 from penstock.core.stream_names import StreamNames
 
 __version__ = "0.1.0"
@@ -51,12 +59,16 @@ __all__ = [
     "AlreadyExists",
     "Backoff",
     "Batch",
+    "BoundedBuffer",
     "Closed",
     "Code",
     "ConfigError",
+    "ConfigModel",
     "DamagedQueue",
     "DeadLetter",
+    "DropCounts",
     "DropReason",
+    "ForwardDestination",
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
@@ -85,11 +97,13 @@ __all__ = [
     "WriteTimeout",
     "Writer",
     "WriterStatistics",
+    "aio",
     "batch_from_messages",
     "create",
     "describe",
     "id_for_app",
     "id_for_codelet",
+    "load_config",
     "messages_from_batch",
     "open_reader",
     "open_writer",

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
-from penstock.core.interfaces import FIRST_PAUSE, LONGEST_PAUSE
+from penstock.core.interfaces import FIRST_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.core.statistics import ReaderStatistics
 
 __all__ = ["Source", "Wait", "call_in", "watcher"]
+
+#: While nothing comes, look at each queue this often (seconds).
+_LONGEST_PAUSE = 0.02
 
 
 class Source:
@@ -160,11 +163,11 @@ class _Watcher:
         while True:
             with self._changed:
                 self._changed.wait(self._pause)
-                # It stays for one back-off, some 10 ms: starting a thread for each read is slow.
-                if not self._waits and self._pause >= LONGEST_PAUSE:
+                # It stays for one back-off, some 40 ms: starting a thread for each read is slow.
+                if not self._waits and self._pause >= _LONGEST_PAUSE:
                     self._thread = None
                     return
-                self._pause = min(self._pause * 2, LONGEST_PAUSE)
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE)
                 waits = self._waits.copy()
             over = [wait for wait in waits if wait.look()]
             if over:

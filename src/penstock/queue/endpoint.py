@@ -12,7 +12,7 @@ from penstock.core.url import URL
 from penstock.queue.classic.creation import create_queue, open_device
 from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.info import describe_queue
-from penstock.queue.classic.options import ClassicOptions
+from penstock.queue.classic.options import READER_OPTIONS, ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
@@ -34,6 +34,13 @@ class FmqEndpoint(Endpoint):
 
     def open_writer(self, url: URL) -> Writer:
         path, options = _parse(url)
+        for option in READER_OPTIONS & url.options.keys():
+            raise InvalidOption(
+                option,
+                url.options[option],
+                "is for readers, and would do nothing here",
+                hint="a message's type is given with it: write(…, type=5), put --type 5",
+            )
         return ClassicWriter(url.text, path, options)
 
     def create(self, url: URL, *, replace: bool = False) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # --- killed for real ------------------------------------------------------------------------
 
 
+SLOTS = 60
+
+
 @contextmanager
 def queue_in(storage: str, directory: Path) -> Iterator[str]:
     if storage == "file":
@@ -32,6 +35,8 @@ def queue_in(storage: str, directory: Path) -> Iterator[str]:
             yield path
 
 
+# Of very different sizes, so that one message evicts many; and small, so that each evicts one.
+@pytest.mark.parametrize("largest", [6000, 100])
 @pytest.mark.parametrize("batch", [1, 40], ids=["single", "batches"])
 @pytest.mark.parametrize("storage", ["file", "shared memory"])
 @pytest.mark.parametrize(
@@ -39,14 +44,15 @@ def queue_in(storage: str, directory: Path) -> Iterator[str]:
     [10, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(600)])],
 )
 def test_after_a_kill_every_confirmed_message_in_range_is_read_back(
-    storage: str, batch: int, kills: int, tmp_path: Path
+    storage: str, batch: int, largest: int, kills: int, tmp_path: Path
 ) -> None:
-    chance = random.Random(f"{storage} {batch} {kills}")
-    # Payloads of very different sizes: one of the large evicts many of the small.
-    sizes = {"smallest": 0, "largest": 6000}
+    chance = random.Random(f"{storage} {batch} {largest} {kills}")
+    sizes = {"smallest": 0, "largest": largest}
+    # A message that is under way costs the one whose slot it takes, a batch a quarter of them.
+    under_way = 1 if batch == 1 else SLOTS // 4
     with queue_in(storage, tmp_path) as path, peers() as started:
         url = f"fmq:{path}?layout=classic"
-        open_writer(url, create="always", slots=60, size=50_000).close()
+        open_writer(url, create="always", slots=SLOTS, size=50_000).close()
         nursery = started.start("nursery")
         follower = started.start("read", url=url, numbered=False, at_once=10)
         assert nursery.hear()["ready"]
@@ -80,6 +86,8 @@ def test_after_a_kill_every_confirmed_message_in_range_is_read_back(
             for seq, number in confirmed.items():
                 if seq >= oldest:
                     assert found[seq] == (life, number)
+            if largest * SLOTS < 50_000:
+                assert len(found) >= min(SLOTS, max(confirmed) + 1) - under_way
         with open_writer(url) as writer:
             last = writer.write(b"the end", type=LAST_TYPE)
         books_of_follower = follower.hear()
@@ -251,3 +259,25 @@ def test_a_queue_emptied_by_a_dying_creator_is_made_by_a_running_writer_s_succes
     with writer_of(queue_path, slots=3, size=500) as writer:
         assert writer.write(b"second") == 0
     assert len(QueueBytes.load(queue_path).stat) == 56 + 3 * SLOT_SIZE
+
+
+def test_a_queue_whose_messages_were_all_freed_keeps_a_status_that_lrose_can_read(
+    queue_path: str,
+) -> None:
+    """An oldest slot of -1 beside a youngest id would crash LROSE's reader (spec lrose 6.1, 1)."""
+    with writer_of(queue_path, slots=5, size=1000) as writer:
+        writer.write_many([b"0", b"1", b"2"])
+    dead = QueueBytes.load(queue_path)
+    for index in dead.live():
+        dead = dead.with_free_slot(index)
+    dead.store(queue_path)
+    with reader_of(queue_path) as reader, writer_of(queue_path, create="never") as writer:
+        status = QueueBytes.load(queue_path).status
+        assert (status.youngest_id, status.youngest_slot, status.oldest_slot) == (2, 2, 3)
+        assert reader.read(timeout=0) is None
+        assert writer.write(b"3") == 3
+        message = reader.read(timeout=0)
+        assert message is not None
+        assert (message.seq, message.payload) == (3, b"3")
+    assert QueueBytes.load(queue_path).status.oldest_slot == 3
+    check_queue(queue_path)

@@ -86,3 +86,18 @@ def test_a_position_that_is_not_there_yet_is_refused(queue_path: str) -> None:
             reader.seek(6)
         assert caught.value.hint
         assert reader.statistics().next_seq == 5
+
+
+def test_a_number_far_behind_is_a_loss_and_one_ahead_is_not_there_yet(queue_path: str) -> None:
+    with writer_of(queue_path, slots=10, size=5000) as writer:
+        writer.write_many(numbered(0, 2))
+    QueueBytes.load(queue_path).renumbered(600_000_002).store(queue_path)
+    with reader_of(queue_path) as reader:
+        reader.seek(5)
+        message = reader.read(timeout=0)
+        assert message is not None
+        assert message.seq == 600_000_000
+        assert reader.statistics().lost == 600_000_000 - 5
+        for not_there in (600_000_004, 900_000_000):
+            with pytest.raises(PositionError, match="yet"):
+                reader.seek(not_there)

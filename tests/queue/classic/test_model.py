@@ -439,10 +439,10 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (books.next_seq - follower.next) % ID_COUNT == 0
                 passed = follower.books - follower.settled
                 assert passed == follower.next - follower.start
-            waiting = sum(map(follower.wants, follower.ahead))
+            wanted = [m for m in follower.ahead if follower.wants(m)]
+            held = follower.ahead[-1].seq + 1 - wanted[0].seq if wanted else 0
             there = max(0, follower.known + 1 - follower.next)
-            if follower.wanted is None:
-                assert books.backlog == there + waiting
+            assert books.backlog == there + held
 
     @invariant()
     def the_books_of_the_writer_add_up(self) -> None:

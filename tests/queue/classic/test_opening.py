@@ -12,6 +12,7 @@ import pytest
 
 from penstock import (
     AlreadyExists,
+    DamagedQueue,
     InvalidOption,
     InvalidURL,
     NotFound,
@@ -206,3 +207,31 @@ def test_a_name_too_long_for_the_system_is_an_error_of_ours(tmp_path: Path) -> N
     for opener in (open_writer, open_reader):
         with pytest.raises(StorageError):
             opener(f"fmq:{tmp_path}/{'x' * 300}")
+
+
+def test_a_queue_that_is_slow_in_the_making_is_waited_for(queue_path: str) -> None:
+    """LROSE writes the slots one by one and the status last: a large queue takes its time."""
+    with writer_of(queue_path, slots=10, size=5000) as writer:
+        writer.write(b"there")
+    stat = Path(f"{queue_path}.stat")
+    whole = stat.read_bytes()
+    stat.write_bytes(b"")
+    with pytest.raises(DamagedQueue, match="status"):
+        reader_of(queue_path)
+    finish = threading.Timer(0.6, stat.write_bytes, args=(whole,))
+    finish.start()
+    with reader_of(queue_path, wait=10) as reader:
+        message = reader.read(timeout=0)
+        assert message is not None
+        stat.write_bytes(b"")
+        again = threading.Timer(0.6, stat.write_bytes, args=(whole,))
+        again.start()
+        assert reader.read(timeout=1) is None  # and no error
+    finish.join()
+    again.join()
+
+
+@pytest.mark.parametrize("option", ["type=5", "resume=newest", "damaged=skip"])
+def test_an_option_that_says_nothing_to_a_writer_is_refused(option: str, queue_url: str) -> None:
+    with pytest.raises(InvalidOption, match="for readers"):
+        open_writer(f"{queue_url}&{option}")

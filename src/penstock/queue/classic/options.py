@@ -16,7 +16,7 @@ from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, MAX_SLOTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CANNOT_CARRY", "ClassicOptions", "Compression", "Creation"]
+__all__ = ["CANNOT_CARRY", "READER_OPTIONS", "ClassicOptions", "Compression", "Creation"]
 
 #: What the format has no place for.
 CANNOT_CARRY: Final[Mapping[str, str]] = {
@@ -24,6 +24,9 @@ CANNOT_CARRY: Final[Mapping[str, str]] = {
     "stream": "dropped",
     "attributes": "dropped",
 }
+
+#: Options that say nothing to a writer.
+READER_OPTIONS: Final = frozenset({"type", "resume", "damaged"})
 
 
 class Compression(StrEnum):

@@ -235,3 +235,8 @@ def test_a_queue_that_is_slow_in_the_making_is_waited_for(queue_path: str) -> No
 def test_an_option_that_says_nothing_to_a_writer_is_refused(option: str, queue_url: str) -> None:
     with pytest.raises(InvalidOption, match="for readers"):
         open_writer(f"{queue_url}&{option}")
+
+
+def test_a_place_where_no_file_can_be_made_is_an_error_of_ours() -> None:
+    with pytest.raises(StorageError, match="creating /proc/queue"):
+        open_writer("fmq:/proc/queue?layout=classic")

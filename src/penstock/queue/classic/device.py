@@ -241,6 +241,8 @@ class FileDevice(Device):
                 try:
                     fd = os.open(path + part, flags, 0o666)
                 except FileNotFoundError:
+                    if flags & os.O_CREAT:
+                        raise  # a file system that makes no files, such as /proc
                     raise NotFound(
                         f"there is no queue at {path} ({Path(path).name}{part} is missing)",
                         hint=f"create one: penstock create 'fmq:{path}?layout=classic'",

@@ -36,7 +36,7 @@ LOST = 3
 
 _AT_ONCE = 256
 #: While following, look this often (seconds) whether to stop.
-_PATIENCE = 0.2
+_PATIENCE = 0.5
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
 From = Annotated[

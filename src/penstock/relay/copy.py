@@ -14,7 +14,7 @@ __all__ = ["CopyStatistics", "copy", "fields_lost"]
 #: Messages moved at a time.
 _BATCH = 1000
 #: While following, look this often (seconds) whether to stop.
-_PATIENCE = 0.2
+_PATIENCE = 0.5
 
 
 class CopyStatistics(NamedTuple):

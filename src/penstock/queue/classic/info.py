@@ -6,7 +6,7 @@ from penstock.core.info import StreamInfo
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.layout import Slot
-from penstock.queue.classic.slots import live_table, youngest_seq
+from penstock.queue.classic.slots import live_span, live_table, youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
 
 __all__ = ["describe_queue"]
@@ -40,7 +40,7 @@ def describe_queue(url: str, path: str) -> StreamInfo:
     youngest = oldest = None
     if live:
         youngest = youngest_seq(status)
-        oldest = youngest - len(slots) + 1 + int(is_theirs.argmax())
+        oldest = youngest - live_span(status) + 1 + int(is_theirs.argmax())
     return StreamInfo(
         url=url,
         layout="classic",

@@ -204,7 +204,7 @@ class ClassicReader(Reader):
         late_enough = is_theirs & (slots[:, _TIME] >= second)
         if not late_enough.any():
             return self._youngest + 1
-        return self._youngest - len(slots) + 1 + int(late_enough.argmax())
+        return self._youngest - live_span(status) + 1 + int(late_enough.argmax())
 
     def _renumbered(self, seq: int) -> int:
         """Find a number given by an earlier reader, which may have counted more rounds of ids."""
@@ -236,7 +236,7 @@ class ClassicReader(Reader):
         slots, is_theirs = live_table(self._device, status)
         matches = is_theirs & (slots[:, _ID] == id)
         if matches.any():
-            self._stand_at(self._youngest - len(slots) + 2 + int(matches.argmax()))
+            self._stand_at(self._youngest - live_span(status) + 2 + int(matches.argmax()))
             return
         raise PositionError(f"{self.url} holds no message with id {id}")
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.messages import Url
@@ -69,7 +70,7 @@ def info(
 
 
 def _info_table(found: StreamInfo) -> Table:
-    table = Table(show_header=False, box=None, title=found.url, title_justify="left")
+    table = Table(show_header=False, box=None, title=escape(found.url), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     slots = found.count / found.slots

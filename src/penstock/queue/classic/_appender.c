@@ -223,7 +223,7 @@ static bool is_gone(Appender *a)
     if (in_memory(a))
         return shmget(a->shm_key, 0, 0) != a->stat_shm_id ||
                shmget(a->shm_key + 1, 0, 0) != a->buf_shm_id;
-    /* Not fstat: who asks for the times of a file makes the next write to it dearer by half. */
+    /* Not fstat: who asks for the times of a file makes the next write to it twice as dear. */
     struct statx stat, buf;
     return statx(a->stat_fd, "", AT_EMPTY_PATH, STATX_NLINK, &stat) != 0 || stat.stx_nlink == 0 ||
            statx(a->buf_fd, "", AT_EMPTY_PATH, STATX_NLINK, &buf) != 0 || buf.stx_nlink == 0;

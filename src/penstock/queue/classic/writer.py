@@ -201,6 +201,9 @@ class ClassicWriter(Writer):
             id = self._appender.append_one(payload, type, subtype, now, self._options.blocking)
         except OverflowError:
             return None
+        except RuntimeError:  # another thread is at it
+            self._refused += 1
+            raise
         except OSError as error:
             self._refused += 1
             raise storage_error("writing to", self._path, error) from error

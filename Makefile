@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-NATIVE := $(wildcard src/penstock/queue/*/*.c)
+NATIVE := $(wildcard src/penstock/queue/*/*.c include/penstock/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint format bench fuzz sanitize clean

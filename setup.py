@@ -14,10 +14,15 @@ if sanitizers := os.environ.get("PENSTOCK_SANITIZE"):
 setup(
     ext_modules=[
         Extension(
-            "penstock.queue.classic._appender",
-            ["src/penstock/queue/classic/_appender.c"],
+            name,
+            [f"src/{name.replace('.', '/')}.c"],
+            include_dirs=["include"],
+            depends=["include/penstock/ring.h"],
             extra_compile_args=flags,
             extra_link_args=link,
         )
-    ]
+        for name in ("penstock.queue.classic._appender", "penstock.queue.wide._ring")
+    ],
+    # Where C and C++ programs find it: <prefix>/include/penstock/ring.h
+    data_files=[("include/penstock", ["include/penstock/ring.h"])],
 )

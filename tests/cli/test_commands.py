@@ -204,7 +204,7 @@ def test_an_error_is_one_line_with_a_hint_and_exit_code_1(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.count(b"\n") == 1
     assert b"there is no queue at" in done.stderr
-    assert b"(hint: create one" in done.stderr
+    assert b"(hint: create it with: penstock create fmq:" in done.stderr
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
         ("fmq:/x?slot=5", b"did you mean slots?"),
         ("fmq:/x?slots=0", b"slots='0'"),
         ("fmq:/x?slots=5&size=nope", b"size"),
-        ("fmq:/x?layout=wide", b"layout=classic"),
+        ("fmq:/x?layout=long", b"layout"),
         ("fmq://host/x", b"has no host"),
         ("fmq:/x/", b"it names no queue"),
     ],

@@ -14,6 +14,8 @@ from penstock.core.errors import (
     AlreadyExists,
     Closed,
     ConfigError,
+    CursorInUse,
+    CursorTableFull,
     DamagedQueue,
     InvalidOption,
     InvalidStreamId,
@@ -67,6 +69,8 @@ EXAMPLES: list[tuple[PenstockError, dict[str, object], type[Exception]]] = [
         {"what": "frame", "where": "length", "expected": 4, "found": 5},
         ValueError,
     ),
+    (CursorInUse("a", 7), {"name": "a", "pid": 7}, Exception),
+    (CursorTableFull(8), {"count": 8}, Exception),
     (
         DamagedQueue("/q", "magic", 0, 1, 2),
         {

@@ -8,6 +8,8 @@ __all__ = [
     "AlreadyExists",
     "Closed",
     "ConfigError",
+    "CursorInUse",
+    "CursorTableFull",
     "DamagedQueue",
     "InvalidOption",
     "InvalidStreamId",
@@ -205,6 +207,24 @@ class LockTimeout(PenstockError, TimeoutError):
 
 class Closed(PenstockError):
     """The reader or writer was closed."""
+
+
+class CursorInUse(PenstockError):
+    """Somebody else reads from this named position; pid 0 where the process is not known."""
+
+    def __init__(self, name: str, pid: int, *, hint: str | None = None) -> None:
+        owner = f"process {pid}" if pid else "another process"
+        super().__init__(f"the cursor {name!r} is in use by {owner}", hint=hint)
+        self.name = name
+        self.pid = pid
+
+
+class CursorTableFull(PenstockError):
+    """There is no room for another named position."""
+
+    def __init__(self, count: int, *, hint: str | None = None) -> None:
+        super().__init__(f"all {count} cursors are taken", hint=hint)
+        self.count = count
 
 
 class StorageError(PenstockError, OSError):

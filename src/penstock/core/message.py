@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+from penstock.core.errors import InvalidOption, Malformed
 
 if TYPE_CHECKING:
+    import builtins
+    import ctypes
+
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+
     from penstock.core.stream_id import StreamId
 
 __all__ = ["Message"]
+
+_C = TypeVar("_C", bound="ctypes.Structure | ctypes.Union | ctypes.Array[Any]")
+_Scalar = TypeVar("_Scalar", bound="np.generic")
 
 
 class Message(NamedTuple):
@@ -37,3 +48,46 @@ class Message(NamedTuple):
     def size(self) -> int:
         """Bytes in the payload."""
         return len(self.payload)
+
+    # In this class `type` is a field.
+    @overload
+    def cast(self, kind: builtins.type[_C]) -> _C: ...
+    @overload
+    def cast(self, kind: builtins.type[_Scalar] | np.dtype[_Scalar]) -> NDArray[_Scalar]: ...
+    @overload
+    def cast(self, kind: DTypeLike) -> NDArray[Any]: ...
+    def cast(self, kind: Any) -> Any:
+        """Return the payload as the C data that it holds.
+
+        A structure, union or array of ctypes gives one instance, a copy that is the caller's; the
+        payload must have exactly its size. A numpy dtype, or what numpy takes for one, gives an
+        array of as many items as there are: read-only, and not a copy.
+
+        :raises Malformed: the payload does not have the size of that, or of whole items.
+        :raises InvalidOption: items of that dtype cannot be in a payload.
+        """
+        # Both only here: most programs that read messages need neither.
+        import ctypes  # noqa: PLC0415
+
+        with memoryview(self.payload) as payload:
+            size = payload.nbytes
+        is_class = isinstance(kind, type)
+        if is_class and issubclass(kind, (ctypes.Structure, ctypes.Union, ctypes.Array)):
+            if size != ctypes.sizeof(kind):
+                raise self._size_error(kind.__name__, ctypes.sizeof(kind), size)
+            return kind.from_buffer_copy(self.payload)
+
+        import numpy as np  # noqa: PLC0415
+
+        dtype = np.dtype(kind)
+        if dtype.hasobject or not dtype.itemsize:
+            raise InvalidOption("kind", kind, "must be of a fixed size, without Python objects")
+        if size % dtype.itemsize:
+            raise self._size_error(str(dtype), f"a multiple of {dtype.itemsize}", size)
+        items = np.frombuffer(self.payload, dtype)
+        items.flags.writeable = False  # other readers may see the same memory
+        return items
+
+    def _size_error(self, kind: str, expected: object, found: int) -> Malformed:
+        what = f"message {self.seq} as {kind}"
+        return Malformed(what, "size in bytes", expected, found)

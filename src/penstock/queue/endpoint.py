@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK
@@ -10,14 +11,25 @@ from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 from penstock.queue.classic.creation import create_queue, open_device
-from penstock.queue.classic.device import storage_errors
+from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.classic.info import describe_queue
-from penstock.queue.classic.options import READER_OPTIONS, ClassicOptions
+from penstock.queue.classic.options import READER_OPTIONS as CLASSIC_READER_OPTIONS
+from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
+from penstock.queue.storage import storage_errors
+from penstock.queue.wide.creation import create_from_options
+from penstock.queue.wide.info import describe_wide
+from penstock.queue.wide.options import READER_OPTIONS, WRITER_OPTIONS, WideOptions
+from penstock.queue.wide.queue_file import SUFFIX, file_of
+from penstock.queue.wide.reader import open_wide_reader
+from penstock.queue.wide.verification import check_wide
+from penstock.queue.wide.writer import open_wide_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.position import Position
@@ -30,21 +42,28 @@ class FmqEndpoint(Endpoint):
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         path, options = _parse(url)
-        return ClassicReader(url.text, path, start, options)
+        if isinstance(options, ClassicOptions):
+            return ClassicReader(url.text, path, start, options)
+        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
+        return open_wide_reader(url.text, path, start, options)
 
     def open_writer(self, url: URL) -> Writer:
         path, options = _parse(url)
-        for option in READER_OPTIONS & url.options.keys():
-            raise InvalidOption(
-                option,
-                url.options[option],
-                "is for readers, and would do nothing here",
-                hint="a message's type is given with it: write(…, type=5), put --type 5",
-            )
-        return ClassicWriter(url.text, path, options)
+        _refuse(
+            url,
+            CLASSIC_READER_OPTIONS | READER_OPTIONS,
+            "is for readers, and would do nothing here",
+            hint="a message's type is given with it: write(…, type=5), put --type 5",
+        )
+        if isinstance(options, ClassicOptions):
+            return ClassicWriter(url.text, path, options)
+        return open_wide_writer(url.text, path, options)
 
     def create(self, url: URL, *, replace: bool = False) -> None:
-        path, options = _parse(url)
+        path, options = _parse(url, creating=replace)
+        if isinstance(options, WideOptions):
+            create_from_options(path, options, replace=replace, exclusive=True)
+            return
         create_queue(
             path,
             options.slots,
@@ -55,7 +74,9 @@ class FmqEndpoint(Endpoint):
         ).close()
 
     def describe(self, url: URL) -> StreamInfo:
-        path, _ = _parse(url)
+        path, options = _parse(url)
+        if isinstance(options, WideOptions):
+            return describe_wide(url.text, path)
         return describe_queue(url.text, path)
 
 
@@ -65,6 +86,8 @@ def check(url: str) -> int:
     :raises DamagedQueue: names the first thing that is wrong.
     """
     path, options = _parse(URL.parse(url))
+    if isinstance(options, WideOptions):
+        return check_wide(path)
     device = open_device(path, writable=True)
     try:
         with storage_errors("checking", path), device.locked(options.lock_timeout):
@@ -79,6 +102,12 @@ def repair(url: str) -> Repair:
     :raises DamagedQueue: nothing can be told of it; nothing was changed.
     """
     path, options = _parse(URL.parse(url))
+    if isinstance(options, WideOptions):
+        raise InvalidURL(
+            url,
+            "it is a wide queue, which needs no repair: a new writer goes on where it can",
+            hint="copy what can be read: penstock cp 'fmq:…?damaged=skip' fmq:/a/new/one",
+        )
     device = open_device(path, writable=True)
     try:
         with storage_errors("repairing", path), device.locked(options.lock_timeout):
@@ -87,15 +116,31 @@ def repair(url: str) -> Repair:
         device.close()
 
 
-def _parse(url: URL) -> tuple[str, ClassicOptions]:
+def _parse(url: URL, *, creating: bool = False) -> tuple[str, ClassicOptions | WideOptions]:
+    """Return the path and the options, of the layout that is there or is asked for."""
     if url.host is not None:
         raise InvalidURL(
             url.text, "fmq: is a queue on this machine and has no host", hint="write fmq:/path/name"
         )
     if not url.path or url.path.endswith("/"):
         raise InvalidURL(url.text, "it names no queue", hint="write fmq:/path/name")
-    if url.options.get("layout") == "wide":
-        raise InvalidOption(
-            "layout", "wide", "this version has the classic layout only", hint="use layout=classic"
-        )
-    return url.path, parse_options(url, ClassicOptions)
+    asked, there = url.options.get("layout"), _layout_there(url.path)
+    if asked and there and asked != there and not creating:
+        raise InvalidOption("layout", asked, f"the queue at {url.path} has the {there} layout")
+    if (asked or there or "wide") == "classic":
+        return url.path.removesuffix(SUFFIX), parse_options(url, ClassicOptions)
+    return url.path, parse_options(url, WideOptions)
+
+
+def _layout_there(path: str) -> str | None:
+    """Tell the layout of the queue that a path names, or None if there is no queue yet."""
+    if Path(file_of(path)).exists():
+        return "wide"
+    if shared_memory_key(path) is not None or Path(f"{path}.stat").exists():
+        return "classic"
+    return None
+
+
+def _refuse(url: URL, options: AbstractSet[str], reason: str, *, hint: str | None = None) -> None:
+    for option in sorted(options & url.options.keys()):
+        raise InvalidOption(option, url.options[option], reason, hint=hint)

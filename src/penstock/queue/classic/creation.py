@@ -13,7 +13,6 @@ from penstock.queue.classic.device import (
     lock_held,
     open_lock_file,
     shared_memory_key,
-    storage_errors,
 )
 from penstock.queue.classic.layout import (
     BUFFER_COOKIE,
@@ -23,6 +22,7 @@ from penstock.queue.classic.layout import (
     slot_offset,
     stat_size,
 )
+from penstock.queue.storage import storage_errors
 
 __all__ = ["create_queue", "exists", "initialise", "is_blank", "open_device"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -18,8 +17,6 @@ from penstock.core.errors import (
     InvalidURL,
     LockTimeout,
     NotFound,
-    PenstockError,
-    StorageError,
 )
 from penstock.queue.classic import sysv
 from penstock.queue.classic._appender import Appender
@@ -36,8 +33,6 @@ __all__ = [
     "lock_held",
     "open_lock_file",
     "shared_memory_key",
-    "storage_error",
-    "storage_errors",
 ]
 
 _LAST_ID_READ = struct.Struct(">i")
@@ -53,31 +48,6 @@ _LONGEST_KEY = 20
 #: While another writer holds the lock, look again this often. It holds it for microseconds.
 _FIRST_LOCK_PAUSE = 0.000_02
 _LONGEST_LOCK_PAUSE = 0.001
-
-_HINTS = {
-    errno.ENOSPC: "free some space, or create a smaller queue",
-    errno.EACCES: "check who owns the files and their permissions",
-    errno.EPERM: "check who owns the files and their permissions",
-    errno.EROFS: "the file system is read-only",
-    errno.EINVAL: "see the limits in /proc/sys/kernel/shmmax and shmall",
-    errno.ENOMEM: "see the limits in /proc/sys/kernel/shmmax and shmall",
-}
-
-
-def storage_error(doing: str, path: str, error: OSError) -> StorageError:
-    """Put into words what the operating system refused, and what to do about it."""
-    return StorageError(doing, path, error, hint=_HINTS.get(error.errno or 0))
-
-
-@contextlib.contextmanager
-def storage_errors(doing: str, path: str) -> Iterator[None]:
-    """Turn what the operating system refuses into a `StorageError`."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except OSError as error:
-        raise storage_error(doing, path, error) from error
 
 
 def shared_memory_key(path: str) -> int | None:

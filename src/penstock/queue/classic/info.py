@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from penstock.core.info import StreamInfo
 from penstock.queue.classic.creation import open_device
-from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.layout import Slot
 from penstock.queue.classic.slots import live_span, live_table, youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
+from penstock.queue.storage import storage_errors
 
 __all__ = ["describe_queue"]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
 from penstock.core.options import Duration, Options, Size
-from penstock.core.units import parse_duration
 from penstock.queue.classic.compression import Method
 from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, MAX_SLOTS
+from penstock.queue.options import Creation, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CANNOT_CARRY", "READER_OPTIONS", "ClassicOptions", "Compression", "Creation"]
+__all__ = ["CANNOT_CARRY", "READER_OPTIONS", "ClassicOptions", "Compression"]
 
 #: What the format has no place for.
 CANNOT_CARRY: Final[Mapping[str, str]] = {
@@ -57,23 +56,6 @@ def _compression(value: object) -> object:
     return {"true": "gzip", "on": "gzip", "false": "off"}.get(str(value), value)
 
 
-def _patience(value: str | float) -> float:
-    """Accept `true` for as long as it takes."""
-    seconds = {"true": math.inf, "false": 0.0}.get(str(value))
-    return parse_duration(value) if seconds is None else seconds
-
-
-class Creation(StrEnum):
-    """When a writer makes the queue."""
-
-    #: When there is none (LROSE's READ_WRITE).
-    MISSING = "missing"
-    #: Always, which empties one that is there (LROSE's CREATE).
-    ALWAYS = "always"
-    #: Never (LROSE's BLOCKING_READ_WRITE, with `wait`).
-    NEVER = "never"
-
-
 class ClassicOptions(Options):
     """Options of `fmq:…?layout=classic`."""
 
@@ -85,7 +67,7 @@ class ClassicOptions(Options):
     compress: Annotated[Compression, BeforeValidator(_compression)] = Compression.OFF
     create: Creation = Creation.MISSING
     #: Wait for the queue to appear: `true`, or for how long.
-    wait: Annotated[float, BeforeValidator(_patience)] = 0.0
+    wait: Patience = 0.0
     #: Writer: wait for the (one) reader instead of overwriting.
     blocking: bool = False
     #: Writer: how long to wait for that reader; without it, for ever.

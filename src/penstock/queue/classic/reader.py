@@ -15,7 +15,6 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.queue.classic.copying import Run, copy_run, explain_fault
 from penstock.queue.classic.creation import open_device
-from penstock.queue.classic.device import storage_errors
 from penstock.queue.classic.layout import (
     ID_COUNT,
     SLOT_SIZE,
@@ -37,6 +36,7 @@ from penstock.queue.classic.slots import (
 )
 from penstock.queue.classic.status import PATIENCE, NotYetMade, check_sizes, read_status
 from penstock.queue.classic.watch import Sleeper
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from penstock.core.message import Message

@@ -32,12 +32,13 @@ from penstock.queue.classic._appender import (
 )
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.creation import create_queue, is_blank, open_device
-from penstock.queue.classic.device import storage_error
 from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, Status, id_distance, unwrap
-from penstock.queue.classic.options import CANNOT_CARRY, Creation
+from penstock.queue.classic.options import CANNOT_CARRY
 from penstock.queue.classic.recovery import eviction_is_unfinished, finish_eviction
 from penstock.queue.classic.slots import live_span, youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
+from penstock.queue.options import Creation
+from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,0 +1,736 @@
+/* penstock/ring.h - the wide Fast Message Queue, version 1, for C11 and C++17 on Linux.
+ *
+ * This header is all that a producer or a consumer needs; penstock's own core is made from it.
+ * docs/queue-format.md tells the same in words. A queue is one mapped file (on disk, in /dev/shm,
+ * or a memfd), little-endian:
+ *
+ *     header         4096 bytes
+ *     reader table   `readers` entries of 128 bytes, filled up to a multiple of 4096
+ *     slot table     `slots` entries of 64 bytes; `slots` is a power of two
+ *     buffer         `buffer_size` bytes, a multiple of 4096
+ *
+ * Message number s is in slot s % slots. Its bytes begin at buffer offset position % buffer_size
+ * and are in one piece. The messages tail .. head-1 are there.
+ *
+ * Order of the writer's stores, and what a reader may conclude from it:
+ *     1. tail    then a release fence    what is below tail may be overwritten from now on
+ *     2. the bytes and slots of the new messages
+ *     3. head    with release            who loads head with acquire sees all of 2
+ * A reader copies; then, behind an acquire fence, it loads tail. If its message is not below
+ * tail, the copy is whole. An aligned 64-bit load or store is one access on every machine that
+ * this runs on.
+ */
+#ifndef PENSTOCK_RING_H
+#define PENSTOCK_RING_H
+
+#ifndef _GNU_SOURCE
+#error "define _GNU_SOURCE before the first include: the liveness locks need it"
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "the wide queue needs a little-endian 64-bit machine"
+#endif
+
+#define PENSTOCK_MAGIC 0x31474E49524E4550ull /* "PENRING1" */
+#define PENSTOCK_VERSION 1u
+#define PENSTOCK_PAGE 4096u
+#define PENSTOCK_READER_SIZE 128u
+#define PENSTOCK_SLOT_SIZE 64u
+#define PENSTOCK_ALIGN 64u /* messages begin at multiples of this */
+#define PENSTOCK_HELD_MAX 128u /* readers that one writer can wait for */
+
+/* Header flags. */
+#define PENSTOCK_WITH_CRC 1u     /* every message has its crc32c */
+#define PENSTOCK_MANY_WRITERS 2u /* writers take the lock of the header in turns */
+#define PENSTOCK_SPARSE 4u       /* not all of the file has its disk space yet */
+
+/* Header states. */
+#define PENSTOCK_LIVE 0u
+#define PENSTOCK_SEALED 1u   /* no more messages will come */
+#define PENSTOCK_REPLACED 2u /* the path names another queue by now */
+
+/* Slot flags. */
+#define PENSTOCK_HAS_STREAM 1u     /* the block begins with 16 bytes of another stream id */
+#define PENSTOCK_HAS_ATTRIBUTES 2u /* then come the attributes */
+#define PENSTOCK_HAS_CRC 4u
+
+/* Whoever uses a queue holds an exclusive OFD lock on a byte of the file, far behind its end. The
+ * kernel drops it with the process, so a byte that is not locked means: its owner is gone. */
+#define PENSTOCK_LIVE_READER (1ull << 62)             /* + index in the reader table */
+#define PENSTOCK_LIVE_WRITER ((1ull << 62) + (1u << 24)) /* + number of the writer, 0: the only one */
+
+typedef enum {
+    PENSTOCK_OK,
+    PENSTOCK_EMPTY,     /* there is no such message yet */
+    PENSTOCK_LAPPED,    /* it was overwritten */
+    PENSTOCK_DAMAGED,   /* it is there, and is not what a writer wrote */
+    PENSTOCK_TOO_LARGE, /* it does not fit into the buffer, or into the reader's memory */
+    PENSTOCK_FULL,      /* a held reader still needs the messages that would go */
+    PENSTOCK_CHANGED,   /* readers came or went: look again for those to wait for */
+    PENSTOCK_NO_SPACE   /* a sparse queue needs disk space there first */
+} penstock_code;
+
+typedef struct {
+    /* What never changes after creation. */
+    uint64_t magic;
+    uint32_t version;
+    uint32_t flags;
+    uint64_t epoch; /* another number for every queue that is created */
+    uint64_t slots;
+    uint64_t buffer_size;
+    uint32_t readers;
+    uint32_t compression; /* of every payload: 0 none, 1 lz4 frame, 2 zstd */
+    uint64_t slots_offset;
+    uint64_t buffer_offset;
+    uint64_t file_size;
+    uint8_t stream[16]; /* the queue's own stream id; zeros: none */
+    int64_t created_ns;
+    uint64_t first_seq; /* number of the first message that was ever in it */
+    uint8_t unused_1[24];
+    /* What changes; on cache lines of their own, because others poll them. */
+    uint64_t head; /* at 128: number of the next message */
+    uint8_t unused_2[56];
+    uint64_t tail; /* at 192: number of the oldest message */
+    uint8_t unused_3[56];
+    uint32_t sleeping; /* at 256: 1 when a reader sleeps, or may */
+    uint32_t wakes;    /* the futex that it sleeps on */
+    uint8_t unused_4[56];
+    uint32_t room_wanted; /* at 320: 1 when a writer sleeps until a held reader moves, or may */
+    uint32_t room_wakes;  /* the futex that it sleeps on */
+    uint32_t holders;     /* counts comings and goings of named readers */
+    uint8_t unused_5[52];
+    uint32_t lock;        /* at 384: number of the writer that has the lock; top bit: some wait */
+    uint32_t next_writer; /* the number that was given out last */
+    uint32_t writer_pid;  /* for people to look at */
+    uint32_t state;
+    uint8_t boot_id[16]; /* of the machine, when a writer opened it last */
+    uint8_t unused_6[32];
+    uint8_t unused_7[PENSTOCK_PAGE - 448];
+} penstock_header;
+
+typedef struct {
+    uint32_t state; /* 0 free, 1 named, 2 passing */
+    uint32_t pid;
+    uint64_t epoch;
+    uint64_t position; /* number of the next message that it wants */
+    int64_t updated_ns;
+    char name[96]; /* ends with a zero */
+} penstock_reader_entry;
+
+typedef struct {
+    uint64_t seq;
+    int64_t time_ns;    /* when it happened */
+    int64_t created_ns; /* when it was appended; never decreases */
+    uint64_t position;  /* of its first byte, counted on since the queue was created */
+    uint64_t length;    /* bytes of the payload, as stored */
+    int32_t type, subtype;
+    uint32_t flags;
+    uint32_t block;      /* bytes before the payload: stream, attributes, zeros up to a multiple of 8 */
+    uint32_t attributes; /* bytes of the attributes */
+    uint32_t crc32c;     /* of the 60 bytes before it, then block and payload */
+} penstock_slot;
+
+#ifdef __cplusplus
+#define PENSTOCK_ASSERT static_assert
+#else
+#define PENSTOCK_ASSERT _Static_assert
+#endif
+PENSTOCK_ASSERT(sizeof(penstock_header) == PENSTOCK_PAGE, "layout");
+PENSTOCK_ASSERT(sizeof(penstock_slot) == PENSTOCK_SLOT_SIZE, "layout");
+PENSTOCK_ASSERT(sizeof(penstock_reader_entry) == PENSTOCK_READER_SIZE, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, head) == 128, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, tail) == 192, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, sleeping) == 256, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, room_wanted) == 320, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, lock) == 384, "layout");
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A test build defines this, to be killed at each of these points in turn. */
+#ifndef PENSTOCK_FAULT_POINT
+#define PENSTOCK_FAULT_POINT() ((void)0)
+#endif
+
+/* --- the mapped queue ------------------------------------------------------------------------ */
+
+typedef struct {
+    penstock_header *header;
+    penstock_reader_entry *readers;
+    penstock_slot *slots;
+    uint8_t *buffer;
+    uint64_t mask; /* slots - 1 */
+    uint64_t buffer_size;
+    bool writable; /* a ring that is mapped read-only is polled: a sleeper has to leave a mark */
+} penstock_ring;
+
+static inline uint64_t penstock_align(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
+
+/* Where the parts of a queue begin, and how large its file is. */
+static inline uint64_t penstock_slots_offset(uint32_t readers)
+{
+    return PENSTOCK_PAGE + penstock_align((uint64_t)readers * PENSTOCK_READER_SIZE, PENSTOCK_PAGE);
+}
+
+static inline uint64_t penstock_buffer_offset(uint32_t readers, uint64_t slots)
+{
+    return penstock_align(penstock_slots_offset(readers) + slots * PENSTOCK_SLOT_SIZE, PENSTOCK_PAGE);
+}
+
+/* Returns the name of the first field of a header that is wrong, or NULL. Checks everything that
+ * addresses are made from. */
+static inline const char *penstock_header_fault(const penstock_header *h, uint64_t file_size)
+{
+    if (file_size < PENSTOCK_PAGE)
+        return "file size";
+    if (h->magic != PENSTOCK_MAGIC)
+        return "magic";
+    if (h->version != PENSTOCK_VERSION)
+        return "version";
+    if (h->slots < 2 || (h->slots & (h->slots - 1)) != 0 || h->slots > (1ull << 40))
+        return "slots";
+    if (h->buffer_size == 0 || h->buffer_size % PENSTOCK_PAGE != 0 || h->buffer_size > (1ull << 56))
+        return "buffer_size";
+    if (h->readers > (1u << 16))
+        return "readers";
+    if (h->slots_offset != penstock_slots_offset(h->readers))
+        return "slots_offset";
+    if (h->buffer_offset != penstock_buffer_offset(h->readers, h->slots))
+        return "buffer_offset";
+    if (h->file_size != h->buffer_offset + h->buffer_size)
+        return "file_size";
+    return file_size < h->file_size ? "file size" : NULL;
+}
+
+/* Lay the ring over mapped memory whose header has no fault. */
+static inline penstock_ring penstock_over(void *base, bool writable)
+{
+    uint8_t *bytes = (uint8_t *)base;
+    penstock_header *h = (penstock_header *)base;
+    penstock_ring ring;
+    ring.header = h;
+    ring.readers = (penstock_reader_entry *)(bytes + PENSTOCK_PAGE);
+    ring.slots = (penstock_slot *)(bytes + h->slots_offset);
+    ring.buffer = bytes + h->buffer_offset;
+    ring.mask = h->slots - 1;
+    ring.buffer_size = h->buffer_size;
+    ring.writable = writable;
+    return ring;
+}
+
+/* Map a queue's file. Returns NULL, or what is wrong: "open" and "map" leave errno. */
+static inline const char *penstock_map(const char *path, bool writable, penstock_ring *ring, int *fd)
+{
+    *fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    struct stat status;
+    if (*fd < 0 || fstat(*fd, &status) != 0)
+        return "open";
+    size_t size = (size_t)status.st_size;
+    const char *fault = "file size";
+    if (size >= PENSTOCK_PAGE) {
+        void *base = mmap(NULL, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, *fd, 0);
+        fault = base == MAP_FAILED ? "map" : penstock_header_fault((penstock_header *)base, size);
+        if (fault == NULL)
+            *ring = penstock_over(base, writable);
+        else if (base != MAP_FAILED)
+            munmap(base, size);
+    }
+    if (fault != NULL)
+        close(*fd);
+    return fault;
+}
+
+static inline void penstock_unmap(penstock_ring *ring, int fd)
+{
+    munmap(ring->header, ring->header->file_size);
+    close(fd); /* drops the liveness locks */
+}
+
+/* Copy n bytes. Some processors copy 4 KiB and more ten times slower when the target begins up to
+ * 63 bytes behind the source within a page; pieces of 2 KiB do not have that. */
+static inline void penstock_copy(void *to, const void *from, size_t n)
+{
+    size_t apart = ((uintptr_t)to - (uintptr_t)from) & 4095;
+    if (n < 4096 || apart == 0 || apart >= 64) {
+        memcpy(to, from, n);
+        return;
+    }
+    uint8_t *t = (uint8_t *)to;
+    const uint8_t *f = (const uint8_t *)from;
+    for (; n > 2048; n -= 2048, t += 2048, f += 2048) {
+        memcpy(t, f, 2048);
+        __asm__ volatile("" ::: "memory"); /* keep the pieces apart */
+    }
+    memcpy(t, f, n);
+}
+
+/* Let the other half of the core work while this one looks again and again. */
+static inline void penstock_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* --- crc32c ---------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) static inline uint32_t penstock_crc_native(uint32_t crc,
+                                                                           const uint8_t *p, size_t n)
+{
+    uint64_t wide = crc;
+    for (; n >= 8; n -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        wide = __builtin_ia32_crc32di(wide, word);
+    }
+    crc = (uint32_t)wide;
+    for (; n > 0; n--)
+        crc = __builtin_ia32_crc32qi(crc, *p++);
+    return crc;
+}
+#endif
+
+/* Continue a crc32c (Castagnoli) over more bytes; begin with 0. */
+static inline uint32_t penstock_crc32c(uint32_t crc, const void *bytes, size_t n)
+{
+    const uint8_t *p = (const uint8_t *)bytes;
+    crc = ~crc;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("sse4.2"))
+        return ~penstock_crc_native(crc, p, n);
+#endif
+    static const uint32_t nibbles[16] = {
+        0x00000000, 0x105EC76F, 0x20BD8EDE, 0x30E349B1, 0x417B1DBC, 0x5125DAD3, 0x61C69362, 0x7198540D,
+        0x82F63B78, 0x92A8FC17, 0xA24BB5A6, 0xB21572C9, 0xC38D26C4, 0xD3D3E1AB, 0xE330A81A, 0xF36E6F75};
+    for (; n > 0; n--) {
+        crc ^= *p++;
+        crc = nibbles[crc & 15] ^ (crc >> 4);
+        crc = nibbles[crc & 15] ^ (crc >> 4);
+    }
+    return ~crc;
+}
+
+static inline uint32_t penstock_message_crc(const penstock_slot *slot, const uint8_t *bytes)
+{
+    uint32_t crc = penstock_crc32c(0, slot, offsetof(penstock_slot, crc32c));
+    return penstock_crc32c(crc, bytes, slot->block + slot->length);
+}
+
+/* --- slots ----------------------------------------------------------------------------------- */
+
+/* Slots are copied word by word, because another process may be at the same words. */
+static inline void penstock_load_slot(penstock_slot *to, const penstock_slot *from)
+{
+    uint64_t words[8];
+    for (int i = 0; i < 8; i++)
+        words[i] = __atomic_load_n((const uint64_t *)from + i, __ATOMIC_RELAXED);
+    memcpy(to, words, sizeof words);
+}
+
+static inline void penstock_store_slot(penstock_slot *to, const penstock_slot *from)
+{
+    uint64_t words[8];
+    memcpy(words, from, sizeof words);
+    for (int i = 0; i < 8; i++) {
+        __atomic_store_n((uint64_t *)to + i, words[i], __ATOMIC_RELAXED);
+        PENSTOCK_FAULT_POINT();
+    }
+}
+
+/* Whether a slot can be that of this message. A damaged file has others. */
+static inline bool penstock_slot_is_sane(const penstock_ring *ring, const penstock_slot *slot,
+                                         uint64_t seq)
+{
+    uint64_t size = ring->buffer_size, block = slot->block;
+    uint64_t stream = slot->flags & PENSTOCK_HAS_STREAM ? 16 : 0;
+    return slot->seq == seq && slot->length <= size && block <= size &&
+           stream + slot->attributes <= block && block + slot->length <= size &&
+           slot->position % size + block + slot->length <= size;
+}
+
+/* --- writing --------------------------------------------------------------------------------- */
+
+typedef struct {
+    penstock_ring ring;
+    int fd;              /* for the locks */
+    uint32_t number;     /* among many writers; 0: the only one */
+    uint64_t head, tail; /* as in the header */
+    uint64_t position;   /* behind the last message */
+    int64_t created_ns;  /* of the last message */
+    uint64_t planned;    /* messages placed and not published yet */
+    uint64_t at;         /* position of the message under way */
+    /* Who is waited for. */
+    uint32_t held[PENSTOCK_HELD_MAX], held_count;
+    uint32_t holders; /* as in the header, when `held` was made; see penstock_code CHANGED */
+    bool holding;
+    uint64_t limit; /* messages from here on are still needed */
+    /* A sparse queue has disk space for positions and slots below these. */
+    uint64_t ready_position, ready_seq;
+} penstock_writer;
+
+/* Lock or unlock (F_WRLCK, F_UNLCK) a liveness byte; 0, or -1 with errno EAGAIN: another has it. */
+static inline int penstock_live(int fd, uint64_t byte, int kind)
+{
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = (short)kind;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = (off_t)byte;
+    lock.l_len = 1;
+    return fcntl(fd, F_OFD_SETLK, &lock);
+}
+
+/* Whether somebody else has a liveness byte. */
+static inline bool penstock_is_alive(int fd, uint64_t byte)
+{
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = (off_t)byte;
+    lock.l_len = 1;
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Take up writing where the last writer, however it ended, left off; what it had not published is
+ * forgotten. The caller is the only writer, or has the lock. False: the queue is damaged. */
+static inline bool penstock_resume(penstock_writer *w)
+{
+    const penstock_ring *ring = &w->ring;
+    w->head = __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE);
+    w->tail = __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
+    w->position = 0;
+    w->created_ns = INT64_MIN;
+    w->planned = 0;
+    uint64_t first = ring->header->first_seq;
+    if (w->tail < first || w->head < w->tail || w->head - w->tail > ring->mask + 1)
+        return false;
+    if (w->head == first)
+        return true;
+    penstock_slot last;
+    penstock_load_slot(&last, &ring->slots[(w->head - 1) & ring->mask]);
+    w->position = penstock_align(last.position + last.block + last.length, PENSTOCK_ALIGN);
+    w->created_ns = last.created_ns;
+    return penstock_slot_is_sane(ring, &last, w->head - 1);
+}
+
+/* Begin to write to a mapped queue: 0, EBUSY when another writes to it, EPIPE when it was sealed,
+ * EBADMSG when it is damaged. */
+static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd)
+{
+    memset(w, 0, sizeof *w);
+    w->ring = ring;
+    w->fd = fd;
+    w->limit = w->ready_position = w->ready_seq = UINT64_MAX;
+    if (__atomic_load_n(&ring.header->state, __ATOMIC_ACQUIRE) != PENSTOCK_LIVE)
+        return EPIPE;
+    if (ring.header->flags & PENSTOCK_MANY_WRITERS) {
+        do /* the top bit is taken, and 0 is nobody */
+            w->number = __atomic_add_fetch(&ring.header->next_writer, 1, __ATOMIC_RELAXED) & INT32_MAX;
+        while (w->number == 0 ||
+               penstock_live(fd, PENSTOCK_LIVE_WRITER + w->number, F_WRLCK) != 0);
+        return 0; /* it resumes each time that it has the lock */
+    }
+    if (penstock_live(fd, PENSTOCK_LIVE_WRITER, F_WRLCK) != 0)
+        return errno == EAGAIN || errno == EACCES ? EBUSY : errno;
+    __atomic_store_n(&ring.header->writer_pid, (uint32_t)getpid(), __ATOMIC_RELAXED);
+    return penstock_resume(w) ? 0 : EBADMSG;
+}
+
+/* Sleep while *word is `seen`; 0 or an errno (ETIMEDOUT, EINTR, EAGAIN: it was not). */
+static inline int penstock_futex_wait(uint32_t *word, uint32_t seen, int64_t nanoseconds)
+{
+    struct timespec limit;
+    limit.tv_sec = nanoseconds / 1000000000;
+    limit.tv_nsec = nanoseconds % 1000000000;
+    return syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0) == 0 ? 0 : errno;
+}
+
+#define PENSTOCK_LOCK_WAITERS 0x80000000u
+
+/* Try for the lock of many writers, for so long at most: 0, ETIMEDOUT or EINTR. A holder that died
+ * loses it: what it had not published is not there. */
+static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds)
+{
+    uint32_t *lock = &w->ring.header->lock, seen = 0, mine = w->number;
+    if (__atomic_compare_exchange_n(lock, &seen, mine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return 0;
+    const int64_t slice = 20000000; /* how soon a death is noticed */
+    mine |= PENSTOCK_LOCK_WAITERS;  /* others may sleep, too */
+    for (bool again = true;; again = nanoseconds > 0) {
+        seen = __atomic_load_n(lock, __ATOMIC_RELAXED);
+        uint32_t holder = seen & ~PENSTOCK_LOCK_WAITERS;
+        if (holder == 0 || !penstock_is_alive(w->fd, PENSTOCK_LIVE_WRITER + holder)) {
+            PENSTOCK_FAULT_POINT();
+            if (__atomic_compare_exchange_n(lock, &seen, mine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+                return 0;
+            continue;
+        }
+        if (!again)
+            return ETIMEDOUT;
+        if (!(seen & PENSTOCK_LOCK_WAITERS)) {
+            if (!__atomic_compare_exchange_n(lock, &seen, seen | PENSTOCK_LOCK_WAITERS, false,
+                                             __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                continue;
+            seen |= PENSTOCK_LOCK_WAITERS;
+        }
+        int64_t turn = nanoseconds < slice ? nanoseconds : slice;
+        int error = penstock_futex_wait(lock, seen, turn);
+        if (error == EINTR)
+            return EINTR;
+        if (error == ETIMEDOUT)
+            nanoseconds -= turn;
+    }
+}
+
+static inline void penstock_unlock(penstock_writer *w)
+{
+    PENSTOCK_FAULT_POINT();
+    uint32_t seen = __atomic_exchange_n(&w->ring.header->lock, 0, __ATOMIC_RELEASE);
+    PENSTOCK_FAULT_POINT();
+    if (seen & PENSTOCK_LOCK_WAITERS)
+        syscall(SYS_futex, &w->ring.header->lock, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* The lowest position of the held readers. */
+static inline uint64_t penstock_held(const penstock_writer *w)
+{
+    uint64_t lowest = UINT64_MAX;
+    for (uint32_t i = 0; i < w->held_count; i++) {
+        uint64_t p = __atomic_load_n(&w->ring.readers[w->held[i]].position, __ATOMIC_ACQUIRE);
+        lowest = p < lowest ? p : lowest;
+    }
+    return lowest;
+}
+
+/* Wake those who sleep on `wakes`, if `flag` says that there are any. Behind a store that they
+ * look at after they set the flag. */
+static inline void penstock_wake(uint32_t *flag, uint32_t *wakes)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the store comes before the look at the flag */
+    if (__atomic_load_n(flag, __ATOMIC_RELAXED) == 0)
+        return;
+    __atomic_store_n(flag, 0, __ATOMIC_RELAXED);
+    PENSTOCK_FAULT_POINT();
+    __atomic_add_fetch(wakes, 1, __ATOMIC_SEQ_CST);
+    PENSTOCK_FAULT_POINT();
+    syscall(SYS_futex, wakes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Publish every message that was placed. */
+static inline void penstock_publish(penstock_writer *w)
+{
+    if (w->planned == 0)
+        return;
+    penstock_header *h = w->ring.header;
+    w->head += w->planned;
+    w->planned = 0;
+    PENSTOCK_FAULT_POINT();
+    __atomic_store_n(&h->head, w->head, __ATOMIC_RELEASE);
+    PENSTOCK_FAULT_POINT();
+    penstock_wake(&h->sleeping, &h->wakes);
+}
+
+/* Find a place for a message of so many bytes (block and payload), free it, and say where it is.
+ * On any other code than OK nothing was changed. */
+static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, uint8_t **to)
+{
+    uint64_t size = w->ring.buffer_size, room = penstock_align(bytes, PENSTOCK_ALIGN);
+    if (bytes > size)
+        return PENSTOCK_TOO_LARGE;
+    uint64_t at = w->position, next = w->head + w->planned, tail = w->tail;
+    if (at % size + room > size) /* a message is in one piece */
+        at += size - at % size;
+    while (tail < next &&
+           (next - tail > w->ring.mask || w->ring.slots[tail & w->ring.mask].position + size < at + room))
+        tail++;
+    if (tail != w->tail && w->holding) {
+        if (__atomic_load_n(&w->ring.header->holders, __ATOMIC_RELAXED) != w->holders)
+            return PENSTOCK_CHANGED;
+        if (tail > w->limit && tail > (w->limit = penstock_held(w)))
+            return PENSTOCK_FULL;
+    }
+    if (at + room > w->ready_position || next >= w->ready_seq)
+        return PENSTOCK_NO_SPACE;
+    /* What is not published cannot be freed. And the slot of the last message that is published
+     * has to stay as it is: the next writer resumes behind it. */
+    if (tail > w->head || w->planned == w->ring.mask)
+        penstock_publish(w);
+    if (tail != w->tail) {
+        w->tail = tail;
+        PENSTOCK_FAULT_POINT();
+        __atomic_store_n(&w->ring.header->tail, tail, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE); /* before any byte of the new message */
+        PENSTOCK_FAULT_POINT();
+    }
+    w->at = at;
+    *to = w->ring.buffer + at % size;
+    return PENSTOCK_OK;
+}
+
+/* Fill in the slot of the message whose bytes are in place now; publish it afterwards. The caller
+ * sets length, block, attributes, type, subtype, flags, time_ns and created_ns. */
+static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot)
+{
+    slot->seq = w->head + w->planned;
+    slot->position = w->at;
+    slot->created_ns = slot->created_ns < w->created_ns ? w->created_ns : slot->created_ns;
+    slot->crc32c = 0;
+    if (w->ring.header->flags & PENSTOCK_WITH_CRC) {
+        slot->flags |= PENSTOCK_HAS_CRC;
+        slot->crc32c = penstock_message_crc(slot, w->ring.buffer + w->at % w->ring.buffer_size);
+    }
+    PENSTOCK_FAULT_POINT();
+    penstock_store_slot(&w->ring.slots[slot->seq & w->ring.mask], slot);
+    w->position = penstock_align(w->at + slot->block + slot->length, PENSTOCK_ALIGN);
+    w->created_ns = slot->created_ns;
+    w->planned++;
+    return slot->seq;
+}
+
+/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, or EMPTY when another writer
+ * kept the lock for 10 s. */
+static inline penstock_code penstock_write(penstock_writer *w, const void *payload, uint64_t length,
+                                           int32_t type, int32_t subtype)
+{
+    if (w->number != 0) {
+        int error;
+        while ((error = penstock_lock(w, 10000000000)) == EINTR)
+            ;
+        if (error != 0)
+            return PENSTOCK_EMPTY;
+    }
+    uint8_t *to;
+    penstock_code code = w->number != 0 && !penstock_resume(w) ? PENSTOCK_DAMAGED
+                                                               : penstock_begin(w, length, &to);
+    if (code == PENSTOCK_OK) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        penstock_slot slot;
+        memset(&slot, 0, sizeof slot);
+        slot.time_ns = slot.created_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+        slot.length = length;
+        slot.type = type;
+        slot.subtype = subtype;
+        penstock_copy(to, payload, length);
+        penstock_finish(w, &slot);
+        penstock_publish(w);
+    }
+    if (w->number != 0)
+        penstock_unlock(w);
+    return code;
+}
+
+/* --- reading --------------------------------------------------------------------------------- */
+
+/* The number of the next message that will come. */
+static inline uint64_t penstock_head(const penstock_ring *ring)
+{
+    return __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE);
+}
+
+/* The number of the oldest message that is there. */
+static inline uint64_t penstock_tail(const penstock_ring *ring)
+{
+    return __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
+}
+
+/* Whether everything copied so far of this message, and of those after it, was whole. */
+static inline bool penstock_still_there(const penstock_ring *ring, uint64_t seq)
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return seq >= __atomic_load_n(&ring->header->tail, __ATOMIC_RELAXED);
+}
+
+/* Copy the slot of a message that was published. OK means that its bytes lie within the buffer;
+ * copy them, then ask penstock_still_there. */
+static inline penstock_code penstock_slot_of(const penstock_ring *ring, uint64_t seq,
+                                             penstock_slot *slot)
+{
+    penstock_load_slot(slot, &ring->slots[seq & ring->mask]);
+    if (!penstock_still_there(ring, seq))
+        return PENSTOCK_LAPPED;
+    return penstock_slot_is_sane(ring, slot, seq) ? PENSTOCK_OK : PENSTOCK_DAMAGED;
+}
+
+/* Where the bytes of a slot (block, then payload) are. */
+static inline const uint8_t *penstock_bytes(const penstock_ring *ring, const penstock_slot *slot)
+{
+    return ring->buffer + slot->position % ring->buffer_size;
+}
+
+/* Copy the payload of message `seq` to memory of so many bytes. OK, EMPTY, LAPPED (go on at
+ * penstock_tail), TOO_LARGE (slot->length says what it takes) or DAMAGED. */
+static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t seq, penstock_slot *slot,
+                                          void *payload, uint64_t room)
+{
+    if (seq >= penstock_head(ring))
+        return PENSTOCK_EMPTY;
+    penstock_code code = penstock_slot_of(ring, seq, slot);
+    if (code != PENSTOCK_OK)
+        return code;
+    if (slot->length > room)
+        return PENSTOCK_TOO_LARGE;
+    penstock_copy(payload, penstock_bytes(ring, slot) + slot->block, slot->length);
+    return penstock_still_there(ring, seq) ? PENSTOCK_OK : PENSTOCK_LAPPED;
+}
+
+/* A held reader is done with everything before `seq`. */
+static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t reader, uint64_t seq)
+{
+    __atomic_store_n(&ring->readers[reader].position, seq, __ATOMIC_RELEASE);
+    penstock_wake(&ring->header->room_wanted, &ring->header->room_wakes);
+}
+
+/* Sleep until message `seq` is there, or for so long: 0 (look again), ETIMEDOUT or EINTR. Sleep a
+ * second at most at a time: a writer that was killed may not have woken anybody. */
+static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_t nanoseconds)
+{
+    penstock_header *h = ring->header;
+    if (!ring->writable) {
+        struct timespec pause = {0, nanoseconds < 1000000 ? nanoseconds : 1000000};
+        return nanosleep(&pause, NULL) == 0 ? 0 : errno;
+    }
+    uint32_t wakes = __atomic_load_n(&h->wakes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&h->sleeping, 1, __ATOMIC_SEQ_CST);
+    if (penstock_head(ring) > seq)
+        return 0;
+    int error = penstock_futex_wait(&h->wakes, wakes, nanoseconds);
+    return error == EAGAIN ? 0 : error;
+}
+
+/* Sleep until a held reader has moved on from `limit`, in the same way. */
+static inline int penstock_sleep_for_room(const penstock_writer *w, int64_t nanoseconds)
+{
+    penstock_header *h = w->ring.header;
+    uint32_t wakes = __atomic_load_n(&h->room_wakes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&h->room_wanted, 1, __ATOMIC_SEQ_CST);
+    if (penstock_held(w) > w->limit)
+        return 0;
+    int error = penstock_futex_wait(&h->room_wakes, wakes, nanoseconds);
+    return error == EAGAIN ? 0 : error;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

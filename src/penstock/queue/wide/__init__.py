@@ -1,0 +1,1 @@
+"""The wide (64-bit) layout of the Fast Message Queue."""

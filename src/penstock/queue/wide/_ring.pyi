@@ -1,0 +1,93 @@
+# The native core; `_ring.c` says what each does. Names with an underscore are for the Python
+# classes built on these, and so are the methods that those have to have: `_make_room`, `_sync`,
+# `_lock_timed_out`, `_lapped`, `_damaged`, `_idle`, `_raise_closed` and `close`.
+import mmap
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+from typing_extensions import Buffer as _Buffer
+
+from penstock.core.interfaces import BytesLike
+from penstock.core.message import Message
+from penstock.core.stream_id import StreamId
+
+# numpy's arrays are buffers, and do not say so.
+Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
+
+# Codes that `_make_room` is called with.
+DAMAGED: int
+TOO_LARGE: int
+FULL: int
+CHANGED: int
+NO_SPACE: int
+
+class RingWriter:
+    _messages: int
+    _bytes: int
+    _refused: int
+    _head: int
+    _tail: int
+    _position: int
+    _limit: int
+    _ready_position: int
+    _ready_seq: int
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int: ...
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None: ...
+    def _write_rows(self, slots: Buffer, blocks: Buffer, payloads: Buffer) -> int: ...
+    def _reserve(
+        self,
+        size: int,
+        type: int,
+        subtype: int,
+        time_ns: int | None,
+        created_ns: int | None,
+        stream: StreamId | None,
+        attributes: bytes | None,
+    ) -> int: ...
+    def _commit(self, size: int) -> int | None: ...
+    def _attach(
+        self, mapping: mmap.mmap, fd: int, lock_timeout_ns: int, sync_each: bool
+    ) -> int: ...
+    def _detach(self) -> bool: ...
+    def _wait_for(self, entries: tuple[int, ...], holders: int) -> None: ...
+    def _sleep_for_room(self, seconds: float) -> bool: ...
+
+class RingReader:
+    _next: int
+    _messages: int
+    _bytes: int
+    _filtered: int
+    @property
+    def _head(self) -> int: ...
+    @property
+    def _oldest(self) -> int: ...
+    def read(self, timeout: float | None = None) -> Message | None: ...
+    def acknowledge(self) -> None: ...
+    def _take(self, limit: int) -> list[Message]: ...
+    def _peek(self, timeout: float | None) -> Message | None: ...
+    def _wait(self, timeout: float | None) -> bool: ...
+    def _gather(self, slots: Buffer, out: Buffer) -> int | None: ...
+    def _attach(
+        self,
+        mapping: mmap.mmap,
+        entry: int,
+        holds: bool,
+        type: int | None,
+        stream: StreamId | None,
+    ) -> None: ...
+    def _detach(self) -> bool: ...
+
+def wait_for_any(readers: tuple[RingReader, ...], bell: Buffer, timeout: float | None) -> bool: ...
+def wake(memory: Buffer, offset: int) -> None: ...

@@ -1,0 +1,123 @@
+"""What becomes of a queue when it is made, and when its machine went down while it was written?"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from penstock.core.errors import AlreadyExists
+from penstock.queue.storage import storage_errors
+from penstock.queue.wide.layout import Geometry, HeaderFlag
+from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, write_new_file
+from penstock.queue.wide.verification import first_bad
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.queue.wide.options import WideOptions
+
+__all__ = ["MemoryQueue", "create_from_options", "recover"]
+
+log = logging.getLogger(__name__)
+
+
+def create_from_options(
+    path: str, options: WideOptions, *, replace: bool, exclusive: bool = False
+) -> None:
+    """Make the queue that the options ask for.
+
+    :raises AlreadyExists: with `exclusive`: there is one. Otherwise that is fine.
+    :raises StorageError: there is no space, or no permission.
+    :raises LockTimeout: it is to be replaced, and somebody writes to it.
+    """
+    with contextlib.nullcontext() if exclusive else contextlib.suppress(AlreadyExists):
+        create_queue(
+            path,
+            Geometry.fitting(options.slots, options.size, options.readers),
+            flags=flags_of(options),
+            compression=options.compress,
+            stream=options.stream,
+            replace=replace,
+        )
+
+
+def flags_of(options: WideOptions) -> HeaderFlag:
+    flags = HeaderFlag(0)
+    if options.crc:
+        flags |= HeaderFlag.CRC
+    if options.sparse:
+        flags |= HeaderFlag.SPARSE
+    if options.writers == "many":
+        flags |= HeaderFlag.MANY_WRITERS
+    return flags
+
+
+class MemoryQueue:
+    """A queue in memory that has no name: it is handed to child processes, and ends with them.
+
+    with MemoryQueue(slots=1024, size=1 << 20) as queue:
+        subprocess.run([..., queue.url], pass_fds=[queue.fd])
+    """
+
+    def __init__(self, slots: int = 16384, size: int = 16 << 20, readers: int = 128) -> None:
+        self.fd = os.memfd_create("penstock")
+        geometry = Geometry.fitting(slots, size, readers)
+        try:
+            with storage_errors("creating", "a queue in memory"):
+                write_new_file(self.fd, new_header(geometry), geometry, sparse=False)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    @property
+    def url(self) -> str:
+        """What this process and children that got the descriptor open it by."""
+        return f"fmq:/dev/fd/{self.fd}"
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def recover(path: str, file: QueueFile) -> None:
+    """Cut off messages that the disk did not get before the machine went down.
+
+    A process that dies leaves a whole queue. A machine that does may have brought the header to
+    the disk, and not yet all that it counts. The caller is the queue's writer.
+    """
+    boot = _boot_id()
+    last = bytes(file.header["boot_id"][0])
+    if last == boot or not boot:
+        return
+    if any(last):
+        bad = first_bad(file)
+        if bad is not None:
+            lost = file.field("head") - bad
+            log.warning("%s: the last %s messages did not get to the disk", path, f"{lost:,}")
+            file.header["head"] = bad
+    file.header["boot_id"] = np.void(boot)
+
+
+def _boot_id() -> bytes:
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return b""

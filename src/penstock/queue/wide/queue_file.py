@@ -1,0 +1,267 @@
+"""How is the file of a wide queue found, made and mapped?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock.core.errors import AlreadyExists, DamagedQueue, LockTimeout, NotFound
+from penstock.queue.liveness import LockFile
+from penstock.queue.storage import storage_errors
+from penstock.queue.wide import _ring
+from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import (
+    HEADER,
+    LIVE_WRITER,
+    MAGIC,
+    PAGE,
+    VERSION,
+    Geometry,
+    HeaderFlag,
+    State,
+    check_header,
+    header_of,
+)
+
+if TYPE_CHECKING:
+    from penstock.core.stream_id import StreamId
+
+__all__ = ["SUFFIX", "QueueFile", "create_queue", "file_of", "mark", "new_header", "write_new_file"]
+
+SUFFIX: Final = ".fmq"
+_NO_FLAGS: Final = HeaderFlag(0)
+
+#: A queue that a parent process hands to its children.
+_DESCRIPTOR = re.compile(r"/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
+
+#: Where files are in memory.
+_IN_MEMORY: Final = ("/dev/shm/", "/dev/fd/", "/proc/")  # noqa: S108 - no file is made here
+
+#: `MADV_POPULATE_WRITE` of Linux 5.14: fault pages in, ready to be written.
+_POPULATE_WRITE: Final = 23
+#: Pages of a queue up to this size are faulted in when a writer opens it; more would take long.
+_MOST_PREFAULTED: Final = 256 << 20
+
+
+def file_of(path: str) -> str:
+    """Return the file that a path names: `/data/beams` is in `/data/beams.fmq`."""
+    if path.endswith(SUFFIX) or _DESCRIPTOR.fullmatch(path):
+        return path
+    return path + SUFFIX
+
+
+class QueueFile:
+    """An open, mapped queue. Closing lets go of it; memory in use elsewhere stays mapped."""
+
+    def __init__(self, path: str, descriptor: int, *, writable: bool) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self.writable = writable
+        with storage_errors("opening", path):
+            status = os.fstat(descriptor)
+            self.identity = status.st_dev, status.st_ino
+            self.geometry = check_header(path, os.pread(descriptor, PAGE, 0), status.st_size)
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
+        #: The header's fields, as they are at any moment; an array of one.
+        self.header = header_of(self.mapping)
+        try:
+            self.compression = Compression.of_code(int(self.header["compression"][0]))
+        except ValueError as error:
+            raise DamagedQueue(
+                path, "compression", 44, "a number that this version knows", error
+            ) from None
+
+    @classmethod
+    def open(cls, path: str, *, writable: bool) -> QueueFile:
+        """Map an existing queue.
+
+        :raises NotFound: there is none.
+        :raises DamagedQueue: it is none.
+        """
+        file = file_of(path)
+        try:
+            descriptor = os.open(file, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(
+                f"there is no queue at {path}", hint=f"create it with: penstock create fmq:{path}"
+            ) from None
+        except OSError as error:
+            with storage_errors("opening", file):
+                raise error from None
+            raise
+        try:
+            return cls(file, descriptor, writable=writable)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open_to_read(cls, path: str) -> QueueFile:
+        """Map a queue to read from: writable where that is allowed, to be in its reader table."""
+        try:
+            return cls.open(path, writable=True)
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                raise
+        return cls.open(path, writable=False)
+
+    def field(self, name: str) -> int:
+        """Return a number of the header as it is now."""
+        return int(self.header[name][0])
+
+    @property
+    def flags(self) -> HeaderFlag:
+        return HeaderFlag(self.field("flags"))
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it is in memory only: in /dev/shm, or a memfd."""
+        return self.path.startswith(_IN_MEMORY)
+
+    def is_current(self) -> bool:
+        """Tell whether the path still names this queue."""
+        if self.field("state") == State.REPLACED:
+            return False
+        try:
+            status = Path(self.path).stat()
+        except OSError:
+            return True  # none, or not now; there is nothing better to read
+        return (status.st_dev, status.st_ino) == self.identity
+
+    def prefault(self) -> None:
+        """Fault all pages in, ready to be written, so that no write has to wait for one."""
+        if self.geometry.file_size > _MOST_PREFAULTED or HeaderFlag.SPARSE in self.flags:
+            return
+        with contextlib.suppress(OSError):  # an older kernel: pages come one by one, later
+            self.mapping.madvise(_POPULATE_WRITE)
+
+    def close(self) -> None:
+        # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
+        del self.header
+        del self.mapping
+        os.close(self.descriptor)
+
+
+def mark(file: QueueFile, state: State) -> None:
+    """Give a queue another state, and wake everybody who waits for it."""
+    file.header["state"] = state
+    assert HEADER.fields is not None
+    _ring.wake(file.mapping, HEADER.fields["wakes"][1])
+
+
+def create_queue(
+    path: str,
+    geometry: Geometry,
+    *,
+    flags: HeaderFlag = _NO_FLAGS,
+    compression: Compression = Compression.NONE,
+    stream: StreamId | None = None,
+    first_seq: int = 0,
+    replace: bool = False,
+) -> None:
+    """Make a queue: nobody ever sees a half-made one, and a full disk is an error now.
+
+    :raises AlreadyExists: there is one, and `replace` is not set.
+    :raises LockTimeout: there is one, and somebody writes to it now.
+    :raises StorageError: there is no space, or no permission.
+    """
+    file = file_of(path)
+    old = _to_be_replaced(path) if replace else None
+    header = new_header(geometry, flags, compression, stream, first_seq)
+    folder = Path(file).parent
+    with storage_errors("creating", file):
+        if not replace and Path(file).exists():
+            raise AlreadyExists(
+                f"there is a queue at {path} already", hint="penstock create --replace empties it"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
+            if replace:
+                made.rename(file)
+            else:
+                _link(made, file, path)
+        finally:
+            os.close(descriptor)
+            made.unlink(missing_ok=True)
+    if old is not None:
+        mark(old, State.REPLACED)
+        old.close()
+
+
+def write_new_file(descriptor: int, header: bytes, geometry: Geometry, *, sparse: bool) -> None:
+    """Give a new file its size, its space on the disk and its header."""
+    if sparse:
+        os.ftruncate(descriptor, geometry.file_size)
+        os.posix_fallocate(descriptor, 0, geometry.slots_offset)
+    else:
+        os.posix_fallocate(descriptor, 0, geometry.file_size)
+    os.pwrite(descriptor, header, 0)
+
+
+def _link(made: Path, file: str, path: str) -> None:
+    """Let the finished file appear, unless somebody was quicker."""
+    try:
+        os.link(made, file)
+    except FileExistsError:
+        raise AlreadyExists(f"there is a queue at {path} already") from None
+
+
+def _to_be_replaced(path: str) -> QueueFile | None:
+    try:
+        old = QueueFile.open(path, writable=True)
+    except (NotFound, DamagedQueue):
+        return None
+    locks = LockFile(old.descriptor)
+    has_writer = locks.is_locked(LIVE_WRITER)
+    locks.close()
+    if has_writer:
+        raise LockTimeout(
+            f"process {old.field('writer_pid')} writes to {path} now",
+            hint="end it first; what it writes would be lost",
+        )
+    return old
+
+
+def new_header(
+    geometry: Geometry,
+    flags: HeaderFlag = _NO_FLAGS,
+    compression: Compression = Compression.NONE,
+    stream: StreamId | None = None,
+    first_seq: int = 0,
+) -> bytes:
+    """Return the first page of a queue without messages."""
+    header = np.zeros(1, HEADER)
+    for name, value in {
+        "magic": MAGIC,
+        "version": VERSION,
+        "flags": flags,
+        "epoch": secrets.randbits(63) | 1,
+        "slots": geometry.slots,
+        "buffer_size": geometry.buffer_size,
+        "readers": geometry.readers,
+        "compression": compression.code,
+        "slots_offset": geometry.slots_offset,
+        "buffer_offset": geometry.buffer_offset,
+        "file_size": geometry.file_size,
+        "created_ns": time.time_ns(),
+        "first_seq": first_seq,
+        "head": first_seq,
+        "tail": first_seq,
+    }.items():
+        header[name] = value
+    if stream is not None:
+        header["stream"] = np.void(bytes(stream))
+    return header.tobytes()

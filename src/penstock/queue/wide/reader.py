@@ -1,0 +1,487 @@
+"""How are messages read from a wide queue, in order and without a silent gap?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from penstock.core.batch import batch_from_messages
+from penstock.core.errors import (
+    Closed,
+    CursorTableFull,
+    DamagedQueue,
+    InvalidOption,
+    NotFound,
+    Overrun,
+    PenstockError,
+    Unsupported,
+)
+from penstock.core.interfaces import Reader
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.core.stream_id import StreamId
+from penstock.queue.cursors import Cursor, CursorTable
+from penstock.queue.wide import _ring
+from penstock.queue.wide.columns import MOST_BYTES, BadChecksum, batch_of, view_batch_of
+from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import HEADER, LIVE_READER, PAGE, READER_SIZE, Rows, slots_of
+from penstock.queue.wide.queue_file import QueueFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from penstock.core.batch import Batch
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.queue.wide.options import WideOptions
+
+__all__ = ["WideReader", "open_wide_reader"]
+
+log = logging.getLogger(__name__)
+
+#: A reader that is overrun again and again says so this often (seconds).
+_BETWEEN_WARNINGS = 1.0
+#: While the queue is not there yet, look this often (seconds).
+_LOOK_FOR_QUEUE = 0.02
+
+
+class WideReader(_ring.RingReader, Reader):
+    """Reads a wide queue while others write to it. It takes no lock and slows nobody.
+
+    With `hold=NAME` the writer waits for it: what a call returned is given back by the next call,
+    so a message that was being worked on when the process died comes again.
+    """
+
+    def __init__(
+        self, url: str, path: str, start: Position, options: WideOptions, file: QueueFile
+    ) -> None:
+        Reader.__init__(self, url)
+        if len(options.hold) > 1:
+            raise InvalidOption("hold", ",".join(options.hold), "a reader has one name")
+        self._path = path
+        self._options = options
+        self._restarts = 0
+        self._losses = LossLedger()
+        self._silent_until = 0.0
+        self._table: CursorTable | None = None
+        self._cursor: Cursor | None = None
+        self._is_closed = False
+        self._file = file
+        try:
+            self._meet(start)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- where it stands --------------------------------------------------------------------
+
+    def _meet(self, start: Position) -> None:
+        """Begin with a queue: take a row in its reader table, and stand where it says."""
+        file = self._file
+        self._slots: Rows = slots_of(file.mapping, file.geometry)
+        self._claim_row()
+        cursor = self._cursor
+        own = bytes(file.header["stream"][0])
+        self._attach(
+            file.mapping,
+            -1 if cursor is None else cursor.index,
+            bool(self._options.hold),
+            self._options.type,
+            StreamId(own) if any(own) else None,
+        )
+        if cursor is None or cursor.is_new or not self._options.hold:
+            self.seek(start)
+        elif cursor.epoch == file.field("epoch"):
+            self._next = max(cursor.seq, file.field("first_seq"))
+        else:
+            log.warning("%s was created anew since %s read it", self.url, cursor.name)
+            self._restarts += 1
+            self.seek(Position.START)
+        if self._options.hold:
+            self._tell_writers()
+
+    def _claim_row(self) -> None:
+        file, hold = self._file, self._options.hold
+        if not file.writable:
+            if hold:
+                raise Unsupported(
+                    f"{self.url}: a held reader keeps its place in the queue, "
+                    "which may not be written to",
+                    hint="check who owns the file and its permissions",
+                )
+            return
+        rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
+        self._table = CursorTable(file.descriptor, rows, live_base=LIVE_READER)
+        try:
+            self._cursor = self._table.claim(hold[0] if hold else None, epoch=file.field("epoch"))
+        except CursorTableFull:
+            if hold:
+                raise
+            # It is not shown among the readers then; that is all.
+
+    def _tell_writers(self) -> None:
+        """Let writers see at once that a held reader came, left or moved back."""
+        assert HEADER.fields is not None
+        for field in ("holders", "room_wakes"):
+            _ring.wake(self._file.mapping, HEADER.fields[field][1])
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        place = Position.of(position)
+        match place.anchor:
+            case "start":
+                target = self._oldest
+            case "end":
+                target = self._head
+            case "last":
+                target = max(self._oldest, self._head - 1)
+            case "time":
+                target = self._first_at(place.value)
+            case _:
+                target = place.value
+        moves_back = target < self._next
+        self._next = target
+        self.acknowledge()
+        if self._cursor is not None and self._options.hold:
+            self._cursor.move(target, self._file.field("epoch"))
+            if moves_back:
+                self._tell_writers()
+
+    def _first_at(self, created_ns: int) -> int:
+        """Find the first message that was appended at this time or later: halve, and halve."""
+        created = self._slots["created_ns"]
+        mask = self._file.geometry.slots - 1
+        low, high = self._oldest, self._head
+        while low < high:
+            middle = (low + high) // 2
+            if created[middle & mask] < created_ns and middle >= self._oldest:
+                low = middle + 1
+            else:
+                high = middle
+            low = max(low, min(self._oldest, high))
+        return low
+
+    def newest_seq(self) -> int | None:
+        self._check_open()
+        head = self._head
+        return head - 1 if head > self._file.field("first_seq") else None
+
+    # --- reading; `read` and `_take` are in C -------------------------------------------------
+
+    def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        if n < 1:
+            return []
+        messages = self._take(n)
+        if messages or timeout == 0:
+            return messages
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not messages:
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self._wait(left):
+                return []
+            messages = self._take(n)
+        return messages
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        while True:
+            slots = self._copy_slots(n, timeout)
+            try:
+                batch = batch_of(self, self._wanted(slots), self._own_stream())
+            except BadChecksum as bad:
+                if not self._was_lapped(slots):
+                    n = bad.seq - self._next  # deliver what comes before it, first
+                    if n == 0:
+                        self._damaged(bad.seq, "crc32c")
+                        n = len(slots)
+                continue
+            if len(slots) and self._was_lapped(slots):
+                continue
+            self._count(slots)
+            return batch
+
+    def _own_stream(self) -> bytes | None:
+        own = bytes(self._file.header["stream"][0])
+        return own if any(own) else None
+
+    def _wanted(self, slots: Rows) -> Rows:
+        """Leave out what the reader's filter leaves out."""
+        return slots if self._options.type is None else slots[slots["type"] == self._options.type]
+
+    def _copy_slots(self, n: int, timeout: float | None) -> Rows:
+        """Copy the slots of the next messages; none when the time is over."""
+        self._check_open()
+        self.acknowledge()
+        if n < 1 or (self._head <= self._next and not self._wait(timeout)):
+            return np.empty(0, self._slots.dtype)
+        while True:
+            first, geometry = self._next, self._file.geometry
+            count = min(n, self._head - first, geometry.slots)
+            if count <= 0:
+                return np.empty(0, self._slots.dtype)
+            start = first & (geometry.slots - 1)
+            slots = self._slots[start : start + count]
+            if len(slots) < count:
+                slots = np.concatenate([slots, self._slots[: count - len(slots)]])
+            else:
+                slots = slots.copy()
+            if self._oldest > first:
+                self._next = self._lapped(first, self._oldest)
+                continue
+            ends = np.cumsum(slots["length"] + slots["block"] + slots["attributes"])
+            room = max(1, int(np.searchsorted(ends, MOST_BYTES, side="right")))
+            slots = slots[:room]
+            offsets = slots["position"] % geometry.buffer_size
+            expected = np.arange(first, first + len(slots), dtype=np.uint64)
+            inside = offsets + slots["block"] + slots["length"] <= geometry.buffer_size
+            sane = (slots["seq"] == expected) & inside & (ends[:room] < 1 << 62)
+            if sane.all():
+                return slots
+            if not sane[0]:
+                self._damaged(first, "slot")
+                continue
+            return slots[: int(sane.argmin())]
+
+    def _was_lapped(self, slots: Rows) -> bool:
+        """Tell whether the writer overtook these messages; count what is lost then."""
+        first, oldest = int(slots[0]["seq"]), self._oldest
+        if oldest <= first:
+            return False
+        self._next = self._lapped(first, oldest)
+        return True
+
+    def _count(self, slots: Rows) -> None:
+        """Count the messages of these slots as delivered, or filtered."""
+        if len(slots):
+            wanted = self._wanted(slots)
+            self._next = int(slots[0]["seq"]) + len(slots)
+            self._messages += len(wanted)
+            self._bytes += int(wanted["length"].sum())
+            self._filtered += len(slots) - len(wanted)
+
+    # --- reading in place ---------------------------------------------------------------------
+
+    @contextmanager
+    def view(self, timeout: float | None = None) -> Iterator[Message | None]:
+        """Lend the next message, its payload a memoryview of the queue: nothing is copied.
+
+        What was computed from it counts only when the block ends without `Overrun`. With
+        `hold=NAME` the writer waits, and that cannot happen.
+
+        :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
+        """
+        message = self._peek(timeout)
+        yield message
+        if message is not None and self._oldest > message.seq:
+            self._take_back(message.seq, message.seq, 1, len(message.payload))
+
+    @contextmanager
+    def view_batch(self, n: int, timeout: float | None = 0) -> Iterator[Batch]:
+        """Lend up to `n` messages as an Arrow batch whose payloads are views of the queue.
+
+        The column `payload` is of type `binary_view`; the others are copies. As `view`.
+
+        :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
+        """
+        slots = self._copy_slots(n, timeout)
+        batch = view_batch_of(self, self._file, self._wanted(slots), self._own_stream())
+        self._count(slots)
+        yield batch
+        if len(slots):
+            self._check_view(slots)
+
+    def _check_view(self, slots: Rows) -> None:
+        first, last = int(slots[0]["seq"]), int(slots[-1]["seq"])
+        if self._oldest > first:
+            # As a whole: nobody knows which of them the caller was at when it happened.
+            wanted = self._wanted(slots)
+            self._filtered -= len(slots) - len(wanted)
+            self._take_back(first, last, len(wanted), int(wanted["length"].sum()))
+
+    def _take_back(self, first: int, last: int, count: int, size: int) -> None:
+        """Count as lost what was lent out, and raise."""
+        self._messages -= count
+        self._bytes -= size
+        self._lose(first, last, DropReason.OVERRUN)
+        raise Overrun(first, last, hint="copy with read(), or let the writer wait: hold=NAME")
+
+    # --- what does not go as usual; called by the C core -----------------------------------------
+
+    def _lapped(self, first: int, oldest: int) -> int:
+        """Count the messages from `first` on as overwritten, and say where to go on."""
+        resume = oldest
+        if self._options.resume == "newest":
+            resume = max(oldest, self._head - 1)
+        self._lose(first, resume - 1, DropReason.OVERRUN)
+        return resume
+
+    def _damaged(self, seq: int, what: str) -> None:
+        """Step over a damaged message, or raise."""
+        if self._options.damaged == "skip":
+            self._lose(seq, seq, DropReason.DAMAGED)
+            self._next = seq + 1
+            return
+        geometry = self._file.geometry
+        offset = geometry.slots_offset + (seq & (geometry.slots - 1)) * self._slots.itemsize
+        raise DamagedQueue(
+            self._path,
+            f"{what} of message {seq}",
+            offset,
+            "as its writer made it",
+            "something else",
+            hint="damaged=skip counts it as lost and goes on",
+        )
+
+    def _idle(self) -> bool:
+        """Look, while nothing comes, whether the path means another queue by now."""
+        if self._file.is_current():
+            return True
+        try:
+            new = QueueFile.open_to_read(self._path)
+        except PenstockError:
+            return True  # removed, or being made: wait
+        log.warning("%s was created anew; reading it from its start", self.url)
+        self._restarts += 1
+        self._let_go_of_row()
+        self._file = new
+        self._meet(Position.START)
+        return True
+
+    def _lose(self, first: int, last: int, reason: DropReason) -> None:
+        loss = Loss(first, last, reason)
+        self._losses.add(loss)
+        if time.monotonic() >= self._silent_until:
+            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
+            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
+
+    # --- books and closing --------------------------------------------------------------------
+
+    def statistics(self) -> ReaderStatistics:
+        backlog = 0 if self._is_closed else max(0, self._head - max(self._next, self._oldest))
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._losses.total,
+            filtered=self._filtered,
+            restarts=self._restarts,
+            next_seq=self._next,
+            backlog=backlog,
+            losses=self._losses.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            self._raise_closed()
+
+    def _raise_closed(self) -> None:
+        raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        """Say that everything read so far is done, and give everything back."""
+        self._close(finished=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What was being worked on when it failed is not done: a held reader gets it again.
+        self._close(finished=kind is None)
+
+    def _close(self, *, finished: bool) -> None:
+        if not self._is_closed and finished and self._cursor is not None:
+            with suppress(RuntimeError, Closed):  # another thread is reading, and leaves now
+                self.acknowledge()
+        if not self._detach():
+            return
+        self._is_closed = True
+        self._let_go_of_row()
+        if hasattr(self, "_slots"):
+            del self._slots
+        if hasattr(self, "_file"):
+            self._file.close()
+            del self._file
+
+    def _let_go_of_row(self) -> None:
+        if self._cursor is not None:
+            self._cursor.release()
+            self._cursor = None
+            if self._options.hold:
+                self._tell_writers()
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+
+class CompressedReader(WideReader):
+    """Reads a queue whose payloads are compressed."""
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (message := super().read(timeout)) is not None:
+            if whole := self._expanded(message):
+                return whole
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return None
+
+    def _take(self, limit: int) -> list[Message]:
+        while messages := super()._take(limit):
+            if whole := [m for m in map(self._expanded, messages) if m is not None]:
+                return whole
+        return []
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        return batch_from_messages(self.read_many(n, timeout))
+
+    def _expanded(self, message: Message) -> Message | None:
+        """Return the message with its payload as it was written; None if it was stepped over."""
+        try:
+            payload = self._file.compression.decompress(
+                message.payload, self._file.geometry.buffer_size
+            )
+        except ValueError as error:
+            self._messages -= 1
+            self._bytes -= len(message.payload)
+            next_seq = self._next
+            self._damaged(message.seq, f"payload ({error})")
+            self._next = next_seq
+            return None
+        self._bytes += len(payload) - len(message.payload)
+        return message._replace(payload=payload)
+
+    def view(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
+        raise self._no_views()
+
+    def view_batch(self, n: int, timeout: float | None = 0) -> NoReturn:  # noqa: ARG002
+        raise self._no_views()
+
+    def _no_views(self) -> Unsupported:
+        return Unsupported(f"{self.url} is compressed: its messages cannot be used in place")
+
+
+def open_wide_reader(url: str, path: str, start: Position, options: WideOptions) -> WideReader:
+    """Open a reader, of the kind that the queue needs.
+
+    :raises NotFound: there is no such queue.
+    :raises DamagedQueue: it is not readable.
+    """
+    file = _open_when_there(path, options.wait)
+    kind = WideReader if file.compression is Compression.NONE else CompressedReader
+    return kind(url, path, start, options, file)
+
+
+def _open_when_there(path: str, patience: float) -> QueueFile:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return QueueFile.open_to_read(path)
+        except NotFound:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_FOR_QUEUE)

@@ -1,0 +1,88 @@
+"""Is every message of a wide queue as its writer made it?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from penstock.core.errors import DamagedQueue
+from penstock.queue.wide import _ring
+from penstock.queue.wide.layout import SLOT, slots_of
+from penstock.queue.wide.queue_file import QueueFile
+
+if TYPE_CHECKING:
+    from penstock.queue.wide.layout import Rows
+
+__all__ = ["check_wide", "first_bad"]
+
+#: Messages, and bytes of them, that are looked at together.
+_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = 16 << 20
+
+
+def check_wide(path: str) -> int:
+    """Check every message of a queue, and return how many it holds.
+
+    :raises DamagedQueue: names the first one that is not right.
+    """
+    file = QueueFile.open(path, writable=False)
+    try:
+        bad = first_bad(file)
+        if bad is not None and bad >= file.field("tail"):
+            geometry = file.geometry
+            offset = geometry.slots_offset + bad % geometry.slots * SLOT.itemsize
+            raise DamagedQueue(
+                path,
+                f"message {bad}",
+                offset,
+                "a slot that follows the one before, and the bytes of its checksum",
+                "something else",
+            )
+        return file.field("head") - file.field("tail")
+    finally:
+        file.close()
+
+
+def first_bad(file: QueueFile) -> int | None:
+    """Return the number of the first message whose slot or checksum is not right, or None.
+
+    For a queue that nobody writes to meanwhile.
+    """
+    reader = _ring.RingReader()
+    reader._attach(file.mapping, -1, False, None, None)  # noqa: SLF001
+    table = slots_of(file.mapping, file.geometry)
+    end = file.field("head")
+    at, position = file.field("tail"), 0
+    while at < end:
+        numbers = np.arange(at, min(end, at + _AT_ONCE), dtype=np.uint64)
+        slots = table[(numbers & np.uint64(len(table) - 1)).astype(np.int64)]
+        good = _sane(slots, numbers, file.geometry.buffer_size, position)
+        slots = slots[:good]
+        if (bad := _wrong_checksum(reader, slots)) is not None:
+            return bad
+        if good < len(numbers):
+            return at + good
+        at += good
+        position = int(slots[-1]["position"])
+    return None
+
+
+def _sane(slots: Rows, numbers: np.ndarray, size: int, position: int) -> int:
+    """Return how many of these slots, from the first on, can be those of these messages."""
+    length = slots["length"].astype(np.float64) + slots["block"]
+    inside = (slots["position"] % np.uint64(size)).astype(np.float64) + length <= size
+    ahead = np.diff(slots["position"].astype(np.float64), prepend=position) >= 0
+    in_time = np.diff(slots["created_ns"], prepend=slots["created_ns"][:1]) >= 0
+    sane = (slots["seq"] == numbers) & inside & ahead & in_time
+    return len(slots) if sane.all() else int(sane.argmin())
+
+
+def _wrong_checksum(reader: _ring.RingReader, slots: Rows) -> int | None:
+    groups = np.cumsum(slots["length"]) // _BYTES_AT_ONCE
+    for group in np.unique(groups):
+        part = np.ascontiguousarray(slots[groups == group])
+        room = bytearray(int(part["length"].sum()))
+        if (bad := reader._gather(part, room)) is not None:  # noqa: SLF001
+            return bad
+    return None

@@ -122,7 +122,7 @@ def main() -> None:
     # The table shows what is lost; the readers' own warnings would only disturb it.
     logging.getLogger("penstock").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, mp.Manager() as manager:
-        url = given.queue or f"fmq:{folder}/beams?layout=classic&slots=10000&size=16M"
+        url = given.queue or f"fmq:{folder}/beams?slots=10000&size=16M"
         penstock.create(url, replace=True)
         books = run(url, given.seconds, manager)
     written = books.pop("writer").messages

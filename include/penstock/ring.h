@@ -57,6 +57,7 @@
 #define PENSTOCK_WITH_CRC 1u     /* every message has its crc32c */
 #define PENSTOCK_MANY_WRITERS 2u /* writers take the lock of the header in turns */
 #define PENSTOCK_SPARSE 4u       /* not all of the file has its disk space yet */
+#define PENSTOCK_KEEPS 8u        /* nothing is overwritten: a segment of a log */
 
 /* Header states. */
 #define PENSTOCK_LIVE 0u
@@ -176,6 +177,7 @@ typedef struct {
     uint8_t *buffer;
     uint64_t mask; /* slots - 1 */
     uint64_t buffer_size;
+    uint32_t crc;  /* PENSTOCK_HAS_CRC, if every message has it */
     bool writable; /* a ring that is mapped read-only is polled: a sleeper has to leave a mark */
 } penstock_ring;
 
@@ -229,6 +231,7 @@ static inline penstock_ring penstock_over(void *base, bool writable)
     ring.buffer = bytes + h->buffer_offset;
     ring.mask = h->slots - 1;
     ring.buffer_size = h->buffer_size;
+    ring.crc = h->flags & PENSTOCK_WITH_CRC ? PENSTOCK_HAS_CRC : 0;
     ring.writable = writable;
     return ring;
 }
@@ -361,7 +364,7 @@ static inline bool penstock_slot_is_sane(const penstock_ring *ring, const pensto
 {
     uint64_t size = ring->buffer_size, block = slot->block;
     uint64_t stream = slot->flags & PENSTOCK_HAS_STREAM ? 16 : 0;
-    return slot->seq == seq && slot->length <= size && block <= size &&
+    return slot->seq == seq && (slot->flags & PENSTOCK_HAS_CRC) >= ring->crc && slot->length <= size && block <= size &&
            stream + slot->attributes <= block && block + slot->length <= size &&
            slot->position % size + block + slot->length <= size;
 }
@@ -371,6 +374,7 @@ static inline bool penstock_slot_is_sane(const penstock_ring *ring, const pensto
 typedef struct {
     penstock_ring ring;
     int fd;              /* for the locks */
+    uint32_t pid;        /* of this process */
     uint32_t number;     /* among many writers; 0: the only one */
     uint64_t head, tail; /* as in the header */
     uint64_t position;   /* behind the last message */
@@ -386,20 +390,7 @@ typedef struct {
     uint64_t ready_position, ready_seq;
 } penstock_writer;
 
-/* Lock or unlock (F_WRLCK, F_UNLCK) a liveness byte; 0, or -1 with errno EAGAIN: another has it. */
-static inline int penstock_live(int fd, uint64_t byte, int kind)
-{
-    struct flock lock;
-    memset(&lock, 0, sizeof lock);
-    lock.l_type = (short)kind;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = (off_t)byte;
-    lock.l_len = 1;
-    return fcntl(fd, F_OFD_SETLK, &lock);
-}
-
-/* Whether somebody else has a liveness byte. */
-static inline bool penstock_is_alive(int fd, uint64_t byte)
+static inline struct flock penstock_byte(uint64_t byte)
 {
     struct flock lock;
     memset(&lock, 0, sizeof lock);
@@ -407,6 +398,22 @@ static inline bool penstock_is_alive(int fd, uint64_t byte)
     lock.l_whence = SEEK_SET;
     lock.l_start = (off_t)byte;
     lock.l_len = 1;
+    return lock;
+}
+
+/* Lock a liveness byte, until the file is closed: 0, EBUSY when another has it, or an errno. */
+static inline int penstock_live(int fd, uint64_t byte)
+{
+    struct flock lock = penstock_byte(byte);
+    if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
+        return 0;
+    return errno == EAGAIN || errno == EACCES ? EBUSY : errno;
+}
+
+/* Whether somebody else has a liveness byte. */
+static inline bool penstock_is_alive(int fd, uint64_t byte)
+{
+    struct flock lock = penstock_byte(byte);
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
@@ -432,26 +439,40 @@ static inline bool penstock_resume(penstock_writer *w)
     return penstock_slot_is_sane(ring, &last, w->head - 1);
 }
 
-/* Begin to write to a mapped queue: 0, EBUSY when another writes to it, EPIPE when it was sealed,
- * EBADMSG when it is damaged. */
-static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd)
+/* Become a writer of a mapped queue: 0, EBUSY when another is, EPIPE when it was sealed, or what the
+ * lock met. */
+static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, int fd)
 {
     memset(w, 0, sizeof *w);
     w->ring = ring;
     w->fd = fd;
+    w->pid = (uint32_t)getpid();
+    int error;
     w->limit = w->ready_position = w->ready_seq = UINT64_MAX;
     if (__atomic_load_n(&ring.header->state, __ATOMIC_ACQUIRE) != PENSTOCK_LIVE)
         return EPIPE;
     if (ring.header->flags & PENSTOCK_MANY_WRITERS) {
-        do /* the top bit is taken, and 0 is nobody */
-            w->number = __atomic_add_fetch(&ring.header->next_writer, 1, __ATOMIC_RELAXED) & INT32_MAX;
-        while (w->number == 0 ||
-               penstock_live(fd, PENSTOCK_LIVE_WRITER + w->number, F_WRLCK) != 0);
-        return 0; /* it resumes each time that it has the lock */
+        do { /* the top bit is taken, and 0 is nobody */
+            uint32_t n = __atomic_add_fetch(&ring.header->next_writer, 1, __ATOMIC_RELAXED);
+            PENSTOCK_FAULT_POINT();
+            w->number = n & INT32_MAX;
+            error = w->number == 0 ? EBUSY : penstock_live(fd, PENSTOCK_LIVE_WRITER + w->number);
+        } while (error == EBUSY);
+        return error;
     }
-    if (penstock_live(fd, PENSTOCK_LIVE_WRITER, F_WRLCK) != 0)
-        return errno == EAGAIN || errno == EACCES ? EBUSY : errno;
-    __atomic_store_n(&ring.header->writer_pid, (uint32_t)getpid(), __ATOMIC_RELAXED);
+    if ((error = penstock_live(fd, PENSTOCK_LIVE_WRITER)) == 0)
+        __atomic_store_n(&ring.header->writer_pid, w->pid, __ATOMIC_RELAXED);
+    PENSTOCK_FAULT_POINT();
+    return error;
+}
+
+/* The same, ready to write: also EBADMSG when the queue is damaged. Many writers resume each time
+ * that they have the lock. */
+static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd)
+{
+    int error = penstock_writer_claim(w, ring, fd);
+    if (error != 0 || w->number != 0)
+        return error;
     return penstock_resume(w) ? 0 : EBADMSG;
 }
 
@@ -466,12 +487,25 @@ static inline int penstock_futex_wait(uint32_t *word, uint32_t seen, int64_t nan
 
 #define PENSTOCK_LOCK_WAITERS 0x80000000u
 
+/* Store this writer's number in the lock, if it is as it was seen. */
+static inline bool penstock_take(penstock_writer *w, uint32_t *seen, uint32_t mine)
+{
+    penstock_header *h = w->ring.header;
+    PENSTOCK_FAULT_POINT();
+    if (!__atomic_compare_exchange_n(&h->lock, seen, mine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return false;
+    PENSTOCK_FAULT_POINT();
+    __atomic_store_n(&h->writer_pid, w->pid, __ATOMIC_RELAXED);
+    PENSTOCK_FAULT_POINT();
+    return true;
+}
+
 /* Try for the lock of many writers, for so long at most: 0, ETIMEDOUT or EINTR. A holder that died
  * loses it: what it had not published is not there. */
 static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds)
 {
     uint32_t *lock = &w->ring.header->lock, seen = 0, mine = w->number;
-    if (__atomic_compare_exchange_n(lock, &seen, mine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+    if (penstock_take(w, &seen, mine))
         return 0;
     const int64_t slice = 20000000; /* how soon a death is noticed */
     mine |= PENSTOCK_LOCK_WAITERS;  /* others may sleep, too */
@@ -479,8 +513,7 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds)
         seen = __atomic_load_n(lock, __ATOMIC_RELAXED);
         uint32_t holder = seen & ~PENSTOCK_LOCK_WAITERS;
         if (holder == 0 || !penstock_is_alive(w->fd, PENSTOCK_LIVE_WRITER + holder)) {
-            PENSTOCK_FAULT_POINT();
-            if (__atomic_compare_exchange_n(lock, &seen, mine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            if (penstock_take(w, &seen, mine))
                 return 0;
             continue;
         }
@@ -559,9 +592,12 @@ static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, u
     uint64_t at = w->position, next = w->head + w->planned, tail = w->tail;
     if (at % size + room > size) /* a message is in one piece */
         at += size - at % size;
-    while (tail < next &&
-           (next - tail > w->ring.mask || w->ring.slots[tail & w->ring.mask].position + size < at + room))
+    /* A position that is not right is above `at`; then this goes around, and the message goes. */
+    while (tail < next && (next - tail > w->ring.mask ||
+                           at - w->ring.slots[tail & w->ring.mask].position > size - room))
         tail++;
+    if (tail != w->tail && (w->ring.header->flags & PENSTOCK_KEEPS))
+        return PENSTOCK_FULL;
     if (tail != w->tail && w->holding) {
         if (__atomic_load_n(&w->ring.header->holders, __ATOMIC_RELAXED) != w->holders)
             return PENSTOCK_CHANGED;
@@ -594,7 +630,7 @@ static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot)
     slot->position = w->at;
     slot->created_ns = slot->created_ns < w->created_ns ? w->created_ns : slot->created_ns;
     slot->crc32c = 0;
-    if (w->ring.header->flags & PENSTOCK_WITH_CRC) {
+    if (w->ring.crc) {
         slot->flags |= PENSTOCK_HAS_CRC;
         slot->crc32c = penstock_message_crc(slot, w->ring.buffer + w->at % w->ring.buffer_size);
     }
@@ -696,7 +732,9 @@ static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t se
 /* A held reader is done with everything before `seq`. */
 static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t reader, uint64_t seq)
 {
+    PENSTOCK_FAULT_POINT();
     __atomic_store_n(&ring->readers[reader].position, seq, __ATOMIC_RELEASE);
+    PENSTOCK_FAULT_POINT();
     penstock_wake(&ring->header->room_wanted, &ring->header->room_wakes);
 }
 
@@ -711,6 +749,8 @@ static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_
     }
     uint32_t wakes = __atomic_load_n(&h->wakes, __ATOMIC_SEQ_CST);
     __atomic_store_n(&h->sleeping, 1, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the flag is set before the look at head */
+    PENSTOCK_FAULT_POINT();
     if (penstock_head(ring) > seq)
         return 0;
     int error = penstock_futex_wait(&h->wakes, wakes, nanoseconds);
@@ -723,6 +763,8 @@ static inline int penstock_sleep_for_room(const penstock_writer *w, int64_t nano
     penstock_header *h = w->ring.header;
     uint32_t wakes = __atomic_load_n(&h->room_wakes, __ATOMIC_SEQ_CST);
     __atomic_store_n(&h->room_wanted, 1, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as above */
+    PENSTOCK_FAULT_POINT();
     if (penstock_held(w) > w->limit)
         return 0;
     int error = penstock_futex_wait(&h->room_wakes, wakes, nanoseconds);

@@ -2,7 +2,7 @@
 
 import penstock
 
-with penstock.open_writer("fmq:/tmp/radar/beams?layout=classic") as writer:
+with penstock.open_writer("fmq:/tmp/radar/beams") as writer:
     writer.write(b"a beam", type=1)
 
 with penstock.open_reader("fmq:/tmp/radar/beams") as reader:

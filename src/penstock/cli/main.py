@@ -31,7 +31,7 @@ app = typer.Typer(
 
     [bold]Try it:[/bold]
 
-      penstock create 'fmq:/tmp/demo/beams?layout=classic&slots=1000&size=10M'
+      penstock create 'fmq:/tmp/demo/beams?slots=10000&size=16M'
 
       penstock put fmq:/tmp/demo/beams --text hello --type 1
 

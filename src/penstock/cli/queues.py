@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 #: Options that people give to `create` and expect to find kept. A queue has no place for them.
-_OF_EACH_WRITER = ("blocking", "compress")
+_OF_EACH_WRITER = {
+    "classic": ("blocking", "compress"),
+    "wide": ("hold", "policy", "timeout", "keep", "sync"),
+}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,16 +46,18 @@ def create(
 ) -> None:
     """Create a queue.
 
-    Options go into the URL: 'fmq:/path/name?layout=classic&slots=1000&size=10M'. Sizes are
-    written 10M or 1G. A name like shmem_10002 makes it in shared memory, with that key.
+    Options go into the URL: 'fmq:/path/name?slots=10000&size=64M&crc=true'. Sizes are written
+    10M or 1G. layout=classic makes one for LROSE's programs; a name like shmem_10002 makes that
+    one in shared memory, with that key.
     """
     endpoints.create(url, replace=replace)
     made = endpoints.describe(url)
     typer.echo(
-        f"created {made.url.partition('?')[0]}: {made.layout}, in {made.storage}, "
+        f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, "
         f"{made.slots:,} slots, {format_size(made.buffer_size)}"
     )
-    given = [option for option in _OF_EACH_WRITER if option in URL.parse(url).options]
+    options = _OF_EACH_WRITER.get(made.layout, ())
+    given = [option for option in options if option in URL.parse(url).options]
     if given:
         note(f"penstock: not kept in the queue, give it to each writer: {', '.join(given)}")
 
@@ -67,6 +72,12 @@ def info(
         typer.echo(json.dumps(found.as_dict()))
     else:
         console.print(_info_table(found))
+        if readers := found.details.get("readers"):
+            console.print(_readers_table(readers, found))
+
+
+def _place(found: StreamInfo) -> str:
+    return "a file" if found.storage == "file" else found.storage
 
 
 def _info_table(found: StreamInfo) -> Table:
@@ -75,7 +86,7 @@ def _info_table(found: StreamInfo) -> Table:
     table.add_column()
     slots = found.count / found.slots
     buffer = found.bytes / found.buffer_size
-    table.add_row("layout", f"{found.layout}, in {found.storage}")
+    table.add_row("layout", f"{found.layout}, in {_place(found)}")
     table.add_row("slots", f"{bar(slots)} {found.count:,} of {found.slots:,}")
     table.add_row(
         "buffer", f"{bar(buffer)} {format_size(found.bytes)} of {format_size(found.buffer_size)}"
@@ -85,9 +96,35 @@ def _info_table(found: StreamInfo) -> Table:
     blocking = "yes: the writer waits for its reader" if found.blocking else "no"
     table.add_row("blocking", blocking)
     for name, value in found.details.items():
-        if value not in (None, [], {}):
-            shown = format_time(value) if name.endswith("_ns") else str(value)
-            table.add_row(name.removesuffix("_ns").replace("_", " "), shown, style="dim")
+        if value not in (None, [], {}) and name != "readers":
+            table.add_row(
+                name.removesuffix("_ns").replace("_", " "), _shown(name, value), style="dim"
+            )
+    return table
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_ns") and isinstance(value, int):
+        return format_time(value)
+    return str(value)
+
+
+def _readers_table(readers: list[dict[str, Any]], found: StreamInfo) -> Table:
+    table = Table(box=None, title="readers", title_justify="left")
+    for title in ("name", "process", "next", "behind", ""):
+        table.add_column(title, justify="right" if title in {"next", "behind"} else "left")
+    for reader in readers:
+        process = f"{reader['pid']}" if reader["alive"] else "gone"
+        table.add_row(
+            escape(reader["name"] or "-"),
+            process,
+            f"{reader['next_seq']}",
+            f"{reader['behind']:,}",
+            bar(reader["behind"] / found.slots, 15),
+            style=None if reader["alive"] else "dim",
+        )
     return table
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 from penstock.core.batch import Batch, batch_from_messages, messages_from_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from penstock.core.message import Message
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.core.statistics import ReaderStatistics, WriterStatistics
     from penstock.core.stream_id import StreamId
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BytesLike", "Reader", "Writer"]
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BytesLike", "Reader", "WaitGroup", "Writer"]
 
 #: What a payload may be given as.
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -58,11 +58,30 @@ class _Endpoint(ABC):
         return f"<{type(self).__name__} {self.url}>"
 
 
+class WaitGroup(ABC):
+    """Waits for many readers of one kind at once, asleep. For one thread, but for `wake`."""
+
+    @abstractmethod
+    def sleep(self, readers: Sequence[Reader], timeout: float) -> list[Reader]:
+        """Sleep until some may have something, and return those; none when woken or timed out."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the sleep under way, or else the next one. Any thread may call this."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+
 class Reader(_Endpoint):
     """Reads the messages of one stream in order. Not safe to share between threads.
 
     An endpoint implements `read_many` without waiting as `_take`; all other forms follow from it.
     """
+
+    #: How this reader is waited for together with others of its kind; None: it has to be polled.
+    wait_group: type[WaitGroup] | None = None
 
     #: The longest pause (seconds) while nothing comes; longer where `_pause` can be woken.
     _longest_pause = LONGEST_PAUSE
@@ -144,6 +163,13 @@ class Reader(_Endpoint):
             if messages := self._take(limit):
                 return messages
             pause = min(pause * 2, self._longest_pause)
+
+    def _idle(self) -> bool:
+        """Look, once a second while nothing comes, for what nobody would wake us for.
+
+        False: nothing will ever come.
+        """
+        return True
 
     def _pause(self, seconds: float) -> None:
         """Sleep up to `seconds`; an endpoint that can be woken overrides this."""

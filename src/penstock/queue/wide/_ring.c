@@ -42,6 +42,23 @@ static int64_t clock_ns(clockid_t clock)
     return (int64_t)now.tv_sec * SECOND + now.tv_nsec;
 }
 
+/* Copy a payload. Large ones let other threads of the interpreter work meanwhile. */
+static void copy_payload(void *to, const void *from, uint64_t n)
+{
+#ifdef PENSTOCK_FAULTS /* half of a payload is a state, too */
+    penstock_copy(to, from, n / 2);
+    PENSTOCK_FAULT_POINT();
+    to = (char *)to + n / 2, from = (const char *)from + n / 2, n -= n / 2;
+#endif
+    if (n < LARGE) {
+        penstock_copy(to, from, n);
+        return;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    penstock_copy(to, from, n);
+    Py_END_ALLOW_THREADS
+}
+
 /* A deadline for what callers give as a timeout: None is for ever. False: an error is set. */
 static bool parse_timeout(PyObject *timeout, int64_t *deadline)
 {
@@ -162,6 +179,7 @@ typedef struct {
 typedef struct {
     penstock_slot slot;
     const uint8_t *stream, *attributes, *payload;
+    const uint8_t *block; /* stream and attributes as they are stored, or NULL */
 } Entry;
 
 static int hook(Writer *self, const char *name, long code, uint64_t bytes)
@@ -225,13 +243,15 @@ static uint8_t *begin(Writer *self, const Entry *e)
             return NULL;
     }
     PENSTOCK_FAULT_POINT();
-    uint32_t stream = e->stream == NULL ? 0 : 16;
-    if (slot->block > 0) {
+    if (e->block != NULL) {
+        memcpy(to, e->block, slot->block);
+    } else if (slot->block > 0) {
         memset(to + slot->block - 8, 0, 8); /* the bytes that fill it up */
-        if (stream > 0)
-            memcpy(to, e->stream, stream);
+        if (e->stream != NULL)
+            memcpy(to, e->stream, 16);
+        PENSTOCK_FAULT_POINT();
         if (slot->attributes > 0)
-            memcpy(to + stream, e->attributes, slot->attributes);
+            memcpy(to + (e->stream == NULL ? 0 : 16), e->attributes, slot->attributes);
     }
     return to + slot->block;
 }
@@ -243,13 +263,7 @@ static int append(Writer *self, Entry *e)
     if (to == NULL)
         return -1;
     PENSTOCK_FAULT_POINT();
-    if (e->slot.length >= LARGE) {
-        Py_BEGIN_ALLOW_THREADS
-        penstock_copy(to, e->payload, e->slot.length);
-        Py_END_ALLOW_THREADS
-    } else {
-        penstock_copy(to, e->payload, e->slot.length);
-    }
+    copy_payload(to, e->payload, e->slot.length);
     penstock_finish(&self->w, &e->slot);
     self->bytes += e->slot.length;
     return 0;
@@ -385,20 +399,10 @@ static PyObject *writer_write_rows(Writer *self, PyObject *args)
             failed = -1;
             break;
         }
-        /* The block comes as it shall be stored. */
-        uint32_t attributes = e.slot.attributes;
-        e.slot.attributes = e.slot.block;
-        e.attributes = (uint8_t *)blocks.buf + block;
+        e.block = (uint8_t *)blocks.buf + block;
         e.payload = (uint8_t *)payloads.buf + payload;
-        uint8_t *to = begin(self, &e);
-        if (to == NULL) {
-            failed = -1;
+        if ((failed = append(self, &e)) != 0)
             break;
-        }
-        e.slot.attributes = attributes;
-        penstock_copy(to, e.payload, e.slot.length);
-        penstock_finish(&self->w, &e.slot);
-        self->bytes += e.slot.length;
         block += e.slot.block;
         payload += e.slot.length;
     }
@@ -464,32 +468,43 @@ static PyObject *writer_attach(Writer *self, PyObject *args)
     int fd, sync_each;
     long long lock_timeout;
     penstock_ring ring;
+    penstock_writer w;
     if (!PyArg_ParseTuple(args, "OiLp", &mapping, &fd, &lock_timeout, &sync_each))
         return NULL;
-    if (self->mapped.memory.obj != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "it is attached already");
-        return NULL;
+    Mapped old = self->mapped; /* a log goes on in its next segment */
+    int error = EACCES;
+    if (map_buffer(&self->mapped, mapping, &ring) && ring.writable)
+        error = penstock_writer_claim(&w, ring, fd);
+    if (PyErr_Occurred() || error != 0) {
+        if (!PyErr_Occurred())
+            PyBuffer_Release(&self->mapped.memory);
+        self->mapped = old;
+        return PyErr_Occurred() ? NULL : PyLong_FromLong(error);
     }
-    if (!map_buffer(&self->mapped, mapping, &ring))
-        return NULL;
-    int error = ring.writable ? penstock_writer_open(&self->w, ring, fd) : EACCES;
-    if (error != 0) {
-        PyBuffer_Release(&self->mapped.memory);
-        return PyLong_FromLong(error);
-    }
+    if (old.memory.obj != NULL)
+        PyBuffer_Release(&old.memory);
+    self->w = w;
     self->lock_timeout = lock_timeout;
     self->sync_each = sync_each;
     return PyLong_FromLong(0);
 }
 
-static PyObject *writer_detach(Writer *self, PyObject *Py_UNUSED(ignored))
+/* Go on behind the last message; False: the queue is damaged. Many writers do it at every write. */
+static PyObject *writer_resume(Writer *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(self->w.number != 0 || penstock_resume(&self->w));
+}
+
+/* Let go of the queue. False: a thread is writing. A forked process keeps off its parent's lock. */
+static PyObject *writer_detach(Writer *self, PyObject *is_forked)
 {
     self->mapped.closing = true;
-    if (self->mapped.busy)
+    if (self->mapped.busy && is_forked != Py_True)
         Py_RETURN_FALSE;
     if (self->mapped.memory.obj != NULL) {
         self->reserved = false;
-        give_lock(self);
+        if (is_forked != Py_True)
+            give_lock(self);
         PyBuffer_Release(&self->mapped.memory);
     }
     Py_RETURN_TRUE;
@@ -560,7 +575,8 @@ static PyMethodDef writer_methods[] = {
     METHOD("_reserve", writer_reserve, METH_VARARGS),
     METHOD("_commit", writer_commit, METH_O),
     METHOD("_attach", writer_attach, METH_VARARGS),
-    METHOD("_detach", writer_detach, METH_NOARGS),
+    METHOD("_resume", writer_resume, METH_NOARGS),
+    METHOD("_detach", writer_detach, METH_O),
     METHOD("_wait_for", writer_wait_for, METH_VARARGS),
     METHOD("_sleep_for_room", writer_sleep_for_room, METH_O),
     {0}};
@@ -568,12 +584,13 @@ static PyMethodDef writer_methods[] = {
 static PyMemberDef writer_members[] = {
     {"_messages", T_ULONGLONG, offsetof(Writer, messages), READONLY, NULL},
     {"_bytes", T_ULONGLONG, offsetof(Writer, bytes), 0, NULL},
-    {"_refused", T_ULONGLONG, offsetof(Writer, refused), READONLY, NULL},
+    {"_refused", T_ULONGLONG, offsetof(Writer, refused), 0, NULL},
     {"_head", T_ULONGLONG, offsetof(Writer, w.head), READONLY, NULL},
     {"_tail", T_ULONGLONG, offsetof(Writer, w.tail), READONLY, NULL},
     {"_position", T_ULONGLONG, offsetof(Writer, w.position), READONLY, NULL},
     {"_limit", T_ULONGLONG, offsetof(Writer, w.limit), 0, NULL},
     {"_ready_position", T_ULONGLONG, offsetof(Writer, w.ready_position), 0, NULL},
+    {"_created_ns", T_LONGLONG, offsetof(Writer, w.created_ns), 0, NULL},
     {"_ready_seq", T_ULONGLONG, offsetof(Writer, w.ready_seq), 0, NULL},
     {0}};
 
@@ -629,16 +646,8 @@ static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_p
     }
     if (payload == NULL)
         return NULL;
-    if (!in_place) {
-        char *to = PyBytes_AS_STRING(payload);
-        if (slot->length >= LARGE) {
-            Py_BEGIN_ALLOW_THREADS
-            penstock_copy(to, from + slot->block, slot->length);
-            Py_END_ALLOW_THREADS
-        } else {
-            penstock_copy(to, from + slot->block, slot->length);
-        }
-    }
+    if (!in_place)
+        copy_payload(PyBytes_AS_STRING(payload), from + slot->block, slot->length);
     if (slot->flags & PENSTOCK_HAS_STREAM) {
         PyObject *bytes = PyBytes_FromStringAndSize((const char *)from, 16);
         stream = bytes == NULL ? NULL : PyObject_CallOneArg(stream_id_type, bytes);
@@ -800,21 +809,33 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit)
     return 0;
 }
 
+static bool is_ready(const Reader *self) { return penstock_head(&self->ring) > self->next; }
+
+/* While nothing comes: let Python look for another queue, or a next part. As wait_for_next; 2 means
+ * to go on waiting. */
+static int look_around(Reader *self)
+{
+    PyObject *result = PyObject_CallMethod((PyObject *)self, "_idle", NULL);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : is_ready(self) ? 1 : result == Py_False ? 0 : 2;
+}
+
 /* Wait for a message: 1 there is one, 0 the time is over, -1 an error is set. */
 static int wait_for_next(Reader *self, int64_t deadline)
 {
+    int result = 2;
+    if (__atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE &&
+        (result = look_around(self)) != 2)
+        return result;
     int64_t now = clock_ns(CLOCK_MONOTONIC), spin = now + SPIN_NS;
-    if (now >= deadline)
-        return 0;
-    bool ready = false;
     Py_BEGIN_ALLOW_THREADS
-    while (!(ready = penstock_head(&self->ring) > self->next) && now < spin && now < deadline) {
+    while (!is_ready(self) && now < spin && now < deadline) {
         for (int i = 0; i < 20; i++)
             penstock_pause();
         now = clock_ns(CLOCK_MONOTONIC);
     }
     Py_END_ALLOW_THREADS
-    while (!ready) {
+    while (!is_ready(self)) {
         int64_t left = deadline - clock_ns(CLOCK_MONOTONIC);
         if (left <= 0)
             return 0;
@@ -824,17 +845,10 @@ static int wait_for_next(Reader *self, int64_t deadline)
         Py_END_ALLOW_THREADS
         if ((error == EINTR && PyErr_CheckSignals() != 0) || self->mapped.closing)
             return -1;
-        ready = penstock_head(&self->ring) > self->next;
-        if (!ready && (error == ETIMEDOUT ||
-                       __atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE)) {
-            PyObject *result = PyObject_CallMethod((PyObject *)self, "_idle", NULL);
-            Py_XDECREF(result);
-            if (result == NULL)
-                return -1;
-            ready = penstock_head(&self->ring) > self->next;
-            if (result == Py_False) /* nothing will ever come */
-                return 0;
-        }
+        uint32_t state = __atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED);
+        if ((error == ETIMEDOUT || state != PENSTOCK_LIVE) && !is_ready(self) &&
+            (result = look_around(self)) != 2)
+            return result;
     }
     return 1;
 }
@@ -914,8 +928,8 @@ static PyObject *reader_wait(Reader *self, PyObject *timeout)
     return leave(self, ready < 0 && PyErr_Occurred() ? NULL : Py_NewRef(ready > 0 ? Py_True : Py_False));
 }
 
-/* _gather(slots, out): copy the payloads of these slots one behind the other. Returns the number
- * of the first whose crc32c is not right, or None. */
+/* _gather(slots, out): copy the payloads of these slots one behind the other, unless `out` is empty.
+ * Returns the number of the first whose crc32c is not right, or None. */
 static PyObject *reader_gather(Reader *self, PyObject *args)
 {
     Py_buffer in, out;
@@ -932,10 +946,11 @@ static PyObject *reader_gather(Reader *self, PyObject *args)
         for (i = 0; i < count && bad < 0 && fits; i++) {
             const penstock_slot *slot = &slots[i];
             const uint8_t *from = penstock_bytes(&self->ring, slot);
-            fits = penstock_slot_is_sane(&self->ring, slot, slot->seq) && slot->length <= room;
+            fits = penstock_slot_is_sane(&self->ring, slot, slot->seq) && (slot->length <= room || out.len == 0);
             if (!fits)
                 break;
-            penstock_copy(to, from + slot->block, slot->length);
+            if (out.len > 0)
+                penstock_copy(to, from + slot->block, slot->length);
             if (slot->flags & PENSTOCK_HAS_CRC && slot->crc32c != penstock_message_crc(slot, from))
                 bad = i;
             to += slot->length;
@@ -1060,6 +1075,7 @@ static PyMemberDef reader_members[] = {
     {"_messages", T_ULONGLONG, offsetof(Reader, messages), 0, NULL},
     {"_bytes", T_ULONGLONG, offsetof(Reader, bytes), 0, NULL},
     {"_filtered", T_ULONGLONG, offsetof(Reader, filtered), 0, NULL},
+    {"_entry", T_INT, offsetof(Reader, entry), 0, NULL},
     {0}};
 
 static PyTypeObject reader_type = {
@@ -1082,8 +1098,8 @@ struct waitv {
     uint32_t flags, unused;
 };
 
-/* wait_for_any(readers, bell, timeout): sleep until one of up to 127 readers may have a message or
- * the bell (a writable buffer of 4 bytes) rings. False: the time is over. */
+/* wait_for_any(readers, bell, timeout): sleep until one of up to 127 readers may have a message, the
+ * bell (a writable buffer of 4 bytes) rings, or a second is over. False: the time is over. */
 static PyObject *wait_for_any(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *readers, *timeout;
@@ -1104,15 +1120,16 @@ static PyObject *wait_for_any(PyObject *Py_UNUSED(module), PyObject *args)
         words[waiting++] = (struct waitv){__atomic_load_n(&h->wakes, __ATOMIC_SEQ_CST),
                                           (uintptr_t)&h->wakes, WAITV_32, 0};
         __atomic_store_n(&h->sleeping, 1, __ATOMIC_SEQ_CST);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
         ready = ready || penstock_head(&reader->ring) > reader->next;
     }
     int error = 0;
     if (valid && !ready) {
-        struct timespec until = {deadline / SECOND, deadline % SECOND};
+        int64_t slice = clock_ns(CLOCK_MONOTONIC) + SLICE, end = deadline < slice ? deadline : slice;
+        struct timespec until = {end / SECOND, end % SECOND};
         Py_BEGIN_ALLOW_THREADS
-        if (syscall(SYS_FUTEX_WAITV, words, waiting, 0, deadline == INT64_MAX ? NULL : &until,
-                    CLOCK_MONOTONIC) < 0)
-            error = errno;
+        if (syscall(SYS_FUTEX_WAITV, words, waiting, 0, &until, CLOCK_MONOTONIC) < 0)
+            error = errno == ETIMEDOUT && deadline > end ? EAGAIN : errno;
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&bell);
@@ -1167,13 +1184,13 @@ PyMODINIT_FUNC PyInit__ring(void)
         PyType_Ready(&reader_type) != 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m != NULL && (PyModule_AddIntConstant(m, "DAMAGED", PENSTOCK_DAMAGED) != 0 ||
-                      PyModule_AddIntConstant(m, "TOO_LARGE", PENSTOCK_TOO_LARGE) != 0 ||
-                      PyModule_AddIntConstant(m, "FULL", PENSTOCK_FULL) != 0 ||
-                      PyModule_AddIntConstant(m, "CHANGED", PENSTOCK_CHANGED) != 0 ||
-                      PyModule_AddIntConstant(m, "NO_SPACE", PENSTOCK_NO_SPACE) != 0 ||
-                      PyModule_AddObjectRef(m, "RingWriter", (PyObject *)&writer_type) != 0 ||
-                      PyModule_AddObjectRef(m, "RingReader", (PyObject *)&reader_type) != 0))
+    static const char *const codes[] = {"OK", "EMPTY", "LAPPED", "DAMAGED", "TOO_LARGE", "FULL", "CHANGED",
+                                        "NO_SPACE"};
+    bool failed = m == NULL;
+    for (int code = 0; !failed && code <= PENSTOCK_NO_SPACE; code++)
+        failed = PyModule_AddIntConstant(m, codes[code], code) != 0;
+    if (failed || PyModule_AddObjectRef(m, "RingWriter", (PyObject *)&writer_type) != 0 ||
+        PyModule_AddObjectRef(m, "RingReader", (PyObject *)&reader_type) != 0)
         Py_CLEAR(m);
     return m;
 }

@@ -30,6 +30,7 @@ class RingWriter:
     _tail: int
     _position: int
     _limit: int
+    _created_ns: int
     _ready_position: int
     _ready_seq: int
     def write(
@@ -60,7 +61,8 @@ class RingWriter:
     def _attach(
         self, mapping: mmap.mmap, fd: int, lock_timeout_ns: int, sync_each: bool
     ) -> int: ...
-    def _detach(self) -> bool: ...
+    def _resume(self) -> bool: ...
+    def _detach(self, is_forked: bool, /) -> bool: ...
     def _wait_for(self, entries: tuple[int, ...], holders: int) -> None: ...
     def _sleep_for_room(self, seconds: float) -> bool: ...
 
@@ -69,6 +71,7 @@ class RingReader:
     _messages: int
     _bytes: int
     _filtered: int
+    _entry: int
     @property
     def _head(self) -> int: ...
     @property

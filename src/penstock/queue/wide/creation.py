@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from penstock.core.errors import AlreadyExists
+from penstock.core.errors import AlreadyExists, InvalidOption
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import Geometry, HeaderFlag
+from penstock.queue.wide.layout import LIVE_WRITER, Geometry, HeaderFlag, readers_of
 from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, write_new_file
 from penstock.queue.wide.verification import first_bad
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from penstock.queue.liveness import LockFile
     from penstock.queue.wide.options import WideOptions
 
 __all__ = ["MemoryQueue", "create_from_options", "recover"]
 
 log = logging.getLogger(__name__)
+
+#: While another writer looks through the queue, ask this often (seconds).
+_LOOK_FOR_RECOVERY = 0.01
 
 
 def create_from_options(
@@ -35,6 +40,8 @@ def create_from_options(
     :raises StorageError: there is no space, or no permission.
     :raises LockTimeout: it is to be replaced, and somebody writes to it.
     """
+    if options.sparse and options.writers == "many":
+        raise InvalidOption("sparse", "true", "is for queues with one writer")
     with contextlib.nullcontext() if exclusive else contextlib.suppress(AlreadyExists):
         create_queue(
             path,
@@ -96,22 +103,35 @@ class MemoryQueue:
         self.close()
 
 
-def recover(path: str, file: QueueFile) -> None:
+def recover(path: str, file: QueueFile, locks: LockFile) -> None:
     """Cut off messages that the disk did not get before the machine went down.
 
     A process that dies leaves a whole queue. A machine that does may have brought the header to
-    the disk, and not yet all that it counts. The caller is the queue's writer.
+    the disk, and not yet all that it counts. The caller is a writer of the queue.
     """
     boot = _boot_id()
-    last = bytes(file.header["boot_id"][0])
-    if last == boot or not boot:
+    if not boot or bytes(file.header["boot_id"][0]) == boot:
         return
-    if any(last):
-        bad = first_bad(file)
-        if bad is not None:
-            lost = file.field("head") - bad
-            log.warning("%s: the last %s messages did not get to the disk", path, f"{lost:,}")
-            file.header["head"] = bad
+    if HeaderFlag.MANY_WRITERS not in file.flags:
+        _recover(path, file, boot)
+        return
+    while not locks.try_lock(LIVE_WRITER):  # another of the writers is at it
+        time.sleep(_LOOK_FOR_RECOVERY)
+    try:
+        if bytes(file.header["boot_id"][0]) != boot:
+            _recover(path, file, boot)
+    finally:
+        locks.unlock(LIVE_WRITER)
+
+
+def _recover(path: str, file: QueueFile, boot: bytes) -> None:
+    if any(bytes(file.header["boot_id"][0])) and (bad := first_bad(file)) is not None:
+        lost = file.field("head") - bad
+        log.warning("%s: the last %s messages did not get to the disk", path, f"{lost:,}")
+        readers = readers_of(file.mapping, file.geometry)
+        # A reader that had got further would wait for numbers that are given again.
+        readers["position"] = np.minimum(readers["position"], np.uint64(bad))
+        file.header["head"] = bad
     file.header["boot_id"] = np.void(boot)
 
 

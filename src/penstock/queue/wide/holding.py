@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import InvalidOption, WriteTimeout
+from penstock.core.errors import InvalidOption, Unsupported, WriteTimeout
 from penstock.core.overflow import QueueFull
 from penstock.queue.cursors import CursorEntry, CursorTable
 from penstock.queue.wide.layout import LIVE_READER, PAGE, READER_SIZE
@@ -35,6 +35,8 @@ class Holding:
         self._file = file
         self._options = options
         size = file.geometry.readers * READER_SIZE
+        if not size:
+            raise Unsupported(f"queue {file.path} was created without a reader table")
         rows = memoryview(file.mapping)[PAGE : PAGE + size]
         self._table = CursorTable(file.descriptor, rows, live_base=LIVE_READER)
         epoch, oldest = file.field("epoch"), file.field("tail")

@@ -24,6 +24,7 @@ __all__ = [
     "MAX_READERS",
     "MAX_SLOTS",
     "PAGE",
+    "READER",
     "READER_SIZE",
     "SLOT",
     "VERSION",
@@ -34,6 +35,8 @@ __all__ = [
     "State",
     "check_header",
     "header_of",
+    "readers_of",
+    "sane_slots",
     "slots_of",
 ]
 
@@ -68,6 +71,8 @@ class HeaderFlag(IntFlag):
     MANY_WRITERS = 2
     #: Not all of the file has its disk space yet.
     SPARSE = 4
+    #: Nothing is overwritten: a segment of a log.
+    KEEPS = 8
 
 
 class State(IntEnum):
@@ -145,6 +150,10 @@ SLOT: Final = _dtype(
 )
 
 
+#: What of a row in the reader table others may look at; `queue/cursors.py` has all of it.
+READER: Final = _dtype(READER_SIZE, state=("<u4", 0), pid=("<u4", 4), position=("<u8", 16))
+
+
 class Geometry(NamedTuple):
     """How large the parts of a queue are."""
 
@@ -182,6 +191,25 @@ def header_of(mapping: mmap.mmap) -> Rows:
 def slots_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
     """Lay the slot table over a queue."""
     return np.frombuffer(mapping, SLOT, geometry.slots, geometry.slots_offset)
+
+
+def readers_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
+    """Lay the reader table over a queue."""
+    return np.frombuffer(mapping, READER, geometry.readers, PAGE)
+
+
+def sane_slots(slots: Rows, first: int, buffer_size: int, flags: HeaderFlag) -> int:
+    """Return how many of these slots can be those of the messages from `first` on."""
+    size = np.uint64(buffer_size)
+    length, block = slots["length"], slots["block"].astype(np.uint64)
+    stream = np.where(slots["flags"] & SlotFlag.STREAM, 16, 0).astype(np.uint64)
+    sane = slots["seq"] == np.arange(first, first + len(slots), dtype=np.uint64)
+    sane &= (length <= size) & (block <= size) & (stream + slots["attributes"] <= block)
+    # Sums of what was found too large may go around; then it was found too large already.
+    sane &= slots["position"] % size + block + length <= size
+    if HeaderFlag.CRC in flags:
+        sane &= (slots["flags"] & SlotFlag.CRC) != 0
+    return len(slots) if sane.all() else int(sane.argmin())
 
 
 def check_header(path: str, header: bytes, file_size: int) -> Geometry:
@@ -222,6 +250,7 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
     size = found["buffer_size"]
     need("buffer_size", f"a multiple of {PAGE}", holds=0 < size <= MAX_BUFFER and size % PAGE == 0)
     need("readers", f"up to {MAX_READERS}", holds=found["readers"] <= MAX_READERS)
+    need("state", f"up to {max(State)}", holds=found["state"] <= max(State))
     geometry = Geometry(slots, size, found["readers"])
     for field in ("slots_offset", "buffer_offset", "file_size"):
         expected = getattr(geometry, field)

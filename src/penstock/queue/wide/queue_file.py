@@ -130,8 +130,6 @@ class QueueFile:
 
     def is_current(self) -> bool:
         """Tell whether the path still names this queue."""
-        if self.field("state") == State.REPLACED:
-            return False
         try:
             status = Path(self.path).stat()
         except OSError:

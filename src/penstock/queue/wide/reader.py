@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,7 +31,15 @@ from penstock.queue.cursors import Cursor, CursorTable
 from penstock.queue.wide import _ring
 from penstock.queue.wide.columns import MOST_BYTES, BadChecksum, batch_of, view_batch_of
 from penstock.queue.wide.compression import Compression
-from penstock.queue.wide.layout import HEADER, LIVE_READER, PAGE, READER_SIZE, Rows, slots_of
+from penstock.queue.wide.layout import (
+    HEADER,
+    LIVE_READER,
+    PAGE,
+    READER_SIZE,
+    Rows,
+    sane_slots,
+    slots_of,
+)
 from penstock.queue.wide.queue_file import QueueFile
 
 if TYPE_CHECKING:
@@ -78,6 +88,7 @@ class WideReader(_ring.RingReader, Reader):
         except BaseException:
             self.close()
             raise
+        _readers.add(self)
 
     # --- where it stands --------------------------------------------------------------------
 
@@ -108,12 +119,12 @@ class WideReader(_ring.RingReader, Reader):
 
     def _claim_row(self) -> None:
         file, hold = self._file, self._options.hold
-        if not file.writable:
+        if not file.writable or not file.geometry.readers:
             if hold:
                 raise Unsupported(
-                    f"{self.url}: a held reader keeps its place in the queue, "
-                    "which may not be written to",
-                    hint="check who owns the file and its permissions",
+                    f"{self.url}: a held reader keeps its place in the queue's reader table, "
+                    "which is not there or may not be written to",
+                    hint="check the file's permissions, or create it with readers=…",
                 )
             return
         rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
@@ -189,10 +200,16 @@ class WideReader(_ring.RingReader, Reader):
         return messages
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             slots = self._copy_slots(n, timeout)
+            wanted = self._wanted(slots)
+            if len(slots) and not len(wanted):  # go on to those that are wanted
+                self._count(slots)
+                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+                continue
             try:
-                batch = batch_of(self, self._wanted(slots), self._own_stream())
+                batch = batch_of(self, wanted, self._own_stream())
             except BadChecksum as bad:
                 if not self._was_lapped(slots):
                     n = bad.seq - self._next  # deliver what comes before it, first
@@ -233,19 +250,12 @@ class WideReader(_ring.RingReader, Reader):
             if self._oldest > first:
                 self._next = self._lapped(first, self._oldest)
                 continue
-            ends = np.cumsum(slots["length"] + slots["block"] + slots["attributes"])
-            room = max(1, int(np.searchsorted(ends, MOST_BYTES, side="right")))
-            slots = slots[:room]
-            offsets = slots["position"] % geometry.buffer_size
-            expected = np.arange(first, first + len(slots), dtype=np.uint64)
-            inside = offsets + slots["block"] + slots["length"] <= geometry.buffer_size
-            sane = (slots["seq"] == expected) & inside & (ends[:room] < 1 << 62)
-            if sane.all():
-                return slots
-            if not sane[0]:
+            slots = slots[: sane_slots(slots, first, geometry.buffer_size, self._file.flags)]
+            if not len(slots):
                 self._damaged(first, "slot")
                 continue
-            return slots[: int(sane.argmin())]
+            ends = np.cumsum(slots["length"] + slots["block"])
+            return slots[: max(1, int(np.searchsorted(ends, MOST_BYTES, side="right")))]
 
     def _was_lapped(self, slots: Rows) -> bool:
         """Tell whether the writer overtook these messages; count what is lost then."""
@@ -289,7 +299,11 @@ class WideReader(_ring.RingReader, Reader):
         :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
         """
         slots = self._copy_slots(n, timeout)
-        batch = view_batch_of(self, self._file, self._wanted(slots), self._own_stream())
+        wanted = self._wanted(slots)
+        bad = self._gather(np.ascontiguousarray(wanted), bytearray())
+        if bad is not None and not self._was_lapped(slots):
+            self._damaged(bad, "crc32c")
+        batch = view_batch_of(self, self._file, wanted, self._own_stream())
         self._count(slots)
         yield batch
         if len(slots):
@@ -322,11 +336,12 @@ class WideReader(_ring.RingReader, Reader):
 
     def _damaged(self, seq: int, what: str) -> None:
         """Step over a damaged message, or raise."""
-        if self._options.damaged == "skip":
+        geometry = self._file.geometry
+        is_header = self._head - self._oldest > geometry.slots
+        if self._options.damaged == "skip" and not is_header:
             self._lose(seq, seq, DropReason.DAMAGED)
             self._next = seq + 1
             return
-        geometry = self._file.geometry
         offset = geometry.slots_offset + (seq & (geometry.slots - 1)) * self._slots.itemsize
         raise DamagedQueue(
             self._path,
@@ -345,6 +360,11 @@ class WideReader(_ring.RingReader, Reader):
             new = QueueFile.open_to_read(self._path)
         except PenstockError:
             return True  # removed, or being made: wait
+        if new.compression is not self._file.compression:
+            new.close()
+            raise Unsupported(
+                f"{self.url} was created anew with other compression", hint="open it again"
+            )
         log.warning("%s was created anew; reading it from its start", self.url)
         self._restarts += 1
         self._let_go_of_row()
@@ -408,6 +428,16 @@ class WideReader(_ring.RingReader, Reader):
             self._file.close()
             del self._file
 
+    def leave_to_parent(self) -> None:
+        """Let the row in the reader table be the parent's alone, in a forked process.
+
+        A held reader is closed there: the writer waits for one of them, not for two.
+        """
+        self._entry = -1
+        self._cursor = self._table = None
+        if self._options.hold:
+            self._close(finished=False)
+
     def _let_go_of_row(self) -> None:
         if self._cursor is not None:
             self._cursor.release()
@@ -425,35 +455,41 @@ class CompressedReader(WideReader):
     def read(self, timeout: float | None = None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (message := super().read(timeout)) is not None:
-            if whole := self._expanded(message):
-                return whole
+            if whole := self._expanded([message]):
+                return whole[0]
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         return None
 
     def _take(self, limit: int) -> list[Message]:
         while messages := super()._take(limit):
-            if whole := [m for m in map(self._expanded, messages) if m is not None]:
+            if whole := self._expanded(messages):
                 return whole
         return []
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         return batch_from_messages(self.read_many(n, timeout))
 
-    def _expanded(self, message: Message) -> Message | None:
-        """Return the message with its payload as it was written; None if it was stepped over."""
-        try:
-            payload = self._file.compression.decompress(
-                message.payload, self._file.geometry.buffer_size
-            )
-        except ValueError as error:
-            self._messages -= 1
-            self._bytes -= len(message.payload)
-            next_seq = self._next
-            self._damaged(message.seq, f"payload ({error})")
-            self._next = next_seq
-            return None
-        self._bytes += len(payload) - len(message.payload)
-        return message._replace(payload=payload)
+    def _expanded(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with their payloads as they were written, up to a damaged one.
+
+        The damaged one is met again by the next call, and then stepped over or raised.
+        """
+        decompress, limit = self._file.compression.decompress, self._file.geometry.buffer_size
+        whole: list[Message] = []
+        for message in messages:
+            try:
+                payload = decompress(message.payload, limit)
+            except ValueError as error:
+                rest = messages[len(whole) :]
+                self._messages -= len(rest)
+                self._bytes -= sum(len(m.payload) for m in rest)
+                self._next = message.seq
+                if not whole:
+                    self._damaged(message.seq, f"payload ({error})")
+                break
+            self._bytes += len(payload) - len(message.payload)
+            whole.append(message._replace(payload=payload))
+        return whole
 
     def view(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
         raise self._no_views()
@@ -474,6 +510,17 @@ def open_wide_reader(url: str, path: str, start: Position, options: WideOptions)
     file = _open_when_there(path, options.wait)
     kind = WideReader if file.compression is Compression.NONE else CompressedReader
     return kind(url, path, start, options, file)
+
+
+_readers: weakref.WeakSet[WideReader] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for reader in list(_readers):
+        reader.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _open_when_there(path: str, patience: float) -> QueueFile:

@@ -55,14 +55,15 @@ class Space:
             writer._ready_position = (  # noqa: SLF001
                 _EVERYTHING if got >= geometry.buffer_size else got
             )
-        first, next_seq = self._file.field("first_seq"), writer._head  # noqa: SLF001
+        next_seq = writer._head  # noqa: SLF001
         if next_seq >= writer._ready_seq:  # noqa: SLF001
-            start = (next_seq - first) * SLOT.itemsize
+            # Messages began with number `first_seq`, so in the middle of the table maybe.
+            start = next_seq % geometry.slots * SLOT.itemsize
             table = geometry.slots * SLOT.itemsize
             got = self._get(geometry.slots_offset, start, start + SLOT.itemsize, table)
-            slots = got // SLOT.itemsize
-            everything = slots >= geometry.slots
-            writer._ready_seq = _EVERYTHING if everything else first + slots  # noqa: SLF001
+            ready = next_seq + (got - start) // SLOT.itemsize
+            around = ready - self._file.field("first_seq") >= geometry.slots
+            writer._ready_seq = _EVERYTHING if around else ready  # noqa: SLF001
 
     def _get(self, base: int, start: int, goal: int, limit: int) -> int:
         """Get space from `start` to `goal` at least; return up to where there is space now."""

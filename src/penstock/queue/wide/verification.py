@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.errors import DamagedQueue
 from penstock.queue.wide import _ring
-from penstock.queue.wide.layout import SLOT, slots_of
+from penstock.queue.wide.layout import SLOT, sane_slots, slots_of
 from penstock.queue.wide.queue_file import QueueFile
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def first_bad(file: QueueFile) -> int | None:
     while at < end:
         numbers = np.arange(at, min(end, at + _AT_ONCE), dtype=np.uint64)
         slots = table[(numbers & np.uint64(len(table) - 1)).astype(np.int64)]
-        good = _sane(slots, numbers, file.geometry.buffer_size, position)
+        good = min(
+            sane_slots(slots, at, file.geometry.buffer_size, file.flags), _in_order(slots, position)
+        )
         slots = slots[:good]
         if (bad := _wrong_checksum(reader, slots)) is not None:
             return bad
@@ -68,14 +70,12 @@ def first_bad(file: QueueFile) -> int | None:
     return None
 
 
-def _sane(slots: Rows, numbers: np.ndarray, size: int, position: int) -> int:
-    """Return how many of these slots, from the first on, can be those of these messages."""
-    length = slots["length"].astype(np.float64) + slots["block"]
-    inside = (slots["position"] % np.uint64(size)).astype(np.float64) + length <= size
-    ahead = np.diff(slots["position"].astype(np.float64), prepend=position) >= 0
-    in_time = np.diff(slots["created_ns"], prepend=slots["created_ns"][:1]) >= 0
-    sane = (slots["seq"] == numbers) & inside & ahead & in_time
-    return len(slots) if sane.all() else int(sane.argmin())
+def _in_order(slots: Rows, position: int) -> int:
+    """Return how many of these slots lie behind one another, and not before `position`."""
+    behind = np.concatenate([[np.uint64(position)], slots["position"][:-1]])
+    created = slots["created_ns"]
+    fine = (slots["position"] >= behind) & (created >= np.concatenate([created[:1], created[:-1]]))
+    return len(slots) if fine.all() else int(fine.argmin())
 
 
 def _wrong_checksum(reader: _ring.RingReader, slots: Rows) -> int | None:

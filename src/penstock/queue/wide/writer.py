@@ -18,6 +18,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.overflow import QueueFull
 from penstock.core.statistics import WriterStatistics
 from penstock.queue.liveness import LockFile
 from penstock.queue.options import Creation
@@ -26,7 +27,7 @@ from penstock.queue.wide.columns import rows_of
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.creation import create_from_options, recover
 from penstock.queue.wide.holding import Holding
-from penstock.queue.wide.layout import State
+from penstock.queue.wide.layout import HeaderFlag, State
 from penstock.queue.wide.queue_file import QueueFile
 from penstock.queue.wide.reservation import Reservation
 from penstock.queue.wide.space import Space
@@ -69,7 +70,9 @@ class WideWriter(_ring.RingWriter, Writer):
     def _open(self) -> None:
         options, file = self._options, self._file
         self._begin_writing()
-        recover(self._path, file)
+        recover(self._path, file, self._locks)
+        if not self._resume():
+            raise self._damage()
         file.prefault()
         self._space.begin()
         if options.hold:
@@ -89,8 +92,6 @@ class WideWriter(_ring.RingWriter, Writer):
         while error := self._attach(self._file.mapping, self._locks.fd, timeout_ns, sync_each):
             if error == errno.EPIPE:
                 raise Closed(f"{self.url} was sealed; it takes no more messages")
-            if error == errno.EBADMSG:
-                raise self._damage()
             if error != errno.EBUSY:
                 cause = OSError(error, os.strerror(error))
                 raise StorageError("writing to", self._file.path, cause)
@@ -130,6 +131,9 @@ class WideWriter(_ring.RingWriter, Writer):
         """
         if size < 0:
             raise ValueError(f"a reservation of {size} bytes")
+        if size > self._file.geometry.buffer_size:
+            self._refused += 1
+            raise self._too_large(size)
         start = self._reserve(size, type, subtype, time_ns, created_ns, stream, attributes)
         return Reservation(memoryview(self._file.mapping)[start : start + size], self._commit)
 
@@ -160,6 +164,8 @@ class WideWriter(_ring.RingWriter, Writer):
         match code:
             case _ring.TOO_LARGE:
                 raise self._too_large(size)
+            case _ring.FULL if HeaderFlag.KEEPS in self._file.flags:
+                raise QueueFull(self._file.geometry.slots, hint="nothing is overwritten in a log")
             case _ring.FULL | _ring.CHANGED if self._holding:
                 self._holding.make_room(is_full=code == _ring.FULL)
                 self._waited += time.monotonic() - began
@@ -185,10 +191,14 @@ class WideWriter(_ring.RingWriter, Writer):
         raise self._lock_timeout()
 
     def _lock_timeout(self) -> LockTimeout:
-        owner = self._file.field("writer_pid")
+        owner, patience = self._file.field("writer_pid"), self._options.lock_timeout
+        if HeaderFlag.MANY_WRITERS in self._file.flags:
+            return LockTimeout(
+                f"process {owner} has had the lock of {self._path} for {patience:g} s",
+                hint="it was stopped in a write, or has a reservation that it does not commit",
+            )
         return LockTimeout(
-            f"another process ({owner}) has been writing to {self._path} "
-            f"for {self._options.lock_timeout:g} s",
+            f"process {owner} writes to {self._path}; waited {patience:g} s",
             hint="a queue has one writer at a time, unless it was created with writers=many",
         )
 
@@ -208,7 +218,7 @@ class WideWriter(_ring.RingWriter, Writer):
         raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
-        if self._is_closed or not self._detach():
+        if self._is_closed or not self._detach(False):
             return
         self._is_closed = True
         try:
@@ -223,7 +233,7 @@ class WideWriter(_ring.RingWriter, Writer):
     def leave_to_parent(self) -> None:
         """Stop being a writer in a forked process: the queue has one, the parent."""
         self._is_closed = True
-        self._detach()
+        self._detach(True)
 
 
 class CompressingWriter(WideWriter):
@@ -299,10 +309,9 @@ def _open_or_make(path: str, options: WideOptions) -> QueueFile:
             else:
                 time.sleep(_LOOK_FOR_WRITER)
             continue
-        if file.field("state") == State.REPLACED:  # its successor is about to appear
-            file.close()
-            continue
-        return file
+        if file.field("state") != State.REPLACED or file.is_current():
+            return file
+        file.close()  # it was replaced this moment
 
 
 _writers: weakref.WeakSet[WideWriter] = weakref.WeakSet()

@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers-ready
 NATIVE := $(wildcard src/penstock/queue/*/*.c include/penstock/*.h)
 
 .DEFAULT_GOAL := help
@@ -41,8 +42,15 @@ format: $(STAMP) ## put the source into its usual form
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## compare with the peers, in one run on this machine
-	@$(BIN)/python benches/classic.py
+bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--quick: 2 minutes
+	@tools/bench-servers
+	@$(BIN)/python benches/compare.py $(BENCH)
+	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
+
+$(PEERS): $(STAMP)
+	@echo "installing what is compared with into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	@touch $@
 
 fuzz: $(STAMP) ## the fuzz tests at full size
 	@$(BIN)/python -m pytest --timeout 3600 -k fuzz

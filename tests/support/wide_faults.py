@@ -1,16 +1,13 @@
 """How is a process killed between any two stores to a wide queue, one after the other?
 
 The native core is built once more, with points at which it can be told to die. Run as a program
-this is the server of processes that use that build: `python -m support.wide_faults LIBRARY`. It
-forks one for each line of JSON that it gets, and answers how that ended.
+this is the server of processes that use that build: `python -m support.wide_faults LIBRARY`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import importlib.util
-import json
 import os
 import random
 import signal
@@ -18,21 +15,19 @@ import subprocess
 import sys
 import sysconfig
 import time
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from penstock import open_reader, open_writer
 from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
-from support.peer import hear, say
-from support.processes import Peer
+from support.lives import Lives, Outcome, serve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["LOCK_WAITERS", "FaultyProcesses", "Outcome", "build", "message_of"]
+__all__ = ["LOCK_WAITERS", "FaultyProcesses", "build", "message_of"]
 
 _ROOT = Path(__file__).parents[2]
 _CORE = "penstock.queue.wide._ring"
@@ -49,7 +44,8 @@ def build(directory: Path) -> Path:
         [
             "gcc",
             *_FLAGS,
-            "-DPENSTOCK_FAULTS",
+            "-include",
+            str(_ROOT / "tests/native/faults.h"),
             "-shared",
             "-fPIC",
             f"-I{_ROOT / 'include'}",
@@ -79,76 +75,24 @@ def message_of(number: int, size: int, *, with_block: bool = False) -> Message:
     )
 
 
-class Outcome(NamedTuple):
-    """How a process ended."""
-
-    killed: bool
-    #: Its exit code, if it was not killed.
-    code: int | None
-
-
-class FaultyProcesses(Peer):
-    """Starts processes that die at the fault point of a given number."""
+class FaultyProcesses(Lives):
+    """Starts processes that die at the fault point of a given number; 0: at none."""
 
     def __init__(self, library: Path) -> None:
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_ROOT / "tests"))))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.wide_faults", str(library)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error"},
-        )
-        assert self.hear()["ready"]
-
-    def start(self, operation: str, at: int, **arguments: object) -> None:
-        """Start one that dies at point `at`; 0: that goes through."""
-        self.say(json.dumps({"operation": operation, "at": at, "arguments": arguments}))
-
-    def outcome(self) -> Outcome:
-        """Wait for the end of the one that was started."""
-        return Outcome(**self.hear())
+        super().__init__("support.wide_faults", str(library))
 
     def run(self, operation: str, at: int, **arguments: object) -> Outcome:
-        self.start(operation, at, **arguments)
-        return self.outcome()
+        return self.start(operation, at=at, **arguments).end()
 
 
 # --- the server -------------------------------------------------------------------------------
 
 
-def _serve(library: str) -> None:
-    # Everything that takes time and does not need the core is imported once, before the forks.
-    for name in ("numpy", "penstock.queue.classic.writer", "penstock.queue.wide.options"):
-        importlib.import_module(name)
-    assert _CORE not in sys.modules
-    say(ready=True)
-    while line := hear():
-        request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            _live(library, **request)
-        _, status = os.waitpid(pid, 0)
-        if os.WIFSIGNALED(status):
-            say(killed=os.WTERMSIG(status) == signal.SIGKILL, code=None)
-        else:
-            say(killed=False, code=os.WEXITSTATUS(status))
-
-
-def _live(library: str, operation: str, at: int, arguments: dict[str, Any]) -> None:
-    try:
-        os.environ["PENSTOCK_FAULT_AT"] = str(at)  # read when the core is imported
-        _import_core(library)
-        _OPERATIONS[operation](**arguments)
-    except BaseException:  # noqa: BLE001 - the fork must not go on as the server
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def _import_core(library: str) -> None:
+def _import_core(arguments: dict[str, Any]) -> None:
     """Put the library in the place of the installed one, before anybody imports that."""
-    loader = importlib.machinery.ExtensionFileLoader(_CORE, library)
+    assert _CORE not in sys.modules
+    os.environ["PENSTOCK_FAULT_AT"] = str(arguments.pop("at"))
+    loader = importlib.machinery.ExtensionFileLoader(_CORE, sys.argv[1])
     spec = importlib.util.spec_from_loader(_CORE, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -220,7 +164,7 @@ def _wait(url: str, seconds: float) -> None:
         assert reader.read(timeout=seconds) is None
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable[..., None]] = {
     "write": _write,
     "hand over": _hand_over,
     "die with lock": _die_with_lock,
@@ -229,5 +173,7 @@ _OPERATIONS = {
 }
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        _serve(sys.argv[1])
+    # What takes time to import, and does not need the core.
+    serve(
+        _OPERATIONS, ["penstock.queue.classic.writer", "penstock.queue.wide.options"], _import_core
+    )

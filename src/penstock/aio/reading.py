@@ -75,6 +75,7 @@ class AsyncReader:
         :raises Closed: the reader was closed.
         """
         self._source.seek(position)
+        watcher.look_again()
 
     def statistics(self) -> ReaderStatistics:
         """Return what was delivered, filtered and lost so far."""
@@ -82,7 +83,11 @@ class AsyncReader:
 
     async def aclose(self) -> None:
         """Give everything back; tasks that wait get `Closed`. Closing twice is fine."""
-        self._source.close()
+        self._close()
+
+    def _close(self, failure: BaseException | None = None) -> None:
+        self._source.close(failure)
+        watcher.look_again()
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +98,7 @@ class AsyncReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        self._close(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from penstock.core.statistics import ReaderStatistics, WriterStatistics
     from penstock.core.stream_id import StreamId
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "BytesLike", "Reader", "WaitGroup", "Writer"]
+__all__ = [
+    "FIRST_PAUSE",
+    "LONGEST_PAUSE",
+    "LONGEST_SLEEP",
+    "BytesLike",
+    "Reader",
+    "WaitGroup",
+    "Writer",
+    "between_looks",
+]
 
 #: What a payload may be given as.
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -26,6 +35,17 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 #: comes. At 5 ms an idle follower costs a fraction of a percent of a core.
 FIRST_PAUSE = 0.000_05
 LONGEST_PAUSE = 0.005
+
+#: Whoever is to be woken looks this often (seconds) all the same: who was killed wakes nobody.
+LONGEST_SLEEP = 1.0
+
+
+def between_looks(readers: int) -> float:
+    """Return how many seconds to let pass before so many silent readers look around again.
+
+    See `Reader._idle`. With very many of them it takes longer, so that they stay cheap.
+    """
+    return max(LONGEST_SLEEP, readers * 0.004)
 
 
 class _Endpoint(ABC):
@@ -62,7 +82,15 @@ class WaitGroup(ABC):
     """Waits for many readers of one kind at once, asleep. For one thread, but for `wake`."""
 
     @abstractmethod
-    def sleep(self, readers: Sequence[Reader], timeout: float) -> list[Reader]:
+    def add(self, reader: Reader) -> None:
+        """Wait for this one, too."""
+
+    @abstractmethod
+    def discard(self, reader: Reader) -> None:
+        """Wait for this one no more."""
+
+    @abstractmethod
+    def sleep(self, timeout: float) -> Sequence[Reader]:
         """Sleep until some may have something, and return those; none when woken or timed out."""
 
     @abstractmethod
@@ -165,7 +193,7 @@ class Reader(_Endpoint):
             pause = min(pause * 2, self._longest_pause)
 
     def _idle(self) -> bool:
-        """Look, once a second while nothing comes, for what nobody would wake us for.
+        """Look now and then, while nothing comes, for what nobody would wake us for.
 
         False: nothing will ever come.
         """

@@ -50,6 +50,8 @@ class DropReason(StrEnum):
     REFUSED = "refused"
     #: The writer overwrote it before the reader came.
     OVERRUN = "overrun"
+    #: Retention removed it before the reader came.
+    RETENTION = "retention"
     #: The queue was created anew before the reader came.
     RECREATED = "recreated"
     #: Its bytes do not follow their format.

@@ -410,6 +410,10 @@ class ClassicReader(Reader):
             self._progress.insist(self._device, status)
         self._idle_status = status.encode()
 
+    def _idle(self) -> bool:
+        self._follow_path()
+        return True
+
     def _follow_path(self) -> None:
         """Go over to the queue that the path means, if it is another one by now."""
         if self._device.is_current():

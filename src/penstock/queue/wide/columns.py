@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.batch import BATCH_SCHEMA, Batch, check_batch
-from penstock.queue.wide.layout import SLOT, Rows, SlotFlag
+from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, check_batch
+from penstock.queue.wide.layout import SLOT, Rows, SlotFlag, slots_of
 
 if TYPE_CHECKING:
     from penstock.queue.wide._ring import RingReader
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["MOST_BYTES", "VIEW_SCHEMA", "BadChecksum", "batch_of", "rows_of", "view_batch_of"]
+__all__ = ["EMPTY_BATCH", "VIEW_SCHEMA", "Run", "copied_run", "lent_run", "rows_of"]
 
 #: Bytes of one batch: Arrow's `binary` counts them in 31 bits.
-MOST_BYTES: Final = 2**31 - 1
+_MOST_BYTES: Final = 2**31 - 1
 
 #: As `BATCH_SCHEMA`, with payloads that are views of the queue.
 VIEW_SCHEMA: Final = BATCH_SCHEMA.set(
     BATCH_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view(), nullable=False)
 )
+EMPTY_BATCH: Final = batch_from_messages([])
+
+_HAS_BLOCK: Final = int(SlotFlag.STREAM | SlotFlag.ATTRIBUTES)
+_FEWEST_NULLS: Final = 4096
 
 #: Arrow's views: up to 12 bytes are within the view, more are in a buffer.
 _INLINE: Final = 12
@@ -32,79 +36,151 @@ _WINDOW: Final = 1 << 30
 _Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-def batch_of(reader: RingReader, slots: Rows, own_stream: bytes | None) -> Batch:
-    """Copy the messages of these slots into one batch. The caller checks that they were there."""
-    columns = [*_header_columns(reader, slots, own_stream), _gathered(reader, slots, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA)
+class Run(NamedTuple):
+    """Messages that follow each other, as a batch."""
+
+    batch: Batch
+    #: How many there were, before the filter.
+    count: int  # type: ignore[assignment]
+    #: Bytes of the payloads in the batch.
+    size: int
 
 
-def view_batch_of(
-    reader: RingReader, file: QueueFile, slots: Rows, own_stream: bytes | None
-) -> Batch:
-    """Lay a batch over the messages of these slots."""
-    columns = [*_header_columns(reader, slots, own_stream), _views(file, slots)]
-    return pa.RecordBatch.from_arrays(columns, schema=VIEW_SCHEMA)
+class _Numbers(NamedTuple):
+    """The columns of numbers of a run, and what else was seen."""
+
+    columns: list[pa.Array]
+    offsets: pa.Buffer
+    size: int
+    flags: int
 
 
-def _header_columns(reader: RingReader, slots: Rows, own_stream: bytes | None) -> list[pa.Array]:
-    numbers = [
-        pa.array(np.ascontiguousarray(slots[name]).view(kind), kind)
-        for name, kind in (
-            ("seq", "int64"),
-            ("time_ns", "int64"),
-            ("created_ns", "int64"),
-            ("type", "int32"),
-            ("subtype", "int32"),
-        )
+def copied_run(reader: RingReader, file: QueueFile, first: int, limit: int) -> Run | int:
+    """Copy up to `limit` messages from `first` on into one batch: columns, in one go.
+
+    Returns the number of a message that is not right, if there is one, instead. The caller makes
+    sure that the writer did not overtake it meanwhile.
+    """
+    numbers = _numbers(reader, first, limit)
+    if numbers is None:
+        return first
+    count = len(numbers.columns[0])
+    payloads = pa.allocate_buffer(numbers.size)
+    if (bad := reader._payloads(first, count, payloads)) is not None:  # noqa: SLF001
+        return bad
+    buffers = [None, numbers.offsets, payloads]
+    columns = [
+        *numbers.columns,
+        *_block_columns(file, first, count, numbers.flags),
+        pa.Array.from_buffers(pa.binary(), count, buffers),
     ]
-    return [*numbers, _streams(reader, slots, own_stream), _attributes(reader, slots)]
+    return Run(pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA), count, numbers.size)
 
 
-def _streams(reader: RingReader, slots: Rows, own_stream: bytes | None) -> pa.Array:
-    kind, count = pa.binary(16), len(slots)
-    has = (slots["flags"] & SlotFlag.STREAM) != 0
-    if not has.any() and own_stream is None:
-        return pa.nulls(count, kind)
-    ids = np.frombuffer((own_stream or bytes(16)) * count, "V16").copy()
-    if has.any():
-        parts = slots[has]
-        parts["length"], parts["block"], parts["attributes"], parts["flags"] = 16, 0, 0, 0
-        found = np.empty(len(parts), "V16")
-        reader._gather(parts, found)  # noqa: SLF001 - the reader's own part in this
-        ids[has] = found
-    valid = None if own_stream is not None or has.all() else _bits(has)
-    return pa.FixedSizeBinaryArray.from_buffers(kind, count, [valid, pa.py_buffer(ids)])
+def lent_run(
+    reader: RingReader, file: QueueFile, first: int, limit: int, type: int | None
+) -> Run | int:
+    """Lay a batch over up to `limit` messages from `first` on, those of one type only if asked.
 
-
-def _attributes(reader: RingReader, slots: Rows) -> pa.Array:
-    has = (slots["flags"] & SlotFlag.ATTRIBUTES) != 0
-    if not has.any():
-        return pa.nulls(len(slots), pa.binary())
-    parts = slots.copy()
-    parts["position"] += np.where(parts["flags"] & SlotFlag.STREAM, 16, 0).astype(np.uint64)
-    parts["length"] = np.where(has, parts["attributes"], 0)
-    parts["block"], parts["attributes"], parts["flags"] = 0, 0, 0
-    return _gathered(reader, parts, pa.binary(), None if has.all() else _bits(has))
-
-
-def _gathered(
-    reader: RingReader, slots: Rows, kind: pa.DataType, valid: pa.Buffer | None = None
-) -> pa.Array:
-    offsets = np.zeros(len(slots) + 1, np.int32)
-    offsets[1:] = np.cumsum(slots["length"])
-    data = pa.allocate_buffer(int(offsets[-1]))
-    bad = reader._gather(np.ascontiguousarray(slots), data)  # noqa: SLF001 - as above
+    Returns the number of a message that is not right, if there is one, instead.
+    """
+    numbers = _numbers(reader, first, limit)
+    if numbers is None:
+        return first
+    count = len(numbers.columns[0])
+    bad = reader._payloads(first, count, bytearray())  # noqa: SLF001
     if bad is not None:
-        raise BadChecksum(bad)
-    return pa.Array.from_buffers(kind, len(slots), [valid, pa.py_buffer(offsets), data])
+        return bad
+    slots = _slots(file, first, count)
+    columns = [*numbers.columns, *_block_columns(file, first, count, numbers.flags)]
+    if type is not None:
+        wanted = slots["type"] == type
+        slots = slots[wanted]
+        columns = [column.filter(pa.array(wanted)) for column in columns]
+    batch = pa.RecordBatch.from_arrays([*columns, _views(file, slots)], schema=VIEW_SCHEMA)
+    return Run(batch, count, int(slots["length"].sum()))
 
 
-class BadChecksum(Exception):
-    """The bytes of a message do not have its checksum: overwritten, or damaged."""
+def _numbers(reader: RingReader, first: int, limit: int) -> _Numbers | None:
+    room = pa.allocate_buffer(36 * limit + 4)
+    count, size, flags = reader._columns(first, limit, _MOST_BYTES, room)  # noqa: SLF001
+    if count == 0:
+        return None
 
-    def __init__(self, seq: int) -> None:
-        super().__init__(seq)
-        self.seq = seq
+    def column(kind: pa.DataType, start: int) -> pa.Array:
+        return pa.Array.from_buffers(kind, count, [None, room.slice(start)])
+
+    columns = [
+        column(pa.int64(), 0),
+        column(pa.int64(), 8 * limit),
+        column(pa.int64(), 16 * limit),
+        column(pa.int32(), 24 * limit),
+        column(pa.int32(), 28 * limit),
+    ]
+    return _Numbers(columns, room.slice(32 * limit), size, flags)
+
+
+def _slots(file: QueueFile, first: int, count: int) -> Rows:
+    """Copy the slots of messages that were found right."""
+    table = slots_of(file.mapping, file.geometry)
+    start = first & (len(table) - 1)
+    slots = table[start : start + count]
+    rest = count - len(slots)
+    return np.concatenate([slots, table[:rest]]) if rest else slots.copy()
+
+
+def _block_columns(file: QueueFile, first: int, count: int, flags: int) -> list[pa.Array]:
+    """Return the columns `stream` and `attributes`."""
+    own = bytes(file.header["stream"][0])
+    own_stream = own if any(own) else None
+    if not flags & _HAS_BLOCK:
+        return [_one_stream(count, own_stream), _nulls(count, pa.binary())]
+    slots = _slots(file, first, count)
+    memory = np.frombuffer(file.mapping, np.uint8)
+    geometry = file.geometry
+    start = (slots["position"] % geometry.buffer_size).astype(np.int64) + geometry.buffer_offset
+    return [_streams(memory, slots, start, own_stream), _attributes(memory, slots, start)]
+
+
+def _streams(memory: _Array, slots: Rows, start: _Array, own_stream: bytes | None) -> pa.Array:
+    kind, count = pa.binary(16), len(slots)
+    has = (slots["flags"] & SlotFlag.STREAM.value) != 0
+    ids = np.frombuffer((own_stream or bytes(16)) * count, np.uint8).reshape(count, 16).copy()
+    ids[has] = memory[start[has, None] + np.arange(16)]
+    valid = None if own_stream is not None or has.all() else _bits(has)
+    return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ids)])
+
+
+def _attributes(memory: _Array, slots: Rows, start: _Array) -> pa.Array:
+    flags = slots["flags"]
+    has = (flags & SlotFlag.ATTRIBUTES.value) != 0
+    begin = start + np.where(flags & SlotFlag.STREAM.value, 16, 0)
+    lengths = np.where(has, slots["attributes"], 0).astype(np.int64)
+    offsets = np.zeros(len(slots) + 1, np.int32)
+    offsets[1:] = np.cumsum(lengths)
+    # Where each byte comes from: its place in the column, moved to where its message has it.
+    data = memory[np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)]
+    valid = None if has.all() else _bits(has)
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(slots), buffers)
+
+
+def _one_stream(count: int, stream: bytes | None) -> pa.Array:
+    kind = pa.binary(16)
+    if stream is None:
+        return _nulls(count, kind)
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(stream * count)])
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Return a column of nothing: a part of one that all batches share."""
+    known = _known_nulls.get(kind)
+    if known is None or len(known) < count:
+        known = _known_nulls[kind] = pa.nulls(max(count, _FEWEST_NULLS), kind)
+    return known.slice(0, count)
+
+
+_known_nulls: dict[pa.DataType, pa.Array] = {}
 
 
 def _views(file: QueueFile, slots: Rows) -> pa.Array:

@@ -15,7 +15,7 @@ from penstock.core.errors import AlreadyExists, InvalidOption
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import LIVE_WRITER, Geometry, HeaderFlag, readers_of
 from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, write_new_file
-from penstock.queue.wide.verification import first_bad
+from penstock.queue.wide.verification import whole_run
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.queue.liveness import LockFile
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["MemoryQueue", "create_from_options", "recover"]
+__all__ = ["MemoryQueue", "boot_id", "create_from_options", "recover"]
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def recover(path: str, file: QueueFile, locks: LockFile) -> None:
     A process that dies leaves a whole queue. A machine that does may have brought the header to
     the disk, and not yet all that it counts. The caller is a writer of the queue.
     """
-    boot = _boot_id()
+    boot = boot_id()
     if not boot or bytes(file.header["boot_id"][0]) == boot:
         return
     if HeaderFlag.MANY_WRITERS not in file.flags:
@@ -125,17 +125,23 @@ def recover(path: str, file: QueueFile, locks: LockFile) -> None:
 
 
 def _recover(path: str, file: QueueFile, boot: bytes) -> None:
-    if any(bytes(file.header["boot_id"][0])) and (bad := first_bad(file)) is not None:
-        lost = file.field("head") - bad
-        log.warning("%s: the last %s messages did not get to the disk", path, f"{lost:,}")
-        readers = readers_of(file.mapping, file.geometry)
-        # A reader that had got further would wait for numbers that are given again.
-        readers["position"] = np.minimum(readers["position"], np.uint64(bad))
-        file.header["head"] = bad
+    if any(bytes(file.header["boot_id"][0])):
+        oldest, head = whole_run(file)
+        lost = file.field("head") - file.field("tail") - (head - oldest)
+        if lost:
+            log.warning("%s: %s messages did not get to the disk whole", path, f"{lost:,}")
+            # A reader that had got further would wait for numbers that are given again.
+            readers = readers_of(file.mapping, file.geometry)
+            readers["position"] = np.minimum(readers["position"], np.uint64(head))
+            if oldest == head:  # nothing to go on behind
+                file.header["first_seq"] = head
+            file.header["tail"] = oldest
+            file.header["head"] = head
     file.header["boot_id"] = np.void(boot)
 
 
-def _boot_id() -> bytes:
+def boot_id() -> bytes:
+    """Return what this run of the machine is told by, or nothing where it has no such number."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return bytes.fromhex(text.strip().replace("-", ""))

@@ -6,6 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from penstock.core.errors import InvalidOption, Unsupported, WriteTimeout
 from penstock.core.overflow import QueueFull
 from penstock.queue.cursors import CursorEntry, CursorTable
@@ -77,8 +79,8 @@ class Holding:
         changes = self._file.field("holders")
         held = self._held()
         before = self._writer._limit  # noqa: SLF001
-        waits = () if self._options.policy is Policy.DROP else tuple(e.index for e in held)
-        self._writer._wait_for(waits, changes)  # noqa: SLF001
+        waits = [] if self._options.policy is Policy.DROP else [entry.index for entry in held]
+        self._writer._wait_for(np.array(waits, np.uint32), changes)  # noqa: SLF001
         return self._writer._limit > before  # noqa: SLF001
 
     def _held(self) -> list[CursorEntry]:

@@ -36,7 +36,6 @@ __all__ = [
     "check_header",
     "header_of",
     "readers_of",
-    "sane_slots",
     "slots_of",
 ]
 
@@ -196,20 +195,6 @@ def slots_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
 def readers_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
     """Lay the reader table over a queue."""
     return np.frombuffer(mapping, READER, geometry.readers, PAGE)
-
-
-def sane_slots(slots: Rows, first: int, buffer_size: int, flags: HeaderFlag) -> int:
-    """Return how many of these slots can be those of the messages from `first` on."""
-    size = np.uint64(buffer_size)
-    length, block = slots["length"], slots["block"].astype(np.uint64)
-    stream = np.where(slots["flags"] & SlotFlag.STREAM, 16, 0).astype(np.uint64)
-    sane = slots["seq"] == np.arange(first, first + len(slots), dtype=np.uint64)
-    sane &= (length <= size) & (block <= size) & (stream + slots["attributes"] <= block)
-    # Sums of what was found too large may go around; then it was found too large already.
-    sane &= slots["position"] % size + block + length <= size
-    if HeaderFlag.CRC in flags:
-        sane &= (slots["flags"] & SlotFlag.CRC) != 0
-    return len(slots) if sane.all() else int(sane.argmin())
 
 
 def check_header(path: str, header: bytes, file_size: int) -> Geometry:

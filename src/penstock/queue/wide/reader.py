@@ -9,8 +9,6 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
 from penstock.core.batch import batch_from_messages
 from penstock.core.errors import (
     Closed,
@@ -28,8 +26,9 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.stream_id import StreamId
 from penstock.queue.cursors import Cursor, CursorTable
+from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
-from penstock.queue.wide.columns import MOST_BYTES, BadChecksum, batch_of, view_batch_of
+from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run, lent_run
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import (
     HEADER,
@@ -37,7 +36,6 @@ from penstock.queue.wide.layout import (
     PAGE,
     READER_SIZE,
     Rows,
-    sane_slots,
     slots_of,
 )
 from penstock.queue.wide.queue_file import QueueFile
@@ -95,6 +93,8 @@ class WideReader(_ring.RingReader, Reader):
     def _meet(self, start: Position) -> None:
         """Begin with a queue: take a row in its reader table, and stand where it says."""
         file = self._file
+        # Where nothing may be written, no mark can be left for the writer to wake us: it is polled.
+        self.wait_group = RingWaitGroup if file.writable else None
         self._slots: Rows = slots_of(file.mapping, file.geometry)
         self._claim_row()
         cursor = self._cursor
@@ -105,6 +105,7 @@ class WideReader(_ring.RingReader, Reader):
             bool(self._options.hold),
             self._options.type,
             StreamId(own) if any(own) else None,
+            memoryview(file.mapping).toreadonly(),
         )
         if cursor is None or cursor.is_new or not self._options.hold:
             self.seek(start)
@@ -200,79 +201,49 @@ class WideReader(_ring.RingReader, Reader):
         return messages
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            slots = self._copy_slots(n, timeout)
-            wanted = self._wanted(slots)
-            if len(slots) and not len(wanted):  # go on to those that are wanted
-                self._count(slots)
-                timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-                continue
-            try:
-                batch = batch_of(self, wanted, self._own_stream())
-            except BadChecksum as bad:
-                if not self._was_lapped(slots):
-                    n = bad.seq - self._next  # deliver what comes before it, first
-                    if n == 0:
-                        self._damaged(bad.seq, "crc32c")
-                        n = len(slots)
-                continue
-            if len(slots) and self._was_lapped(slots):
-                continue
-            self._count(slots)
-            return batch
+        if self._options.type is not None:
+            return batch_from_messages(self.read_many(n, timeout))
+        while limit := self._wait_for_run(n, timeout):
+            first = self._next
+            run = copied_run(self, self._file, first, limit)
+            if isinstance(run, int):
+                n = self._meet_bad(run) or n
+            elif self._oldest > first:
+                self._next = self._lapped(first, self._oldest)
+            else:
+                self._pass(first, run)
+                return run.batch
+        return EMPTY_BATCH
 
-    def _own_stream(self) -> bytes | None:
-        own = bytes(self._file.header["stream"][0])
-        return own if any(own) else None
+    def _pass(self, first: int, run: Run) -> None:
+        """Count the messages of a run as delivered, or filtered."""
+        self._next = first + run.count
+        self._messages += len(run.batch)
+        self._bytes += run.size
+        self._filtered += run.count - len(run.batch)
 
-    def _wanted(self, slots: Rows) -> Rows:
-        """Leave out what the reader's filter leaves out."""
-        return slots if self._options.type is None else slots[slots["type"] == self._options.type]
-
-    def _copy_slots(self, n: int, timeout: float | None) -> Rows:
-        """Copy the slots of the next messages; none when the time is over."""
+    def _wait_for_run(self, n: int, timeout: float | None) -> int:
+        """Return how many of up to `n` messages are there; wait for the first."""
         self._check_open()
         self.acknowledge()
         if n < 1 or (self._head <= self._next and not self._wait(timeout)):
-            return np.empty(0, self._slots.dtype)
-        while True:
-            first, geometry = self._next, self._file.geometry
-            count = min(n, self._head - first, geometry.slots)
-            if count <= 0:
-                return np.empty(0, self._slots.dtype)
-            start = first & (geometry.slots - 1)
-            slots = self._slots[start : start + count]
-            if len(slots) < count:
-                slots = np.concatenate([slots, self._slots[: count - len(slots)]])
-            else:
-                slots = slots.copy()
-            if self._oldest > first:
-                self._next = self._lapped(first, self._oldest)
-                continue
-            slots = slots[: sane_slots(slots, first, geometry.buffer_size, self._file.flags)]
-            if not len(slots):
-                self._damaged(first, "slot")
-                continue
-            ends = np.cumsum(slots["length"] + slots["block"])
-            return slots[: max(1, int(np.searchsorted(ends, MOST_BYTES, side="right")))]
+            return 0
+        if self._oldest > self._next:
+            self._next = self._lapped(self._next, self._oldest)
+        return min(n, self._head - self._next, self._file.geometry.slots)
 
-    def _was_lapped(self, slots: Rows) -> bool:
-        """Tell whether the writer overtook these messages; count what is lost then."""
-        first, oldest = int(slots[0]["seq"]), self._oldest
-        if oldest <= first:
-            return False
-        self._next = self._lapped(first, oldest)
-        return True
+    def _meet_bad(self, seq: int) -> int:
+        """Deal with a message that is not right; return how many come before it.
 
-    def _count(self, slots: Rows) -> None:
-        """Count the messages of these slots as delivered, or filtered."""
-        if len(slots):
-            wanted = self._wanted(slots)
-            self._next = int(slots[0]["seq"]) + len(slots)
-            self._messages += len(wanted)
-            self._bytes += int(wanted["length"].sum())
-            self._filtered += len(slots) - len(wanted)
+        Those are delivered first. It may be that the writer just overtook us.
+        """
+        if self._oldest > self._next:
+            self._next = self._lapped(self._next, self._oldest)
+        elif seq > self._next:
+            return seq - self._next
+        else:
+            self._damaged(seq, "crc32c or slot")
+        return 0
 
     # --- reading in place ---------------------------------------------------------------------
 
@@ -298,24 +269,22 @@ class WideReader(_ring.RingReader, Reader):
 
         :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
         """
-        slots = self._copy_slots(n, timeout)
-        wanted = self._wanted(slots)
-        bad = self._gather(np.ascontiguousarray(wanted), bytearray())
-        if bad is not None and not self._was_lapped(slots):
-            self._damaged(bad, "crc32c")
-        batch = view_batch_of(self, self._file, wanted, self._own_stream())
-        self._count(slots)
-        yield batch
-        if len(slots):
-            self._check_view(slots)
-
-    def _check_view(self, slots: Rows) -> None:
-        first, last = int(slots[0]["seq"]), int(slots[-1]["seq"])
+        run: Run | int = 0
+        while limit := self._wait_for_run(n, timeout):
+            run = lent_run(self, self._file, self._next, limit, self._options.type)
+            if not isinstance(run, int):
+                break
+            n = self._meet_bad(run) or n
+        if isinstance(run, int):
+            yield EMPTY_BATCH
+            return
+        first = self._next
+        self._pass(first, run)
+        yield run.batch
         if self._oldest > first:
             # As a whole: nobody knows which of them the caller was at when it happened.
-            wanted = self._wanted(slots)
-            self._filtered -= len(slots) - len(wanted)
-            self._take_back(first, last, len(wanted), int(wanted["length"].sum()))
+            self._filtered -= run.count - len(run.batch)
+            self._take_back(first, first + run.count - 1, len(run.batch), run.size)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:
         """Count as lost what was lent out, and raise."""

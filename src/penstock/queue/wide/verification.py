@@ -8,17 +8,16 @@ import numpy as np
 
 from penstock.core.errors import DamagedQueue
 from penstock.queue.wide import _ring
-from penstock.queue.wide.layout import SLOT, sane_slots, slots_of
+from penstock.queue.wide.layout import SLOT, slots_of
 from penstock.queue.wide.queue_file import QueueFile
 
 if TYPE_CHECKING:
     from penstock.queue.wide.layout import Rows
 
-__all__ = ["check_wide", "first_bad"]
+__all__ = ["check_wide", "first_bad", "whole_run"]
 
-#: Messages, and bytes of them, that are looked at together.
+#: Messages that are looked at together.
 _AT_ONCE: Final = 4096
-_BYTES_AT_ONCE: Final = 16 << 20
 
 
 def check_wide(path: str) -> int:
@@ -44,25 +43,37 @@ def check_wide(path: str) -> int:
         file.close()
 
 
-def first_bad(file: QueueFile) -> int | None:
+def whole_run(file: QueueFile) -> tuple[int, int]:
+    """Return where the first run of whole messages begins, and where it ends.
+
+    After a power failure the oldest ones may have been overwritten on the disk, by newer ones that
+    the header does not count yet; and the last that it counts may not have got there.
+    """
+    oldest, head = file.field("tail"), file.field("head")
+    while oldest < head:
+        bad = first_bad(file, oldest)
+        if bad != oldest:
+            return oldest, head if bad is None else bad
+        oldest += 1
+    return head, head
+
+
+def first_bad(file: QueueFile, start: int | None = None) -> int | None:
     """Return the number of the first message whose slot or checksum is not right, or None.
 
-    For a queue that nobody writes to meanwhile.
+    From `start` on, or from the oldest. For a queue that nobody writes to meanwhile.
     """
     reader = _ring.RingReader()
-    reader._attach(file.mapping, -1, False, None, None)  # noqa: SLF001
+    view = memoryview(file.mapping).toreadonly()
+    reader._attach(file.mapping, -1, False, None, None, view)  # noqa: SLF001
     table = slots_of(file.mapping, file.geometry)
     end = file.field("head")
-    at, position = file.field("tail"), 0
+    at, position = file.field("tail") if start is None else start, 0
     while at < end:
         numbers = np.arange(at, min(end, at + _AT_ONCE), dtype=np.uint64)
         slots = table[(numbers & np.uint64(len(table) - 1)).astype(np.int64)]
-        good = min(
-            sane_slots(slots, at, file.geometry.buffer_size, file.flags), _in_order(slots, position)
-        )
-        slots = slots[:good]
-        if (bad := _wrong_checksum(reader, slots)) is not None:
-            return bad
+        bad = reader._payloads(at, len(numbers), bytearray())  # noqa: SLF001
+        good = min(len(numbers) if bad is None else bad - at, _in_order(slots, position))
         if good < len(numbers):
             return at + good
         at += good
@@ -76,13 +87,3 @@ def _in_order(slots: Rows, position: int) -> int:
     created = slots["created_ns"]
     fine = (slots["position"] >= behind) & (created >= np.concatenate([created[:1], created[:-1]]))
     return len(slots) if fine.all() else int(fine.argmin())
-
-
-def _wrong_checksum(reader: _ring.RingReader, slots: Rows) -> int | None:
-    groups = np.cumsum(slots["length"]) // _BYTES_AT_ONCE
-    for group in np.unique(groups):
-        part = np.ascontiguousarray(slots[groups == group])
-        room = bytearray(int(part["length"].sum()))
-        if (bad := reader._gather(part, room)) is not None:  # noqa: SLF001
-            return bad
-    return None

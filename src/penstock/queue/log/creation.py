@@ -1,0 +1,182 @@
+"""How does a log come into being, and how is it opened to write to?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
+from penstock.queue.cursors import CursorFile
+from penstock.queue.log.freeing import remove_segment
+from penstock.queue.log.locking import LOCK, WriterLock
+from penstock.queue.log.recovery import Recovery, recover, set_aside
+from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.segments import (
+    begin_segment,
+    look,
+    numbers_of,
+    open_segment,
+    path_of,
+)
+from penstock.queue.log.settings import (
+    SETTINGS,
+    Previous,
+    adopted,
+    load_settings,
+    new_settings,
+    save_settings,
+)
+from penstock.queue.options import Creation
+from penstock.queue.storage import storage_errors
+from penstock.queue.wide.layout import HeaderFlag, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.queue.log.options import LogOptions
+    from penstock.queue.log.settings import Settings
+    from penstock.queue.wide.queue_file import QueueFile
+
+__all__ = ["Opened", "create_log", "open_to_write"]
+
+log = logging.getLogger(__name__)
+
+#: While a log is not there yet, look this often (seconds).
+_LOOK_FOR_LOG: Final = 0.02
+
+
+class Opened(NamedTuple):
+    """A log that this process may write to."""
+
+    settings: Settings
+    #: The segment that takes messages.
+    file: QueueFile
+    lock: WriterLock
+    recovery: Recovery
+
+
+def create_log(folder: Path, options: LogOptions, *, replace: bool) -> None:
+    """Make a log without messages.
+
+    :raises AlreadyExists: there is one, and `replace` is not set; or the directory is another's.
+    :raises LockTimeout: it is to be replaced, and somebody writes to it.
+    :raises StorageError: there is no space, or no permission.
+    """
+    if not replace and numbers_of(folder):
+        raise AlreadyExists(
+            f"there is a log at {folder} already", hint="penstock create --replace empties it"
+        )
+    opened = _open(folder, options, replace=replace)
+    opened.file.close()
+    opened.lock.close()
+
+
+def open_to_write(folder: Path, options: LogOptions) -> Opened:
+    """Become the writer of a log; make the log if that is asked for.
+
+    :raises NotFound: there is none, and none is to be made.
+    :raises LockTimeout: another process writes to it.
+    :raises StorageError: there is no space, or no permission.
+    """
+    if options.create is Creation.NEVER:
+        deadline = time.monotonic() + options.wait
+        while not numbers_of(folder):
+            if time.monotonic() >= deadline:
+                raise NotFound(
+                    f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
+                )
+            time.sleep(_LOOK_FOR_LOG)
+    return _open(folder, options, replace=options.create is Creation.ALWAYS)
+
+
+def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
+    _make_folder(folder)
+    lock = WriterLock(folder, options.lock_timeout)
+    try:
+        kept = _load(folder)
+        if replace:
+            settings = new_settings(options, _empty(folder, kept))
+        elif numbers_of(folder):
+            settings = (kept or _adopt(folder, options)).given(options)
+        else:
+            settings = new_settings(options)
+        if settings != kept:
+            save_settings(folder, settings)
+        recovery = recover(folder, settings)
+        if recovery.newest is not None and recovery.is_open:
+            file = open_segment(folder, recovery.newest, to_write=True)
+        else:
+            file = begin_segment(folder, settings, recovery.next_seq)
+        try:
+            _make_held_cursors(folder, settings)
+        except BaseException:
+            file.close()
+            raise
+    except BaseException:
+        lock.close()
+        raise
+    return Opened(settings, file, lock, recovery)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the directory; leave alone one that holds other things.
+
+    :raises AlreadyExists: it does.
+    """
+    with storage_errors("creating", str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
+        raise AlreadyExists(
+            f"the directory {folder} holds other things than a log",
+            hint="a log needs a directory of its own",
+        )
+
+
+def _load(folder: Path) -> Settings | None:
+    try:
+        return load_settings(folder)
+    except DamagedQueue as error:
+        path = set_aside(folder / SETTINGS)
+        log.warning("%s; it was put aside as %s, and is made anew from the segments", error, path)
+        return None
+
+
+def _adopt(folder: Path, options: LogOptions) -> Settings:
+    for number in reversed(numbers_of(folder)):
+        try:
+            file = open_segment(folder, number)
+        except (DamagedQueue, NotFound):
+            continue
+        try:
+            return adopted(file, crc=HeaderFlag.CRC in file.flags)
+        finally:
+            file.close()
+    return new_settings(options)
+
+
+def _empty(folder: Path, kept: Settings | None) -> Previous | None:
+    """Remove all segments, the oldest first, and say what the log was."""
+    numbers = numbers_of(folder)
+    head = 0
+    for number in numbers:
+        try:
+            head = max(head, look(folder, number).head)
+        except (DamagedQueue, NotFound):
+            head = max(head, number)
+        remove_segment(path_of(folder, number), State.REPLACED)
+    if kept is None or not numbers:
+        return None
+    return Previous(epoch=kept.epoch, head=head)
+
+
+def _make_held_cursors(folder: Path, settings: Settings) -> None:
+    """Make those that retention waits for: a reader that comes later starts where the log does."""
+    if not settings.hold:
+        return
+    oldest = look(folder, numbers_of(folder)[0]).tail
+    with CursorFile(str(folder / CURSORS)) as cursors:
+        for name in settings.hold:
+            if cursors.find(name) is None:
+                cursors.claim(name, epoch=settings.epoch, seq=oldest).release()

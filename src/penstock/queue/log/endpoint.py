@@ -1,0 +1,106 @@
+"""Which log is behind a `log:` URL?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.endpoints import Endpoint
+from penstock.core.errors import InvalidOption, InvalidURL
+from penstock.core.options import parse_options
+from penstock.core.url import URL
+from penstock.queue.log.creation import create_log
+from penstock.queue.log.info import describe_log, list_segments
+from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
+from penstock.queue.log.reader import open_log_reader
+from penstock.queue.log.retention import Limits, Trimmed, trim
+from penstock.queue.log.settings import load_settings
+from penstock.queue.log.verification import check_log
+from penstock.queue.log.writer import open_log_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from penstock.core.info import StreamInfo
+    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.position import Position
+    from penstock.queue.log.info import Listed
+    from penstock.queue.log.verification import Checked
+
+__all__ = ["LogEndpoint", "check", "segments", "trim_log"]
+
+
+class LogEndpoint(Endpoint):
+    """`log:/path/name`: a durable log in that directory."""
+
+    def open_reader(self, url: URL, start: Position) -> Reader:
+        folder, options = _parse(url)
+        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
+        return open_log_reader(url.text, folder, start, options)
+
+    def open_writer(self, url: URL) -> Writer:
+        folder, options = _parse(url)
+        _refuse(
+            url,
+            READER_OPTIONS,
+            "is for readers, and would do nothing here",
+            hint="a message's type is given with it: write(…, type=5), put --type 5",
+        )
+        return open_log_writer(url.text, folder, options)
+
+    def create(self, url: URL, *, replace: bool = False) -> None:
+        folder, options = _parse(url)
+        create_log(folder, options, replace=replace)
+
+    def describe(self, url: URL) -> StreamInfo:
+        folder, _ = _parse(url)
+        return describe_log(url.text, folder)
+
+
+def segments(url: str) -> list[Listed]:
+    """List the segments of a log, the oldest first.
+
+    :raises NotFound: there is no log.
+    """
+    return list_segments(_parse(URL.parse(url))[0])
+
+
+def check(url: str) -> Iterator[Checked]:
+    """Check every message of a log, segment by segment.
+
+    :raises NotFound: there is no log.
+    """
+    return check_log(_parse(URL.parse(url))[0])
+
+
+def trim_log(url: str, limits: Limits | None = None) -> Trimmed:
+    """Remove the oldest segments, beyond these limits or else the log's own.
+
+    The log may be written to and read meanwhile.
+
+    :raises NotFound: there is no log.
+    :raises StorageError: the operating system refuses.
+    """
+    folder, _ = _parse(URL.parse(url))
+    list_segments(folder)
+    settings = load_settings(folder)
+    if limits is None:
+        limits = Limits() if settings is None else Limits(settings.retain, settings.retain_age)
+    return trim(folder, limits, settings)
+
+
+def _parse(url: URL) -> tuple[Path, LogOptions]:
+    if url.host is not None:
+        raise InvalidURL(
+            url.text, "log: is a log on this machine and has no host", hint="write log:/path/name"
+        )
+    folder = url.path.rstrip("/")
+    if not folder:
+        raise InvalidURL(url.text, "it names no log", hint="write log:/path/name")
+    return Path(folder), parse_options(url, LogOptions)
+
+
+def _refuse(url: URL, options: AbstractSet[str], reason: str, *, hint: str | None = None) -> None:
+    for option in sorted(options & url.options.keys()):
+        raise InvalidOption(option, url.options[option], reason, hint=hint)

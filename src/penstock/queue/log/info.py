@@ -1,0 +1,147 @@
+"""What does a log hold now, who writes to it, and who reads it?"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.core.errors import DamagedQueue, NotFound, Unsupported
+from penstock.core.info import StreamInfo
+from penstock.queue.cursors import CursorFile
+from penstock.queue.log.locking import writer_pid
+from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.segments import Segment, disk_bytes, look, numbers_of, path_of
+from penstock.queue.log.settings import load_settings
+from penstock.queue.storage import storage_errors
+from penstock.queue.wide.layout import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Listed", "describe_log", "list_segments"]
+
+#: What recovery leaves behind for a person to look at.
+_ASIDE: Final = re.compile(r".*\.(damaged|torn)-\d+")
+
+
+class Listed(NamedTuple):
+    """A segment in a list: what is in it, or what is wrong with it."""
+
+    path: Path
+    #: Number of its first message.
+    first: int
+    #: Bytes on the disk.
+    disk: int
+    #: None when it cannot be read.
+    segment: Segment | None
+    #: None when it can.
+    damage: DamagedQueue | None
+
+    @property
+    def state(self) -> str:
+        """`live`, `sealed`, or `damaged`."""
+        if self.segment is None:
+            return "damaged"
+        return State(self.segment.state).name.lower()
+
+
+def list_segments(folder: Path) -> list[Listed]:
+    """Look at every segment of a log, the oldest first.
+
+    :raises NotFound: there is no log.
+    """
+    found = []
+    for number in numbers_of(folder):
+        path = path_of(folder, number)
+        try:
+            segment = look(folder, number)
+            found.append(Listed(path, number, segment.disk, segment, None))
+        except NotFound:
+            continue  # removed meanwhile
+        except DamagedQueue as error:
+            found.append(Listed(path, number, disk_bytes(path), None, error))
+    if not found:
+        raise NotFound(
+            f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
+        )
+    return found
+
+
+def describe_log(url: str, folder: Path) -> StreamInfo:
+    """Look at a log without touching it.
+
+    :raises NotFound: there is none.
+    :raises DamagedQueue: none of its segments can be read.
+    """
+    listed = list_segments(folder)
+    segments = [one.segment for one in listed if one.segment is not None]
+    damage = next((one.damage for one in listed if one.damage is not None), None)
+    if not segments:
+        assert damage is not None
+        raise damage
+    filled = [segment for segment in segments if segment.count]
+    disk = sum(one.disk for one in listed)
+    try:
+        settings = load_settings(folder)
+    except (DamagedQueue, Unsupported):
+        settings = None
+    newest = segments[-1]
+    retain = None if settings is None else settings.retain
+    return StreamInfo(
+        url=url,
+        layout="log",
+        storage="memory" if str(folder).startswith("/dev/shm/") else "files",  # noqa: S108
+        slots=sum(segment.geometry.slots for segment in segments),
+        buffer_size=sum(segment.geometry.buffer_size for segment in segments),
+        oldest_seq=filled[0].tail if filled else None,
+        youngest_seq=filled[-1].head - 1 if filled else None,
+        count=sum(segment.count for segment in segments),
+        bytes=sum(segment.used for segment in segments),
+        oldest_time_ns=filled[0].oldest_ns if filled else None,
+        youngest_time_ns=filled[-1].newest_ns if filled else None,
+        fill=round(min(1.0, disk / retain), 4) if retain else 0.0,
+        blocking=False,
+        details={
+            "epoch": newest.epoch,
+            "stream": None if settings is None or not settings.stream else str(settings.stream),
+            "compression": None if settings is None else settings.compress.value,
+            "crc": None if settings is None else settings.crc,
+            "segments": len(listed),
+            "bytes_on_disk": disk,
+            "retain": retain,
+            "retain_age": None if settings is None else settings.retain_age,
+            "hold": [] if settings is None else list(settings.hold),
+            "created_ns": None if settings is None else settings.created_ns,
+            "writer_pid": writer_pid(folder),
+            "cursors": _cursors(folder, newest),
+            "damaged_segments": [str(one.path) for one in listed if one.damage is not None],
+            "set_aside": _set_aside(folder),
+        },
+    )
+
+
+def _cursors(folder: Path, newest: Segment) -> list[dict[str, Any]]:
+    path = folder / CURSORS
+    if not os.access(path, os.R_OK | os.W_OK):
+        return []
+    with CursorFile(str(path)) as cursors:
+        entries = cursors.entries()
+    return [
+        {
+            "name": entry.name,
+            "pid": entry.pid or None,
+            "alive": entry.alive,
+            "next_seq": entry.seq,
+            "behind": max(0, newest.head - entry.seq),
+        }
+        if entry.epoch == newest.epoch
+        # It was last here in an earlier log, and will begin at the start of this one.
+        else {"name": entry.name, "pid": None, "alive": False, "next_seq": 0, "behind": newest.head}
+        for entry in entries
+    ]
+
+
+def _set_aside(folder: Path) -> list[str]:
+    with storage_errors("looking at", str(folder)):
+        return sorted(str(path) for path in folder.iterdir() if _ASIDE.fullmatch(path.name))

@@ -1,0 +1,81 @@
+"""Who is the one writer of a log?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import LockTimeout, NotFound
+from penstock.queue.liveness import LockFile
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LOCK", "WriterLock", "writer_pid"]
+
+#: The name of the file. It also says the process, for people to look at.
+LOCK: Final = "lock"
+_BYTE: Final = 0
+#: While another writer is there, look again this often (seconds).
+_LOOK_FOR_WRITER: Final = 0.01
+
+
+class WriterLock:
+    """The right to write to a log, which ends with the process however that ends."""
+
+    def __init__(self, folder: Path, timeout: float) -> None:
+        """Take it; the directory is there.
+
+        :raises LockTimeout: another process had it for all that time.
+        :raises StorageError: there is no permission to.
+        """
+        path = folder / LOCK
+        with storage_errors("opening", str(path)):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        self._locks = LockFile(str(path))
+        began = time.monotonic()
+        try:
+            while not self._locks.try_lock(_BYTE):
+                _give_up_after(timeout, began, folder)
+                time.sleep(_LOOK_FOR_WRITER)
+            with storage_errors("writing", str(path)):
+                path.write_text(f"{os.getpid()}\n", encoding="ascii")
+        except BaseException:
+            self._locks.close()
+            raise
+        #: Seconds that it took.
+        self.waited = time.monotonic() - began
+
+    def close(self) -> None:
+        """Give it back."""
+        self._locks.close()
+
+
+def _give_up_after(timeout: float, began: float, folder: Path) -> None:
+    if time.monotonic() - began >= timeout:
+        raise LockTimeout(
+            f"process {_pid_in(folder / LOCK)} writes to {folder}; waited {timeout:g} s",
+            hint="a log has one writer at a time; lock_timeout= waits longer",
+        )
+
+
+def writer_pid(folder: Path) -> int | None:
+    """Return the process that writes to a log now; None when there is none, or nobody may know."""
+    path = folder / LOCK
+    try:
+        locks = LockFile(str(path))
+    except (NotFound, OSError):
+        return None
+    try:
+        return _pid_in(path) if locks.is_locked(_BYTE) else None
+    finally:
+        locks.close()
+
+
+def _pid_in(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return 0

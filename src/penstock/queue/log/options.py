@@ -1,0 +1,101 @@
+"""What can be asked of a log in its URL?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, InstanceOf
+
+from penstock.core.options import Options
+from penstock.core.stream_id import StreamId
+from penstock.core.units import parse_duration, parse_size
+from penstock.queue.options import Creation, Patience
+from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import MAX_BUFFER, MAX_SLOTS
+
+__all__ = [
+    "KEPT_AT_CREATION",
+    "KEPT_FROM_WRITERS",
+    "READER_OPTIONS",
+    "WRITER_OPTIONS",
+    "LogOptions",
+    "Sync",
+]
+
+#: Options that say nothing to a writer, and nothing to a reader.
+READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "cursor"})
+WRITER_OPTIONS: Final = frozenset({"retain", "retain_age", "hold", "sync", "lock_timeout"})
+
+#: What a log is made with, and keeps.
+KEPT_AT_CREATION: Final = ("segment", "segment_slots", "compress", "crc", "stream")
+#: What a log keeps until a writer gives another value.
+KEPT_FROM_WRITERS: Final = ("retain", "retain_age", "hold")
+
+#: When messages are brought to the disk: `none`, after every `batch` (call), or a time between.
+Sync: TypeAlias = Literal["none", "batch"] | float
+
+
+def _or_none(parse: object) -> BeforeValidator:
+    """Accept `none` for no limit."""
+
+    def parse_or_none(value: object) -> object:
+        if value is None or value == "none":
+            return None
+        return parse(value)  # type: ignore[operator]
+
+    return BeforeValidator(parse_or_none)
+
+
+def _names(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    if not all(names):
+        raise ValueError("is a list of names, as in hold=archive,display")
+    return names
+
+
+def _stream(value: object) -> object:
+    return StreamId.parse(value) if isinstance(value, str) else value
+
+
+def _sync(value: object) -> object:
+    if value in {"none", "batch"}:
+        return value
+    return parse_duration(value) if isinstance(value, str | int | float) else value
+
+
+class LogOptions(Options):
+    """Options of `log:/path/name`."""
+
+    #: Creating: bytes of a segment's buffer, and so the largest message; rounded up to whole pages.
+    segment: Annotated[int, BeforeValidator(parse_size), Field(ge=1, le=MAX_BUFFER)] = 64 << 20
+    #: Creating: messages in a segment at most. Rounded up to a power of 2.
+    segment_slots: Annotated[int, Field(ge=2, le=MAX_SLOTS)] = 65536
+    #: Creating: how payloads are stored.
+    compress: Annotated[Compression, BeforeValidator(Compression.parse)] = Compression.NONE
+    #: Creating: keep a checksum of every message, and check it at every read.
+    crc: bool = True
+    #: Creating: the stream that the messages belong to.
+    stream: Annotated[InstanceOf[StreamId] | None, BeforeValidator(_stream)] = None
+    create: Creation = Creation.MISSING
+    #: Wait for the log to appear: `true`, or for how long.
+    wait: Patience = 0.0
+    #: Writer: bytes on the disk, above which the oldest segments go.
+    retain: Annotated[int | None, _or_none(parse_size)] = None
+    #: Writer: segments go when their newest message is older.
+    retain_age: Annotated[float | None, _or_none(parse_duration)] = None
+    #: Writer: keep what the cursors of these names have not passed yet.
+    hold: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
+    sync: Annotated[Sync, BeforeValidator(_sync)] = 1.0
+    #: Writer: how long to wait for another writer.
+    lock_timeout: Annotated[float, BeforeValidator(parse_duration)] = 5.0
+    #: Reader: the name of a position that survives the reader.
+    cursor: str | None = None
+    #: Reader: deliver only messages of this type.
+    type: int | None = None
+    #: Reader: where to go on after retention removed what it had not read.
+    resume: Literal["oldest", "newest"] = "oldest"
+    #: Reader: raise an error at a damaged message, or count it as lost and go on.
+    damaged: Literal["fail", "skip"] = "fail"

@@ -1,0 +1,334 @@
+"""How are messages read from a log, across its segments?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import Closed, DamagedQueue, NotFound, Unsupported
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
+from penstock.core.stream_id import StreamId
+from penstock.queue.cursors import Cursor, CursorFile
+from penstock.queue.log.places import Places
+from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.segments import numbers_of, open_segment, path_of
+from penstock.queue.log.settings import SETTINGS, load_settings
+from penstock.queue.waiting import RingWaitGroup
+from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import State, slots_of
+from penstock.queue.wide.options import WideOptions
+from penstock.queue.wide.reader import CompressedReader, WideReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.core.statistics import ReaderStatistics
+    from penstock.queue.log.options import LogOptions
+    from penstock.queue.wide.queue_file import QueueFile
+
+__all__ = ["LogReader", "open_log_reader"]
+
+log = logging.getLogger(__name__)
+
+#: While the log is not there yet, look this often (seconds).
+_LOOK_FOR_LOG: Final = 0.02
+#: A log that is created, or created anew, has its first segment within this time (seconds).
+_BEING_MADE: Final = 1.0
+
+
+class LogReader(WideReader):
+    """Reads a log while it is written: one segment at a time, as a queue, and then the next.
+
+    With `cursor=NAME` its place survives it: what a call returned is confirmed by the next call,
+    so a message that was being worked on when the process died comes again.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, start: Position, options: LogOptions, file: QueueFile
+    ) -> None:
+        self._places = Places(folder)
+        self._cursor_name = options.cursor
+        self._cursors: CursorFile | None = None
+        self._place: Cursor | None = None
+        self._confirmed = (-1, -1)
+        self._epoch = file.field("epoch")
+        self._skips_to_newest = False
+        wide = WideOptions(type=options.type, resume=options.resume, damaged=options.damaged)
+        super().__init__(url, file.path, start, wide, file)
+
+    # --- where it stands --------------------------------------------------------------------
+
+    def _meet(self, start: Position) -> None:
+        self._use(self._file, self._file.field("tail"))
+        if self._cursor_name is None:
+            self.seek(start)
+            return
+        self._cursors = CursorFile(str(self._places.folder / CURSORS))
+        place = self._cursors.claim(self._cursor_name, epoch=self._epoch)
+        # It is moved only when this reader stands where it shall: an error must not move it.
+        if place.is_new:
+            self.seek(start)
+        elif place.epoch == self._epoch:
+            self._go_to(place.seq)
+        else:
+            log.warning("%s was created anew since %s read it", self.url, place.name)
+            self._restarts += 1
+            self.seek(Position.START)
+        self._place = place
+        self._confirm()
+
+    def _use(self, file: QueueFile, next_seq: int) -> None:
+        """Read this segment from now on."""
+        own = bytes(file.header["stream"][0])
+        stream = StreamId(own) if any(own) else None
+        self._attach(file.mapping, -1, False, self._options.type, stream)  # noqa: FBT003
+        self.wait_group = RingWaitGroup if file.writable else None
+        self._slots = slots_of(file.mapping, file.geometry)
+        self._next = next_seq
+        old, self._file, self._path = self._file, file, file.path
+        if old is not file:
+            old.close()
+
+    def _go_to(self, seq: int) -> None:
+        """Stand at this message, in the segment that has it or will have it."""
+        first = self._file.field("first_seq")
+        is_live = self._file.field("state") == State.LIVE
+        if first <= seq and (is_live or seq < self._head):
+            self._next = seq
+            return
+        try:
+            file = self._places.open_at(seq)
+        except DamagedQueue as error:
+            self._next = seq
+            self._step_over(self._places.number_at(seq), error)
+        else:
+            self._use(file, seq)
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        place = Position.of(position)
+        match place.anchor:
+            case "start":
+                target = self._places.oldest()
+            case "end":
+                target = self._places.end()
+            case "last":
+                target = self._places.last()
+            case "time":
+                self._go_to(self._places.at_time(place.value))
+                target = self._first_at(place.value)
+            case _:
+                target = place.value
+        self._go_to(target)
+        self._skips_to_newest = False
+        self._confirm()
+
+    def newest_seq(self) -> int | None:
+        self._check_open()
+        end = self._end()
+        return end - 1 if end > 0 else None
+
+    def _end(self) -> int:
+        """Return the number of the next message that will be written."""
+        is_live = self._file.field("state") == State.LIVE
+        return self._head if is_live else self._places.end()
+
+    # --- reading; from one segment to the next -------------------------------------------------
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        if self._place is not None:
+            self._confirm()
+        return super().read(timeout)
+
+    def _take(self, limit: int) -> list[Message]:
+        self._confirm()
+        while not (messages := super()._take(limit)) and self._go_on():
+            pass
+        return messages
+
+    def _peek(self, timeout: float | None) -> Message | None:
+        self._confirm()
+        return super()._peek(timeout)
+
+    def _idle(self) -> bool:
+        if not self._go_on() and not self._file.is_current():
+            self._meet_anew()
+        return True
+
+    def _goes_on(self) -> bool:
+        if self._file.field("state") == State.LIVE:
+            return False
+        return path_of(self._places.folder, self._head).exists()
+
+    def _go_on(self) -> bool:
+        """Go on behind a segment that is read and gets no more; tell if there is more to read."""
+        file = self._file
+        if file.field("state") == State.LIVE:
+            return False
+        if self._next < self._head:
+            return True  # they came before it was sealed
+        if self._skips_to_newest:
+            return self._skip_to_newest()
+        number = self._places.following(file.field("first_seq"), self._head)
+        if number is None:
+            return self._meet_anew()
+        try:
+            following = open_segment(self._places.folder, number)
+        except NotFound:
+            return True  # retention was there first: look again
+        except DamagedQueue as error:
+            return self._step_over(number, error)
+        if following.field("epoch") != self._epoch:
+            following.close()
+            return self._meet_anew()
+        if number > self._next:
+            # It is not known what was in a gap. What lies before the whole log was removed.
+            is_oldest = numbers_of(self._places.folder)[:1] == [number]
+            reason = DropReason.RETENTION if is_oldest else DropReason.DAMAGED
+            self._lose(self._next, number - 1, reason)
+        self._use(following, max(self._next, number))
+        return True
+
+    def _skip_to_newest(self) -> bool:
+        self._skips_to_newest = False
+        newest = max(self._next, self._places.last())
+        if newest > self._next:
+            self._lose(self._next, newest - 1, DropReason.RETENTION)
+        self._use(self._places.open_at(newest), newest)
+        return True
+
+    def _step_over(self, number: int, error: DamagedQueue) -> bool:
+        """Count a segment that cannot be read as lost, and go on behind it; or raise."""
+        following = self._places.following(number, number + 1)
+        if self._options.damaged != "skip" or following is None:
+            raise error
+        if following > self._next:
+            self._lose(self._next, following - 1, DropReason.DAMAGED)
+        self._use(self._places.open_at(following), max(self._next, following))
+        return True
+
+    def _meet_anew(self) -> bool:
+        """Go on with the log that was made in the place of this one; tell if there is one."""
+        try:
+            oldest = self._places.oldest()
+            file = self._places.open_at(oldest)
+        except (NotFound, DamagedQueue):
+            return False  # removed, or being made: wait
+        if file.field("epoch") == self._epoch:
+            file.close()
+            return False
+        if file.compression is not self._file.compression:
+            file.close()
+            raise Unsupported(
+                f"{self.url} was created anew with other compression", hint="open it again"
+            )
+        log.warning("%s was created anew; reading it from its start", self.url)
+        self._restarts += 1
+        end = self._end_of_previous()
+        if end > self._next:
+            self._lose(self._next, end - 1, DropReason.RECREATED)
+        self._epoch = file.field("epoch")
+        self._places.close()
+        self._use(file, oldest)
+        self._confirm()
+        return True
+
+    def _end_of_previous(self) -> int:
+        """Return where the log ended that this reader is in, as far as is known."""
+        with suppress(DamagedQueue, Unsupported):
+            settings = load_settings(self._places.folder)
+            previous = None if settings is None else settings.previous
+            if previous is not None and previous.epoch == self._epoch:
+                return previous.head
+        return self._head
+
+    # --- what does not go as usual ---------------------------------------------------------------
+
+    def _lapped(self, first: int, oldest: int) -> int:
+        self._skips_to_newest = self._options.resume == "newest"
+        self._lose(first, oldest - 1, DropReason.OVERRUN)
+        return oldest
+
+    def _lose(self, first: int, last: int, reason: DropReason) -> None:
+        if reason is DropReason.OVERRUN:  # nothing is overwritten here
+            is_replaced = self._file.field("state") == State.REPLACED
+            reason = DropReason.RECREATED if is_replaced else DropReason.RETENTION
+        super()._lose(first, last, reason)
+
+    # --- books, cursor and closing ----------------------------------------------------------------
+
+    def statistics(self) -> ReaderStatistics:
+        books = super().statistics()
+        if self._is_closed:
+            return books
+        return books._replace(backlog=max(0, self._end() - max(self._next, self._oldest)))
+
+    def acknowledge(self) -> None:
+        """Say that everything read so far is done."""
+        super().acknowledge()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        place = self._place
+        if place is not None and self._confirmed != (self._epoch, self._next):
+            place.move(self._next, self._epoch)
+            self._confirmed = self._epoch, self._next
+
+    def _close(self, *, finished: bool) -> None:
+        if finished and not self._is_closed:
+            with suppress(Closed):
+                self._confirm()
+        super()._close(finished=finished)
+        if self._is_closed:
+            self._place = None
+            self._places.close()
+            if self._cursors is not None:
+                self._cursors.close()
+                self._cursors = None
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        if self._cursor_name is not None:
+            self._place = None
+            self._close(finished=False)
+
+
+class CompressedLogReader(LogReader, CompressedReader):
+    """Reads a log whose payloads are compressed."""
+
+
+def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:
+    """Open a reader, of the kind that the log needs.
+
+    :raises NotFound: there is no such log.
+    :raises DamagedQueue: it is not readable.
+    """
+    file = _open_when_there(folder, options.wait)
+    kind = LogReader if file.compression is Compression.NONE else CompressedLogReader
+    return kind(url, folder, start, options, file)
+
+
+def _open_when_there(folder: Path, patience: float) -> QueueFile:
+    """Map the newest segment that can be mapped."""
+    if (folder / SETTINGS).exists():
+        patience = max(patience, _BEING_MADE)
+    deadline = time.monotonic() + patience
+    while True:
+        damage = None
+        for number in reversed(numbers_of(folder)):
+            try:
+                return open_segment(folder, number)
+            except NotFound:
+                continue
+            except DamagedQueue as error:
+                damage = damage or error
+        if time.monotonic() >= deadline:
+            raise damage or NotFound(
+                f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
+            )
+        time.sleep(_LOOK_FOR_LOG)

@@ -1,0 +1,192 @@
+"""How are messages appended to a log?"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import DamagedQueue, MessageTooLarge, NotFound, StorageError
+from penstock.queue.liveness import LockFile
+from penstock.queue.log.creation import open_to_write
+from penstock.queue.log.freeing import seal
+from penstock.queue.log.keeping import Keeper
+from penstock.queue.log.retention import Limits, trim
+from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
+from penstock.queue.wide import _ring
+from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.options import WideOptions
+from penstock.queue.wide.space import Space
+from penstock.queue.wide.writer import CompressingWriter, WideWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.queue.log.creation import Opened
+    from penstock.queue.log.options import LogOptions
+    from penstock.queue.log.recovery import Recovery
+    from penstock.queue.log.settings import Settings
+
+__all__ = ["LogWriter", "open_log_writer"]
+
+log = logging.getLogger(__name__)
+
+
+class LogWriter(WideWriter):
+    """Appends to a log: to its newest segment, and to a new one when that is full.
+
+    A call goes on in the new segment where it was; what is written is as fast as in a queue.
+    """
+
+    def __init__(self, url: str, folder: Path, options: LogOptions, opened: Opened) -> None:
+        self._folder = folder
+        self._settings = opened.settings
+        self._log_lock = opened.lock
+        self._sync_policy = options.sync
+        self._keeper: Keeper | None = None
+        self._is_aged = False
+        #: What was found when the log was opened, and what was done about it.
+        self.recovery: Recovery = opened.recovery
+        wide = WideOptions(lock_timeout=options.lock_timeout, sync=options.sync)
+        super().__init__(url, str(folder), wide, opened.file)
+        self._waited += opened.lock.waited
+
+    def _open(self) -> None:
+        self._begin_writing()
+        if not self._resume():
+            raise self._damage()
+        self._created_ns = max(self._created_ns, self._last_created_ns())
+        self._space.begin()
+        tidying = _Tidying(self, self._folder, self._settings)
+        self._keeper = Keeper(self._file, self._sync_policy, tidying)
+        weakref.finalize(self, self._keeper.stop).atexit = False
+        self._retain()
+
+    def _last_created_ns(self) -> int:
+        """Return when the last message of the log was appended, also when this segment has none."""
+        for number in reversed(numbers_of(self._folder)):
+            with contextlib.suppress(NotFound, DamagedQueue):
+                newest = look(self._folder, number).newest_ns
+                if newest is not None:
+                    return newest
+        return self._created_ns
+
+    # --- a new segment ---------------------------------------------------------------------------
+
+    def _make_room(self, code: int, size: int) -> None:
+        is_full = code == _ring.FULL
+        if is_full or (code == _ring.NO_SPACE and self._is_aged):
+            self._roll()
+        else:
+            super()._make_room(code, size)
+
+    def _roll(self) -> None:
+        """Go on in a new segment, and seal the one up to now.
+
+        The new one is there before the old one is sealed: whoever finds it sealed finds the next.
+
+        :raises StorageError: there is no space; the old one is as it was.
+        """
+        old, old_locks, created_ns = self._file, self._locks, self._created_ns
+        new = begin_segment(self._folder, self._settings, self._head)
+        locks = LockFile(new.descriptor)
+        space = Space(self, new)
+        error = None
+        try:
+            error = self._attach(new.mapping, locks.fd, 0, self._sync_policy == "batch")
+        finally:
+            if error != 0:  # refused; or a signal came, and this may or may not be done
+                self._attach(old.mapping, old_locks.fd, 0, self._sync_policy == "batch")
+                self._resume()
+                self._created_ns = created_ns
+                path_of(self._folder, self._head).unlink(missing_ok=True)
+                locks.close()
+                new.close()
+        if error:
+            raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
+        self._file, self._locks, self._space = new, locks, space
+        try:
+            self._resume()
+            self._created_ns = created_ns  # it never goes back, whatever the clock does
+            self._is_aged = False
+            self._space.begin()
+            assert self._keeper is not None
+            self._keeper.roll(new)
+        finally:
+            seal(old)
+            old_locks.close()
+            old.close()
+        self._retain()
+
+    def _retain(self) -> None:
+        """Remove what may go. That it cannot be removed is no reason not to write."""
+        settings = self._settings
+        try:
+            trim(self._folder, Limits(settings.retain, settings.retain_age), settings)
+        except (OSError, DamagedQueue):
+            log.warning("%s: old segments cannot be removed", self.url, exc_info=True)
+
+    # --- as a queue, but for the names ------------------------------------------------------------
+
+    def _too_large(self, size: int) -> MessageTooLarge:
+        return MessageTooLarge(
+            size,
+            self._file.geometry.buffer_size,
+            hint="create a log with larger segments: segment=…",
+        )
+
+    def _sync(self, *_: int) -> None:
+        if self._keeper is not None:
+            self._keeper.sync()
+
+    def close(self) -> None:
+        super().close()
+        if self._is_closed:  # else another thread is writing
+            keeper, self._keeper = self._keeper, None
+            try:
+                if keeper is not None:
+                    keeper.close()
+            finally:
+                self._log_lock.close()
+
+
+class CompressingLogWriter(LogWriter, CompressingWriter):
+    """Appends to a log whose payloads are compressed."""
+
+
+class _Tidying:
+    """What the background does once a minute. It does not keep the writer from going away."""
+
+    def __init__(self, writer: LogWriter, folder: Path, settings: Settings) -> None:
+        self._writer = weakref.ref(writer)
+        self._folder = folder
+        self._settings = settings
+
+    def __call__(self) -> None:
+        settings = self._settings
+        trim(self._folder, Limits(settings.retain, settings.retain_age), settings)
+        writer = self._writer()
+        if settings.retain_age is None or writer is None:
+            return
+        try:
+            oldest = look(self._folder, numbers_of(self._folder)[-1]).oldest_ns
+        except (NotFound, IndexError):
+            return
+        if oldest is not None and oldest < time.time_ns() - int(settings.retain_age * 1e9):
+            # A segment that fills slowly would keep old messages: the next write begins another.
+            writer._is_aged = True  # noqa: SLF001 - a part of the writer
+            writer._ready_seq = 0  # noqa: SLF001
+
+
+def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:
+    """Open a writer, of the kind that the log needs; make the log if that is asked for.
+
+    :raises NotFound: there is no such log.
+    :raises LockTimeout: another process writes to it.
+    """
+    opened = open_to_write(folder, options)
+    is_plain = opened.settings.compress is Compression.NONE
+    return (LogWriter if is_plain else CompressingLogWriter)(url, folder, options, opened)

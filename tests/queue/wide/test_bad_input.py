@@ -1,0 +1,429 @@
+"""What cannot be done is refused with a typed error, and what was stored is still there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import (
+    Closed,
+    CursorInUse,
+    CursorTableFull,
+    InvalidOption,
+    LockTimeout,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+    Position,
+    PositionError,
+    Unsupported,
+    batch_from_messages,
+    create,
+    open_reader,
+    open_writer,
+)
+from penstock.queue.wide.writer import WideWriter
+from support.wide_files import SMALL, row, stored, unchanged
+from support.wide_opening import wide_reader, wide_writer
+from support.wide_oracle import list_queue
+
+
+def writer_of(path: str, options: str = SMALL) -> WideWriter:
+    return wide_writer(f"fmq:{path}?{options}")
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+def test_messages_of_no_bytes_are_messages(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"")
+        writer.write_many([b"", bytearray(), memoryview(b"")])
+        writer.write_batch(batch_from_messages([row(b""), row(b"", attributes=b"")]))
+        writer.reserve(0).commit()
+        writer.reserve(100).commit(0)
+        assert writer.statistics().messages == 8
+        assert writer.statistics().bytes == 0
+    assert stored(queue_path) == [b""] * 8
+    assert list_queue(f"{queue_path}.fmq").messages[5].attributes == b""
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        assert reader.read_batch(10).column("payload").to_pylist() == [b""] * 8
+        reader.seek(Position.START)
+        with reader.view(timeout=0) as message:
+            assert message is not None
+            assert bytes(message.payload) == b""
+        with reader.view_batch(10) as batch:
+            assert batch.column("payload").to_pylist() == [b""] * 7
+
+
+def ways_to_write(writer: WideWriter, payload: bytes, **header: Any) -> list[Callable[[], object]]:
+    return [
+        partial(writer.write, payload, **header),
+        partial(writer.write_batch, batch_from_messages([row(payload, **header)])),
+        partial(writer.reserve, len(payload), **header),
+    ]
+
+
+def test_a_message_larger_than_the_buffer_is_refused_and_nothing_is_harmed(
+    queue_path: str,
+) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write_many([b"one", b"two"])
+        writes: list[Callable[[], object]] = [
+            *ways_to_write(writer, bytes(4097)),
+            *ways_to_write(writer, bytes(4089), attributes=b"a"),
+            partial(writer.write_many, [bytes(5000)]),
+            partial(writer.reserve, 2**40),
+            partial(writer.reserve, 2**80),
+        ]
+        with unchanged(queue_path):
+            for write in writes:
+                with pytest.raises(MessageTooLarge) as caught:
+                    write()
+                assert caught.value.limit == 4096
+                assert caught.value.size > 4096
+                assert caught.value.hint
+        assert writer.statistics().refused == 9
+        assert writer.statistics().messages == 2
+        assert stored(queue_path) == [b"one", b"two"]
+        assert writer.write(bytes(4096)) == 2  # all of the buffer
+        assert stored(queue_path) == [bytes(4096)]
+        assert writer.write(bytes(4088), attributes=b"a") == 3
+        assert stored(queue_path) == [bytes(4088)]
+
+
+def test_what_comes_before_a_message_that_is_too_large_is_written(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        with pytest.raises(MessageTooLarge):
+            writer.write_many([b"1", b"2", bytes(5000), b"3"])
+        with pytest.raises(MessageTooLarge):
+            writer.write_batch(batch_from_messages([row(b"4"), row(bytes(5000)), row(b"5")]))
+        assert writer.statistics().messages == 3
+        assert writer.statistics().refused == 4
+    assert stored(queue_path) == [b"1", b"2", b"4"]
+
+
+@pytest.mark.parametrize("method", ["lz4", "zstd"])
+def test_a_payload_larger_than_the_buffer_is_refused_also_when_it_would_get_small(
+    queue_path: str, method: str
+) -> None:
+    with writer_of(queue_path, f"{SMALL}&compress={method}") as writer:
+        writer.write(bytes(4096))
+        with pytest.raises(MessageTooLarge):
+            writer.write(bytes(4097))
+        with pytest.raises(MessageTooLarge):  # noise gets larger
+            writer.write(os.urandom(4096))
+        with pytest.raises(MessageTooLarge):
+            writer.write_many([b"two", bytes(5000)])
+        with pytest.raises(Unsupported):
+            writer.reserve(10)
+    assert stored(queue_path)[:1] == [bytes(4096)]
+
+
+def test_a_negative_size_is_refused(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+        with unchanged(queue_path):
+            with pytest.raises(ValueError, match="-1"):
+                writer.reserve(-1)
+            place = writer.reserve(10)
+            for size in (-1, -(2**70), 11, 2**70):
+                with pytest.raises(ValueError, match="of a reservation of 10"):
+                    place.commit(size)
+            place.abort()
+    with open_reader(f"fmq:{queue_path}") as reader:
+        assert reader.read_many(-1) == []
+        assert reader.read_many(0, timeout=100) == []
+        assert reader.read_batch(-1).num_rows == 0
+        assert len(reader.read_many(10)) == 1
+    for option in ("slots=-5", "size=-1", "size=0", "slots=0", "slots=1", "readers=-1"):
+        with pytest.raises(InvalidOption):
+            writer_of(f"{queue_path}-another", option)
+    assert not Path(f"{queue_path}-another.fmq").exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"type": 2**31},
+        {"type": -(2**31) - 1},
+        {"subtype": 2**40},
+        {"time_ns": 2**63},
+        {"created_ns": -(2**63) - 1},
+    ],
+    ids=str,
+)
+def test_a_number_that_does_not_fit_is_refused(queue_path: str, header: dict[str, Any]) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here", type=2**31 - 1, subtype=-(2**31), time_ns=-(2**63))
+        [name] = header
+        with unchanged(queue_path):
+            with pytest.raises(OverflowError, match=name):
+                writer.write(b"more", **header)
+            with pytest.raises(OverflowError, match=name):
+                writer.reserve(4, **header)
+            if name in {"type", "subtype"}:
+                with pytest.raises(OverflowError, match=name):
+                    writer.write_many([b"more"], **header)
+        assert writer.statistics().refused >= 2
+        assert writer.write(b"more") == 1
+    assert stored(queue_path) == [b"here", b"more"]
+
+
+def test_what_is_not_bytes_is_refused(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+        wrong: list[Callable[[Any], object]] = [
+            lambda w: w.write("text"),
+            lambda w: w.write(None),
+            lambda w: w.write(5),
+            lambda w: w.write([b"many"]),
+            lambda w: w.write(),
+            lambda w: w.write(b"more", type="one"),
+            lambda w: w.write(b"more", type=1.5),
+            lambda w: w.write(b"more", stream=b"short"),
+            lambda w: w.write(b"more", stream="00112233445566778899aabbccddeeff"),
+            lambda w: w.write(b"more", attributes="text"),
+            lambda w: w.write(b"more", colour=5),
+            lambda w: w.write(b"more", payload=b"again"),
+            lambda w: w.write(b"more", 0, 0, None, None, None, None, 8),
+            lambda w: w.write_many(5),
+            lambda w: w.write_many(["text"]),
+            lambda w: w.write_many([b"more"], type="one"),
+            lambda w: w.write_batch([b"more"]),
+            lambda w: w.reserve("large"),
+            lambda w: w.reserve(4, attributes="text"),
+        ]
+        with unchanged(queue_path):
+            for write in wrong:
+                with pytest.raises((TypeError, AttributeError)):
+                    write(writer)
+        assert writer.write_many([b"more"]) == 1
+    assert stored(queue_path) == [b"here", b"more"]
+
+
+def test_a_batch_of_other_columns_is_refused(queue_path: str) -> None:
+    good = batch_from_messages([row(b"more")])
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+        with unchanged(queue_path):
+            for batch in (
+                good.select(["seq", "payload"]),
+                good.rename_columns([*good.schema.names[:-1], "data"]),
+                pa.record_batch({"payload": ["text"]}),
+            ):
+                with pytest.raises(Malformed):
+                    writer.write_batch(batch)
+        assert writer.write_batch(good.slice(1)) is None
+        assert writer.write_many([]) is None
+    assert stored(queue_path) == [b"here"]
+
+
+# --- reservations ---------------------------------------------------------------------------------
+
+
+def test_a_reservation_is_finished_once(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        place = writer.reserve(3)
+        place.buffer[:] = b"one"
+        assert place.commit() == 0
+        with pytest.raises(ValueError, match="before"):
+            place.commit()
+        with pytest.raises(ValueError, match="released"):
+            place.buffer[:] = b"two"  # it is the readers' by now
+        place.abort()
+        given_up = writer.reserve(3)
+        given_up.abort()
+        given_up.abort()
+        with pytest.raises(ValueError, match="before"):
+            given_up.commit()
+        with pytest.raises(ZeroDivisionError), writer.reserve(3) as place:
+            place.buffer[0] = 1 // 0
+        with writer.reserve(5) as place:
+            place.buffer[:] = b"three"
+            place.commit(2)
+        assert writer.statistics().messages == 2
+    assert stored(queue_path) == [b"one", b"th"]
+
+
+def test_nothing_else_is_written_while_a_reservation_is_under_way(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"before")
+        with writer.reserve(4) as place:
+            place.buffer[:] = b"mine"
+            with unchanged(queue_path):
+                write_many: Callable[[], object] = partial(writer.write_many, [b"more"])
+                for write in [*ways_to_write(writer, b"more"), write_many]:
+                    with pytest.raises(RuntimeError, match="reservation is under way"):
+                        write()
+        writer.write(b"after")
+    assert stored(queue_path) == [b"before", b"mine", b"after"]
+
+
+def test_a_reservation_ends_with_its_writer(queue_path: str) -> None:
+    writer = writer_of(queue_path)
+    writer.write(b"here")
+    place = writer.reserve(10)
+    writer.close()
+    place.buffer[:5] = b"lost!"  # still memory, of nobody
+    with pytest.raises(Closed):
+        place.commit()
+    with writer_of(queue_path) as again:
+        assert again.write(b"next") == 1
+    assert stored(queue_path) == [b"here", b"next"]
+
+
+# --- readers and writers ------------------------------------------------------------------------
+
+
+def test_a_closed_writer_writes_nothing(queue_path: str) -> None:
+    writer = writer_of(queue_path)
+    writer.write(b"here")
+    writer.close()
+    writer.close()
+    for use in [
+        *ways_to_write(writer, b"more"),
+        lambda: writer.write_many([b"more"]),
+        writer.flush,
+    ]:
+        with pytest.raises(Closed):
+            use()
+    assert writer.statistics().messages == 1
+    assert stored(queue_path) == [b"here"]
+
+
+def test_a_closed_reader_reads_nothing(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write_many([b"1", b"2"])
+    reader = wide_reader(f"fmq:{queue_path}")
+    message = reader.read()
+    assert message is not None
+    reader.close()
+    reader.close()
+
+    def view() -> None:
+        with reader.view():
+            pass
+
+    def view_batch() -> None:
+        with reader.view_batch(5):
+            pass
+
+    for use in (
+        reader.read,
+        lambda: reader.read(timeout=0),
+        lambda: reader.read_many(5),
+        lambda: reader.read_batch(5),
+        lambda: list(reader.available()),
+        lambda: next(iter(reader)),
+        lambda: reader.seek(Position.START),
+        reader.newest_seq,
+        reader.acknowledge,
+        view,
+        view_batch,
+    ):
+        with pytest.raises(Closed):
+            use()
+    assert reader.statistics().messages == 1
+    assert message.payload == b"1"
+
+
+def test_a_second_writer_is_refused_with_the_name_of_the_first(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+        for _ in range(2):
+            with pytest.raises(LockTimeout, match=rf"\b{os.getpid()}\b") as caught:
+                open_writer(f"fmq:{queue_path}?lock_timeout=0.05")
+            assert caught.value.hint
+        with pytest.raises(LockTimeout, match=rf"\b{os.getpid()}\b"):
+            create(f"fmq:{queue_path}", replace=True)
+        assert writer.write(b"more") == 1
+    with writer_of(queue_path) as writer:
+        assert writer.write(b"next") == 2
+    assert stored(queue_path) == [b"here", b"more", b"next"]
+
+
+def test_a_sealed_queue_takes_no_more_messages(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+    with Path(f"{queue_path}.fmq").open("r+b") as file:
+        file.seek(396)
+        file.write((1).to_bytes(4, "little"))
+    with unchanged(queue_path), pytest.raises(Closed, match="sealed"):
+        open_writer(f"fmq:{queue_path}")
+    assert stored(queue_path) == [b"here"]
+
+
+def test_a_place_that_is_none_is_refused(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write_many([b"0", b"1", b"2"])
+    with open_reader(f"fmq:{queue_path}", start=1) as reader:
+        for place in (-1, 2**63, "yesterday", "nowhere"):
+            with pytest.raises(PositionError):
+                reader.seek(place)
+        message = reader.read(timeout=0)
+        assert message is not None
+        assert message.seq == 1
+        reader.seek(2**63 - 1)  # it may come
+        assert reader.read(timeout=0.01) is None
+        assert reader.statistics().lost == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 96, "ä" * 48, ",", "one,two"])
+def test_a_name_that_a_held_reader_cannot_have_is_refused(queue_path: str, name: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write(b"here")
+        with pytest.raises(InvalidOption):
+            open_reader(f"fmq:{queue_path}?hold={name}")
+    assert list_queue(f"{queue_path}.fmq").readers == []
+    assert stored(queue_path) == [b"here"]
+
+
+def test_a_held_reader_has_its_name_alone_and_a_table_has_an_end(queue_path: str) -> None:
+    with writer_of(queue_path, f"{SMALL}&readers=2") as writer:
+        writer.write(b"here")
+        with open_reader(f"fmq:{queue_path}?hold=a"), open_reader(f"fmq:{queue_path}?hold=b"):
+            with pytest.raises(CursorInUse, match="'a'") as caught:
+                open_reader(f"fmq:{queue_path}?hold=a")
+            assert caught.value.pid == os.getpid()
+            with pytest.raises(CursorTableFull):
+                open_reader(f"fmq:{queue_path}?hold=c")
+            with open_reader(f"fmq:{queue_path}") as passing:  # is not in the table, that is all
+                assert passing.read(timeout=0) is not None
+        names = [entry.name for entry in list_queue(f"{queue_path}.fmq").readers]
+        assert names == ["a", "b"]
+
+
+def test_a_queue_without_a_reader_table_has_readers_all_the_same(queue_path: str) -> None:
+    with writer_of(queue_path, f"{SMALL}&readers=0") as writer:
+        writer.write(b"here")
+        with open_reader(f"fmq:{queue_path}") as reader:
+            assert reader.read(timeout=0) is not None
+        with pytest.raises(PenstockError):
+            open_reader(f"fmq:{queue_path}?hold=a")
+    with pytest.raises(PenstockError):
+        open_writer(f"fmq:{queue_path}?hold=a")
+    assert stored(queue_path) == [b"here"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "compress=gzip", "sync=often", "policy=maybe", "writers=two", "resume=middle",
+        "damaged=maybe", "stream=zebra", "slots=many", "size=large", "colour=red", "crc=maybe",
+        "sparse=true&writers=many", "hold=", "timeout=-1s", "slots=2000000000000", "type=x",
+        "readers=70000",
+    ],
+)  # fmt: skip
+def test_an_option_that_does_not_fit_is_refused_by_its_name(queue_path: str, option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(InvalidOption) as caught:
+        open_writer(f"fmq:{queue_path}?{option}")
+    assert caught.value.option == name
+    assert not Path(f"{queue_path}.fmq").exists()

@@ -1,0 +1,463 @@
+"""Damaged wide queues: a typed error or the right message, never anything else, never for long.
+
+The cases run in a process of their own, so that a crash of the native core is seen: this file
+is also that process's program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import logging
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock import (
+    DamagedQueue,
+    Message,
+    PenstockError,
+    Position,
+    StreamId,
+    batch_from_messages,
+    describe,
+    messages_from_batch,
+    open_reader,
+    open_writer,
+)
+from penstock.queue.endpoint import check
+from support.wide_oracle import Listing, Stored, list_queue
+
+#: Nothing takes this long (seconds), however damaged.
+LONGEST = 20
+#: Nothing takes this much memory.
+LARGEST = 256 << 20
+
+SLOTS, SIZE, READERS = 8, 4096, 4
+PAGE = 4096
+#: Where the parts of these queues begin.
+TABLE, SLOT_TABLE, BUFFER, END = PAGE, 2 * PAGE, 3 * PAGE, 4 * PAGE
+
+KINDS = {
+    "empty": ("", 0),
+    "plain": ("", 5),
+    "wrapped": ("&stream=00112233445566778899aabbccddeeff", 45),
+    "crc": ("&crc=true", 40),
+    "lz4": ("&compress=lz4", 43),
+    "zstd": ("&compress=zstd&crc=true", 41),
+    "sparse": ("&sparse=true", 30),
+    "many": ("&writers=many&crc=true", 44),
+}
+
+#: Offset and size of what the header, a reader's row and a slot hold.
+HEADER_FIELDS = (
+    (0, 8), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4), (48, 8), (56, 8),
+    (64, 8), (72, 16), (88, 8), (96, 8),
+)  # fmt: skip
+LIVE_FIELDS = (
+    (128, 8), (128, 8), (192, 8), (192, 8), (256, 4), (260, 4), (320, 4), (324, 4), (328, 4),
+    (384, 4), (388, 4), (392, 4), (396, 4), (400, 16),
+)  # fmt: skip
+ROW_FIELDS = ((0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (120, 8))
+SLOT_FIELDS = (
+    (0, 8), (8, 8), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4), (48, 4), (52, 4), (56, 4), (60, 4),
+)  # fmt: skip
+TELLING = (
+    0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 100, 4032, 4095, 4096, 4097, 8192, 1 << 31,
+    (1 << 31) - 1, (1 << 32) - 1, 1 << 40, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 64,
+    (1 << 64) - 4096, (1 << 64) - 1,
+)  # fmt: skip
+
+
+# --- queues, and how they are damaged ---------------------------------------------------------
+
+
+class Original(NamedTuple):
+    """A queue before it was damaged."""
+
+    data: bytes
+    listing: Listing
+    #: Every message that was ever in it, by number.
+    history: dict[int, Message]
+
+
+def make(path: str, kind: str) -> Original:
+    options, count = KINDS[kind]
+    chance = random.Random(kind)
+    url = f"fmq:{path}?slots={SLOTS}&size={SIZE}&readers={READERS}{options}"
+    history: dict[int, Message] = {}
+    with open_writer(url) as writer:
+        open_reader(f"fmq:{path}?hold=archive").close()
+        with open_reader(f"fmq:{path}", start=Position.START) as reader:
+            for number in range(count):
+                text = b"%d beams of the radar; " % number * 60
+                noise = chance.randbytes(chance.randrange(700))
+                writer.write(
+                    text[: chance.randrange(1200)] if number % 2 else noise,
+                    chance.randint(-1, 2),
+                    number,
+                    stream=StreamId(chance.randbytes(16)) if chance.random() < 0.3 else None,
+                    attributes=chance.randbytes(number % 11) if chance.random() < 0.4 else None,
+                )
+                message = reader.read(timeout=0)
+                assert message is not None
+                history[message.seq] = message
+    listing = list_queue(f"{path}.fmq")
+    return Original(Path(f"{path}.fmq").read_bytes(), listing, history)
+
+
+def damaged(data: bytes, chance: random.Random, *, same_size: bool = False) -> bytes:
+    """Damage one, two or three places; truncate or lengthen now and then."""
+    part = bytearray(data)
+    for _ in range(chance.choice((1, 1, 1, 2, 3))):
+        base, rows, size, fields = chance.choice(
+            (
+                (0, 1, 448, HEADER_FIELDS),
+                (0, 1, 448, LIVE_FIELDS),
+                (TABLE, READERS, 128, ROW_FIELDS),
+                (SLOT_TABLE, SLOTS, 64, SLOT_FIELDS),
+                (SLOT_TABLE, SLOTS, 64, SLOT_FIELDS),
+                (BUFFER, SIZE // 64, 64, ((0, 8), (8, 8), (24, 4))),
+            )
+        )
+        row = base + chance.randrange(rows) * size
+        offset, width = chance.choice(fields)
+        at = row + offset
+        match chance.randrange(8):
+            case 0 | 1:
+                part[row + chance.randrange(size)] ^= 1 << chance.randrange(8)
+            case 2 | 3:
+                value = chance.choice((*TELLING, chance.getrandbits(64), chance.getrandbits(16)))
+                part[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+            case 4:
+                value = int.from_bytes(part[at : at + width], "little")
+                value += chance.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))
+                part[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")
+            case 5:
+                other = base + chance.randrange(rows) * size
+                part[row : row + size] = part[other : other + size]
+            case 6:
+                part[at : at + size] = bytes(size)
+            case _ if same_size:
+                part[at : at + 8] = chance.randbytes(8)
+            case _:
+                if chance.random() < 0.5:
+                    del part[chance.choice((0, 8, 100, PAGE, at, END - 1, BUFFER)) :]
+                    part += bytes(chance.choice((0, 0, 8)))
+                else:
+                    part += bytes(PAGE)
+        part += bytes(max(0, END - len(part))) if same_size else b""
+        if len(part) < END:
+            break
+    return bytes(part[:END]) if same_size else bytes(part)
+
+
+def is_untouched(original: Original, data: bytes, message: Stored) -> bool:
+    """Tell whether no byte of a message, or that says how to read it, was changed."""
+    slot = SLOT_TABLE + message.seq % SLOTS * 64
+    start = BUFFER + message.position % SIZE
+    spans = ((slot, slot + 64), (start, start + message.block + message.length), (24, 32))
+    return is_read_alike(original, data) and all(original.data[a:b] == data[a:b] for a, b in spans)
+
+
+def is_read_alike(original: Original, data: bytes) -> bool:
+    """Tell whether the header still says the same about flags, compression and its stream."""
+    return all(original.data[a:b] == data[a:b] for a, b in ((12, 16), (44, 48), (72, 88)))
+
+
+def is_checked(original: Original, data: bytes) -> bool:
+    """Tell whether a checksum covers every message."""
+    return bool(original.listing.header.flags & 1) and is_read_alike(original, data)
+
+
+# --- reading, in every way that there is ------------------------------------------------------
+
+
+def one_by_one(reader: Any) -> Iterator[Message]:
+    while (message := reader.read(timeout=0)) is not None:
+        yield message
+
+
+def many(reader: Any) -> Iterator[Message]:
+    while messages := reader.read_many(3):
+        yield from messages
+
+
+def batches(reader: Any) -> Iterator[Message]:
+    while (batch := reader.read_batch(5)).num_rows:
+        yield from messages_from_batch(batch)
+
+
+def views(reader: Any) -> Iterator[Message]:
+    while True:
+        with reader.view(timeout=0) as message:
+            if message is None:
+                return
+            copy = message._replace(payload=bytes(message.payload))
+        yield copy
+
+
+def view_batches(reader: Any) -> Iterator[Message]:
+    while True:
+        with reader.view_batch(5) as batch:
+            rows = list(map(Message, *(column.to_pylist() for column in batch.columns)))
+        if not rows:
+            return
+        yield from rows
+
+
+Way = Callable[[Any], Iterator[Message]]
+COPYING: tuple[Way, ...] = (one_by_one, many, batches)
+IN_PLACE: tuple[Way, ...] = (views, view_batches)
+
+
+def ways_of(reader: Any) -> tuple[Way, ...]:
+    is_compressed = type(reader).__name__ == "CompressedReader"
+    return COPYING if is_compressed else COPYING + IN_PLACE
+
+
+class Read(NamedTuple):
+    messages: list[Message]
+    lost: list[int]
+    start: int
+    raised: PenstockError | None
+
+
+def drain(path: str, chance: random.Random, *, skip: bool, way: int | None = None) -> Read:
+    """Read everything from the oldest on; make sure that the books add up."""
+    found: list[Message] = []
+    raised: PenstockError | None = None
+    with open_reader(
+        f"fmq:{path}?damaged={'skip' if skip else 'fail'}", start=Position.START
+    ) as reader:
+        chosen = ways_of(reader)
+        read = chance.choice(chosen) if way is None else chosen[way % len(chosen)]
+        start = reader.statistics().next_seq
+        assert start is not None
+        try:
+            found.extend(read(reader))
+        except PenstockError as error:
+            raised = error
+        books = reader.statistics()
+    assert books.messages == len(found), (read.__name__, books)
+    assert books.bytes == sum(len(m.payload) for m in found), (read.__name__, books)
+    assert books.lost == sum(loss.count for loss in books.losses)
+    assert books.next_seq is not None
+    assert books.messages + books.lost == books.next_seq - start, (read.__name__, books)
+    lost = sorted(seq for loss in books.losses for seq in range(loss.first, loss.last + 1))
+    return Read(found, lost, start, raised)
+
+
+# --- the cases --------------------------------------------------------------------------------
+
+
+def read_case(path: str, original: Original, data: bytes, chance: random.Random) -> None:
+    try:
+        every = drain(path, chance, skip=True, way=1)
+    except PenstockError:
+        assert original.data[:PAGE] != data[:PAGE] or len(data) < END
+        return
+    assert every.raised is None
+    seqs = [message.seq for message in every.messages]
+    assert sorted({*seqs, *every.lost}) == sorted(seqs + every.lost)
+    there = range(every.start, every.start + len(seqs) + len(every.lost))
+    for message in every.messages:
+        if is_checked(original, data):
+            assert message == original.history[message.seq], message
+    for stored in original.listing.messages:
+        if stored.seq in there and is_untouched(original, data, stored):
+            assert original.history[stored.seq] in every.messages, stored
+
+    again = drain(path, chance, skip=True)
+    assert again == every
+    failing = drain(path, chance, skip=False)
+    if every.lost:
+        assert isinstance(failing.raised, DamagedQueue)
+        assert failing.raised.hint
+        assert failing.messages == [m for m in every.messages if m.seq < every.lost[0]]
+    else:
+        assert failing.raised is None
+        assert failing.messages == every.messages
+
+
+def look_case(path: str, original: Original, data: bytes, chance: random.Random) -> None:
+    """Look at a queue, and move about in it."""
+    with contextlib.suppress(PenstockError):
+        assert describe(f"fmq:{path}").details
+    try:
+        count = check(f"fmq:{path}")
+    except PenstockError:
+        count = None
+    options = chance.choice(("", "hold=archive", "hold=other", "type=1", "resume=newest"))
+    try:
+        reader = open_reader(f"fmq:{path}?{options}", start=Position.START)
+    except PenstockError:
+        assert count is None
+        return
+    with reader:
+        if count is not None and is_checked(original, data):
+            found = drain(path, chance, skip=False)
+            assert found.raised is None
+            assert len(found.messages) == count
+        moments = [*(m.created_ns for m in original.history.values()), 0, -(2**63), 2**63 - 1]
+        for _ in range(4):
+            place: Any = chance.choice(
+                (
+                    Position.START,
+                    Position.END,
+                    Position.LAST,
+                    Position.time(chance.choice(moments)),
+                    Position.sequence(chance.choice((0, 3, 40, 50, 2**63 - 1))),
+                )
+            )
+            with contextlib.suppress(PenstockError):
+                reader.seek(place)
+                list(itertools.islice(chance.choice(ways_of(reader))(reader), 20))
+                reader.acknowledge()  # type: ignore[attr-defined]
+        books = reader.statistics()
+        assert books.lost == sum(loss.count for loss in books.losses)
+
+
+def write_case(path: str, original: Original, data: bytes, chance: random.Random) -> None:
+    """A writer refuses a damaged queue, or what it writes can be read."""
+    held = chance.choice(("", "", "&hold=archive&policy=drop", "&hold=archive,new&policy=fail"))
+    written: dict[int, bytes] = {}
+    try:
+        writer: Any = open_writer(f"fmq:{path}?create=never&lock_timeout=0.1{held}")
+    except PenstockError:
+        left = Path(f"{path}.fmq").read_bytes()
+        assert left[SLOT_TABLE:] == data[SLOT_TABLE:]
+        assert left[:384] == data[:384]  # O20
+        return
+    compresses = type(writer).__name__ == "CompressingWriter"
+    with writer:
+        for number in range(chance.randrange(1, 14)):
+            payload = b"new message %d" % number * chance.randrange(1, 60)
+            with contextlib.suppress(PenstockError):
+                match chance.randrange(4):
+                    case 0 if not compresses:
+                        with writer.reserve(len(payload), 7) as place:
+                            place.buffer[:] = payload
+                        written[writer.statistics().last_seq] = payload
+                    case 1:
+                        row = Message(0, 5, 5, 7, number, None, b"own", payload)
+                        written[writer.write_batch(batch_from_messages([row]))] = payload
+                    case 2:
+                        written[writer.write_many([payload], 7)] = payload
+                    case _:
+                        written[writer.write(payload, 7, number)] = payload
+    if not is_read_alike(original, data):
+        return
+    after = drain(path, chance, skip=True, way=1)
+    assert after.raised is None
+    found = {m.seq: m.payload for m in after.messages}
+    slots_are_right = original.data[SLOT_TABLE:BUFFER] == data[SLOT_TABLE:BUFFER]
+    if slots_are_right or is_checked(original, data):
+        for seq, payload in written.items():
+            if seq in found:
+                assert found[seq] == payload, seq
+            else:
+                assert seq < after.start or not slots_are_right, seq
+    if is_checked(original, data):
+        for seq in found.keys() - written.keys():
+            assert found[seq] == original.history[seq].payload
+
+
+def running_case(path: str, original: Original, data: bytes, chance: random.Random) -> None:
+    """The queue is damaged while readers and a writer have it open."""
+    file = f"{path}.fmq"
+    Path(file).write_bytes(original.data)
+    with contextlib.ExitStack() as stack:
+        readers: list[Any] = [
+            stack.enter_context(open_reader(f"fmq:{path}?{options}", start=Position.START))
+            for options in ("damaged=skip", "damaged=fail", "damaged=skip&resume=newest&type=1")
+        ]
+        writer = stack.enter_context(open_writer(f"fmq:{path}?create=never&lock_timeout=0.1"))
+        readers[1].read(timeout=0)
+        with Path(file).open("r+b") as out:
+            out.write(data)
+        for number in range(4):
+            with contextlib.suppress(PenstockError):
+                writer.write(b"new message %d" % number)
+            for reader in readers:
+                with contextlib.suppress(PenstockError):
+                    list(itertools.islice(chance.choice(ways_of(reader))(reader), 5))
+        for reader in readers:
+            books = reader.statistics()
+            assert books.lost == sum(loss.count for loss in books.losses)
+
+
+CASES: dict[str, Callable[[str, Original, bytes, random.Random], None]] = {
+    "read": read_case,
+    "look": look_case,
+    "write": write_case,
+    "running": running_case,
+}
+
+
+def run_cases(case: str, first: int, last: int) -> None:
+    """Run the cases of these numbers in this process."""
+    logging.disable()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        originals = {kind: make(f"{folder}/{kind}", kind) for kind in KINDS}
+        kinds = list(KINDS)
+        path = f"{folder}/queue"
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + LARGEST
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        for number in range(first, last):
+            chance = random.Random(number)
+            kind = kinds[number % len(kinds)]
+            original = originals[kind]
+            data = damaged(original.data, chance, same_size=case == "running")
+            Path(f"{path}.fmq").write_bytes(data)
+            faulthandler.dump_traceback_later(LONGEST, exit=True)
+            try:
+                CASES[case](path, original, data, chance)
+            except BaseException:
+                sys.stderr.write(f"{case} {number}, {kind}\n")
+                raise
+        faulthandler.cancel_dump_traceback_later()
+
+
+# --- the tests --------------------------------------------------------------------------------
+
+COUNTS = [
+    pytest.param(600, id="some"),
+    pytest.param(30_000, id="all", marks=[pytest.mark.full, pytest.mark.timeout(3600)]),
+]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("read", id="gives_the_right_messages_or_a_typed_error"),
+        pytest.param("look", id="can_be_looked_at_and_moved_about_in"),
+        pytest.param("write", id="is_refused_by_a_writer_or_takes_new_messages"),
+        pytest.param("running", id="may_become_so_under_running_readers_and_writers"),
+    ],
+)
+def test_a_damaged_queue(case: str, count: int) -> None:
+    tests = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", __file__, case, "0", str(count)],
+        env={**os.environ, "PYTHONPATH": tests},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"ended with {done.returncode}\n{done.stderr[-6000:]}"
+
+
+if __name__ == "__main__":
+    run_cases(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

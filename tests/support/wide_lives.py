@@ -129,6 +129,13 @@ def reserve_and_wait(url: str, report: str) -> None:
         time.sleep(120)
 
 
+def create_again_and_again(url: str, report: str) -> None:
+    """Make a queue in place of the one before, until killed."""
+    Reporter(report).add(b"r", 0, 0, 0)
+    while True:
+        wide_writer(f"{url}?create=always&slots=16&size=65536").close()
+
+
 def open_and_fork(url: str, report: str, *, role: str, how: str) -> None:
     """Open a writer or a reader, fork a child that stays, and wait to be killed."""
     books = Reporter(report)

@@ -25,8 +25,8 @@ from penstock.queue.storage import storage_error, storage_errors
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.creation import create_from_options
 from penstock.queue.wide.info import describe_wide
-from penstock.queue.wide.layout import Geometry, HeaderFlag
-from penstock.queue.wide.queue_file import QueueFile, file_of
+from penstock.queue.wide.layout import Geometry, HeaderFlag, State
+from penstock.queue.wide.queue_file import QueueFile, file_of, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,8 +203,12 @@ class StreamPlace(NamedTuple):
 
     def remove(self, ownership: Ownership) -> None:
         """Remove the stream's files. The caller owns the stream."""
-        with contextlib.suppress(FileNotFoundError), storage_errors("removing", self.path):
-            Path(file_of(self.path)).unlink()
+        with contextlib.suppress(NotFound, DamagedQueue):
+            file = QueueFile.open(self.path, writable=True)
+            mark(file, State.SEALED)  # for those who have it open
+            file.close()
+        with storage_errors("removing", self.path):
+            Path(file_of(self.path)).unlink(missing_ok=True)
         ownership.release(remove=True)
 
     def state(self) -> StreamState:

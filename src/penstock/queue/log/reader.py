@@ -86,7 +86,8 @@ class LogReader(WideReader):
         """Read this segment from now on."""
         own = bytes(file.header["stream"][0])
         stream = StreamId(own) if any(own) else None
-        self._attach(file.mapping, -1, False, self._options.type, stream)  # noqa: FBT003
+        view = memoryview(file.mapping).toreadonly()
+        self._attach(file.mapping, -1, False, self._options.type, stream, view)
         self.wait_group = RingWaitGroup if file.writable else None
         self._slots = slots_of(file.mapping, file.geometry)
         self._next = next_seq

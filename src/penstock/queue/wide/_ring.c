@@ -12,10 +12,10 @@
 
 #include <penstock/ring.h>
 
-/* From this size on the interpreter is left to others while bytes are copied. */
-enum { LARGE = 256 << 10 };
-/* Messages that are copied before a reader looks whether it was overtaken. */
-enum { RUN = 64 };
+enum {
+    LARGE = 256 << 10, /* from this size on the interpreter is left to others while bytes are copied */
+    RUN = 64           /* messages that are copied before a reader looks whether it was overtaken */
+};
 /* A writer that was killed wakes nobody: look again this often. */
 #define SLICE PENSTOCK_SECOND
 
@@ -126,6 +126,7 @@ typedef struct {
     int64_t lock_timeout;
     bool sync_each, locked, reserved;
     penstock_slot pending; /* of the reservation */
+    int64_t looked;        /* when Python looked last whether this is still the queue of that name */
     uint64_t messages, bytes, refused;
 } Writer;
 
@@ -226,6 +227,10 @@ static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t d
     self->refused += offered - done;
     self->mapped.busy = false;
     failed = failed || (self->sync_each && hook(self, "_sync", 0, 0) != 0);
+    if (!failed && self->w.created_ns - self->looked > SLICE) {
+        self->looked = self->w.created_ns;
+        failed = hook(self, "_look", 0, 0) != 0;
+    }
     return failed ? NULL : PyLong_FromUnsignedLongLong(last);
 }
 
@@ -349,8 +354,7 @@ static PyObject *writer_reserve(Writer *self, PyObject *args) {
     PyObject *given[6];
     Entry e = {0};
     long long size;
-    if (!PyArg_ParseTuple(args, "LOOOOOO", &size, &given[0], &given[1], &given[2], &given[3], &given[4],
-                          &given[5]))
+    if (!PyArg_ParseTuple(args, "LOOOOOO", &size, given, given + 1, given + 2, given + 3, given + 4, given + 5))
         return NULL;
     e.slot.length = (uint64_t)size; /* a negative one is too large */
     if (!parse_header(given, &e) || !writer_enter(self))

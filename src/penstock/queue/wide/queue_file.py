@@ -128,14 +128,20 @@ class QueueFile:
         """Whether it is in memory only: in /dev/shm, or a memfd."""
         return self.path.startswith(_IN_MEMORY)
 
-    def is_current(self) -> bool:
-        """Tell whether the path still names this queue."""
+    def is_named(self) -> bool:
+        """Tell whether the path names this queue, and not another or none."""
         try:
             # Once a second for every idle reader: a Path costs five times as much.
             status = os.stat(self.path)  # noqa: PTH116
+        except FileNotFoundError:
+            return False
         except OSError:
-            return True  # none, or not now; there is nothing better to read
+            return True  # who knows
         return (status.st_dev, status.st_ino) == self.identity
+
+    def is_current(self) -> bool:
+        """Tell whether there is nothing better by that name: this queue, or none now."""
+        return self.is_named() or not os.path.lexists(self.path)
 
     def prefault(self) -> None:
         """Fault all pages in, ready to be written, so that no write has to wait for one."""

@@ -108,13 +108,13 @@ class WideReader(_ring.RingReader, Reader):
             memoryview(file.mapping).toreadonly(),
         )
         if cursor is None or cursor.is_new or not self._options.hold:
-            self.seek(start)
+            self._stand_at(start)
         elif cursor.epoch == file.field("epoch"):
             self._next = max(cursor.seq, file.field("first_seq"))
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1
-            self.seek(Position.START)
+            self._stand_at(Position.START)
         if self._options.hold:
             self._tell_writers()
 
@@ -145,25 +145,26 @@ class WideReader(_ring.RingReader, Reader):
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
-        place = Position.of(position)
+        before = self._next
+        self._stand_at(Position.of(position))
+        self.acknowledge()
+        if self._options.hold and self._next < before:
+            self._tell_writers()
+
+    def _stand_at(self, place: Position) -> None:
         match place.anchor:
             case "start":
-                target = self._oldest
+                self._next = self._oldest
             case "end":
-                target = self._head
+                self._next = self._head
             case "last":
-                target = max(self._oldest, self._head - 1)
+                self._next = max(self._oldest, self._head - 1)
             case "time":
-                target = self._first_at(place.value)
+                self._next = self._first_at(place.value)
             case _:
-                target = place.value
-        moves_back = target < self._next
-        self._next = target
-        self.acknowledge()
-        if self._cursor is not None and self._options.hold:
-            self._cursor.move(target, self._file.field("epoch"))
-            if moves_back:
-                self._tell_writers()
+                self._next = place.value
+        if self._cursor is not None:
+            self._cursor.move(self._next, self._file.field("epoch"))
 
     def _first_at(self, created_ns: int) -> int:
         """Find the first message that was appended at this time or later: halve, and halve."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 import weakref
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WideWriter", "open_wide_writer"]
 
+log = logging.getLogger(__name__)
+
 #: While another writer is there, look again this often (seconds).
 _LOOK_FOR_WRITER: Final = 0.01
 
@@ -55,6 +58,7 @@ class WideWriter(_ring.RingWriter, Writer):
         self._options = options
         self._file = file
         self._waited = 0.0
+        self._seen = 0  # messages, when the path was looked at last
         self._is_closed = False
         self._holding: Holding | None = None
         self._syncing: Syncing | None = None
@@ -138,7 +142,13 @@ class WideWriter(_ring.RingWriter, Writer):
         return Reservation(memoryview(self._file.mapping)[start : start + size], self._commit)
 
     def flush(self) -> None:
-        """Bring everything written so far to the disk, where the queue is on one.
+        """With a `sync` policy, as `sync`. Otherwise readers see everything already: nothing."""
+        self._check_open()
+        if self._syncing is not None:
+            self.sync()
+
+    def sync(self) -> None:
+        """Return when everything written so far is on the disk, where the queue is on one.
 
         :raises StorageError: the device refuses.
         """
@@ -208,6 +218,29 @@ class WideWriter(_ring.RingWriter, Writer):
         else:
             Syncing.sync_file(self._file)
 
+    def _look(self, *_: int) -> None:
+        """Go over to another queue, once a second at most, when the path names another or none."""
+        if not self._file.is_named():
+            since = self._messages - self._seen
+            log.warning("%s was removed, with the last %s messages in it", self.url, f"{since:,}")
+            self._go_over()
+        self._seen = self._messages
+
+    def _go_over(self) -> None:
+        options = self._options.model_copy(update={"create": Creation.MISSING})
+        new = _open_or_make(self._path, options)
+        if new.compression is not self._file.compression:
+            new.close()
+            raise Unsupported(
+                f"{self.url} was created anew with other compression", hint="open it again"
+            )
+        self._let_go()
+        self._holding = self._syncing = None
+        self._file = new
+        self._locks = LockFile(new.descriptor)
+        self._space = Space(self, new)
+        self._open()
+
     # --- closing --------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -221,6 +254,9 @@ class WideWriter(_ring.RingWriter, Writer):
         if self._is_closed or not self._detach(False):
             return
         self._is_closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         try:
             if self._syncing is not None:
                 self._syncing.close()

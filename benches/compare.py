@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="default: a new file in benches/results")
     parser.add_argument("--write-docs", action="store_true", help="write docs/performance.md")
     arguments = parser.parse_args()
+    if arguments.write_docs and (arguments.quick or arguments.only):
+        parser.error("--write-docs is for a whole measurement: without --quick and --only")
     plan = QUICK if arguments.quick else FULL
     rounds: int = arguments.rounds or plan.rounds
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would outlive a fork badly
@@ -117,7 +119,11 @@ def main() -> None:
             "rounds": {0: "less than a round", 1: "1 round"}.get(done, f"{done} rounds"),
             "versions": ", ".join(stage.lineup.versions()),
         }
+        if (spread := results.spread()) is not None:
+            where["spread between rounds"] = f"{spread:.0%}"
     judged = targets(results)
+    if arguments.only:  # what was not asked for is not missing
+        judged = [target for target in judged if target.ratio is not None]
     show(results, judged, where)
     save(arguments.json, results, judged, where)
     if arguments.write_docs:

@@ -38,6 +38,7 @@ _WAYS = {
 
 _COLOURS = {
     "wide ring": "#0b5fa5",
+    "durable log": "#3f8fd2",
     "classic": "#2f8f5b",
     "iceoryx2": "#d95f02",
     "pyzmq": "#7b3294",
@@ -62,7 +63,7 @@ def draw(results: Results, where: Mapping[str, str], path: Path) -> None:
     _bars(latency, results.of(LATENCY), "One-way latency, 64 B (less is better)", "µs: p50 to p99")
     _bars(replay, results.of(REPLAY), "Replay from a point in time, 1 KiB", "messages/s")
     figure.suptitle(
-        "Passing messages between Python processes on one machine, nothing lost\n"
+        "Passing messages between Python processes on one machine, without a loss\n"
         f"{where['processor']}, {where['cores']} cores, median of {where['rounds']}, "
         f"{where['date']}",
         fontsize=13,

@@ -9,7 +9,7 @@ from peers.iceoryx import IceoryxWay
 from peers.nats import NatsWay
 from peers.queues import Form, QueueWay
 from peers.redis import RedisWay
-from peers.replay import JetStreamStore, QueueStore, RedisStore, Store
+from peers.replay import JetStreamStore, LogStore, QueueStore, RedisStore, Store
 from peers.zenoh import ZenohWay
 from peers.zeromq import ZeromqWay
 
@@ -20,6 +20,7 @@ __all__ = [
     "ICEORYX_IN_PLACE",
     "JETSTREAM_PULL",
     "JETSTREAM_PUSH",
+    "LOG",
     "REDIS_XREAD",
     "RING",
     "Lineup",
@@ -28,6 +29,7 @@ __all__ = [
 
 #: Names of the forms in which a wide ring is used.
 RING = {form: f"wide ring: {form.value}" for form in Form}
+LOG = {form: f"durable log: {form.value}" for form in Form}
 CLASSIC = {form: f"classic queue: {form.value}" for form in Form}
 
 ICEORYX = "iceoryx2"
@@ -89,6 +91,7 @@ def lineup(redis_port: int, nats_port: int) -> Lineup:
         latency=(*waiting, IceoryxWay(ICEORYX), IceoryxWay(ICEORYX_EVENT, event=True), *peers),
         replay=(
             *(QueueStore(way.name, way) for way in in_file),
+            *(LogStore(LOG[way.form], way) for way in in_file),
             RedisStore(REDIS_XREAD, redis),
             JetStreamStore(JETSTREAM_PUSH, nats),
             JetStreamStore(JETSTREAM_PULL, nats, push=False),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peers.redis import RedisWay
     from peers.tally import Taker
 
-__all__ = ["JetStreamStore", "QueueStore", "RedisStore", "Store", "keep", "replay"]
+__all__ = ["JetStreamStore", "LogStore", "QueueStore", "RedisStore", "Store", "keep", "replay"]
 
 #: Rounds of the prepared messages before the point in time, and from it on.
 _BEFORE, _AFTER = 20, 180
@@ -123,6 +123,16 @@ class QueueStore(Store):
             options = {"layout": self.way.layout, "slots": 65_536, "size": 128 << 20}
             return _KeptInQueue(penstock.open_writer(f"fmq:{address}", **options), None)
         return _KeptInQueue(None, penstock.open_reader(f"fmq:{address}"), self.way.form)
+
+
+@dataclass(frozen=True)
+class LogStore(QueueStore):
+    """A durable log as it comes: with checksums, which each read compares."""
+
+    def open(self, address: str, *, new: bool) -> Kept:
+        if new:
+            return _KeptInQueue(penstock.open_writer(f"log:{address}"), None)
+        return _KeptInQueue(None, penstock.open_reader(f"log:{address}"), self.way.form)
 
 
 class _KeptInQueue(Kept):

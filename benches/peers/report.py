@@ -148,10 +148,11 @@ def _show_targets(console: Console, targets: Sequence[Target]) -> None:
 
 def markdown(results: Results, targets: Sequence[Target], where: Mapping[str, str]) -> str:
     """Write the section "Against peers"."""
-    place = f"{where['processor']}, {where['cores']} cores, {where['kernel']}"
+    kernel = where["kernel"].partition("-")[0]
+    place = f"{where['processor']}, {where['cores']} cores, {kernel}"
     setting = (
         f"`make bench`, {where['date']}. {place}, files on {where['file system']}, "
-        f"Python {where['python']}. Median of {where['rounds']}; nothing was lost. "
+        f"Python {where['python']}. Median of {where['rounds']}, of those that lost nothing. "
         f"{where['versions']}."
     )
     parts = ["## Against peers", setting]

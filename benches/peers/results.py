@@ -100,6 +100,11 @@ class Results:
             ways[figure.name, figure.storage][figure.case] = figure
         return dict(ways)
 
+    def spread(self) -> float | None:
+        """Return by how much the rounds of a figure differ, in the middle of all figures."""
+        spreads = [figure.spread for figure in self if len(figure.values) > 1]
+        return median(spreads) if spreads else None
+
     def remarks(self) -> list[str]:
         """Say what is missing and what went wrong, each once."""
         said: dict[str, list[str]] = defaultdict(list)

@@ -12,6 +12,7 @@ from peers.lineup import (
     ICEORYX_IN_PLACE,
     JETSTREAM_PULL,
     JETSTREAM_PUSH,
+    LOG,
     REDIS_XREAD,
     RING,
 )
@@ -28,8 +29,9 @@ __all__ = ["Target", "targets"]
 
 SMALL = (SIZES[64], SIZES[1024])
 
-#: The two forms of the batch API, and all forms.
+#: The two forms of the batch API, of a ring and of a log, and all forms of a ring.
 _BATCH = (RING[Form.LISTS], RING[Form.ARROW])
+_LOG = (LOG[Form.LISTS], LOG[Form.ARROW])
 _ALL = (RING[Form.SINGLE], *_BATCH, RING[Form.IN_PLACE])
 
 
@@ -69,8 +71,9 @@ class Target:
         if self.found is None or self.ratio is None:
             return ""
         ours, theirs = self.found
-        form = "" if self.what.startswith(ours.name) else f" ({ours.name.partition(': ')[2]})"
-        return f"{measured(ours)}{form} / {measured(theirs)}"
+        _, _, form = ours.name.partition(": ")
+        named = not form or ours.name in self.what
+        return f"{measured(ours)}{'' if named else f' ({form})'} / {measured(theirs)}"
 
 
 def targets(results: Results) -> list[Target]:
@@ -88,8 +91,8 @@ def targets(results: Results) -> list[Target]:
         judge.delay(Form.SLEEPING, ICEORYX_EVENT, 0.6),
         *(judge.file(form, 0.9) for form in (Form.SINGLE, Form.LISTS, Form.ARROW)),
         *(judge.arrow(size, 0.7) for size in (1 << 10, 64 << 10)),
-        judge.replay((REDIS_XREAD,), 5),
-        judge.replay((JETSTREAM_PUSH, JETSTREAM_PULL), 20),
+        *(judge.replay(ours, (REDIS_XREAD,), 5) for ours in (_BATCH, _LOG)),
+        *(judge.replay(ours, (JETSTREAM_PUSH, JETSTREAM_PULL), 20) for ours in (_BATCH, _LOG)),
     ]
 
 
@@ -126,11 +129,11 @@ class _Judge:
         )
         return Target(f"wide ring {case}", "memcpy", wanted, found)
 
-    def replay(self, theirs: Sequence[str], wanted: float) -> Target:
-        ours = self._best(REPLAY, _BATCH, FILE)
-        best = self._best(REPLAY, theirs, None)
+    def replay(self, ours: Sequence[str], theirs: Sequence[str], wanted: float) -> Target:
+        found = self._pair(self._best(REPLAY, ours, FILE), self._best(REPLAY, theirs, None))
         name = theirs[0] if len(theirs) == 1 else "JetStream"
-        return Target("replay, 1 KiB", name, wanted, self._pair(ours, best))
+        kind = ours[0].partition(":")[0]
+        return Target(f"{kind}, replay of 1 KiB", name, wanted, found)
 
     def _best(self, case: str, names: Sequence[str], storage: str | None) -> Figure | None:
         found = [

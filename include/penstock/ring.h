@@ -85,7 +85,8 @@ typedef enum {
     PENSTOCK_TOO_LARGE, /* it does not fit into the buffer, or into the reader's memory */
     PENSTOCK_FULL,      /* a held reader still needs the messages that would go */
     PENSTOCK_CHANGED,   /* readers came or went: look again for those to wait for */
-    PENSTOCK_NO_SPACE   /* a sparse queue needs disk space there first */
+    PENSTOCK_NO_SPACE,  /* a sparse queue needs disk space there first */
+    PENSTOCK_CLOSED     /* the queue was sealed or replaced: it takes no more */
 } penstock_code;
 
 typedef struct {
@@ -514,9 +515,11 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
         if (!again)
             return ETIMEDOUT;
         if (!(seen & PENSTOCK_LOCK_WAITERS)) {
+            PENSTOCK_FAULT_POINT();
             if (!__atomic_compare_exchange_n(lock, &seen, seen | PENSTOCK_LOCK_WAITERS, false,
                                              __ATOMIC_RELAXED, __ATOMIC_RELAXED))
                 continue;
+            PENSTOCK_FAULT_POINT();
             seen |= PENSTOCK_LOCK_WAITERS;
         }
         int64_t turn = nanoseconds < slice ? nanoseconds : slice;
@@ -526,6 +529,13 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
         if (error == ETIMEDOUT)
             nanoseconds -= turn;
     }
+}
+
+/* Take up writing with the lock in hand, where the writer before left off: OK, CLOSED or DAMAGED. */
+static inline penstock_code penstock_take_over(penstock_writer *w) {
+    if (__atomic_load_n(&w->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE)
+        return PENSTOCK_CLOSED;
+    return penstock_resume(w) ? PENSTOCK_OK : PENSTOCK_DAMAGED;
 }
 
 static inline void penstock_unlock(penstock_writer *w) {
@@ -630,7 +640,7 @@ static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot) 
     return slot->seq;
 }
 
-/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, or EMPTY when another writer
+/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, or EMPTY when another writer
  * kept the lock for 10 s. */
 static inline penstock_code penstock_write(penstock_writer *w, const void *payload, uint64_t length,
                                            int32_t type, int32_t subtype) {
@@ -642,8 +652,9 @@ static inline penstock_code penstock_write(penstock_writer *w, const void *paylo
             return PENSTOCK_EMPTY;
     }
     uint8_t *to;
-    penstock_code code = w->number != 0 && !penstock_resume(w) ? PENSTOCK_DAMAGED
-                                                               : penstock_begin(w, length, &to);
+    penstock_code code = w->number != 0 ? penstock_take_over(w) : PENSTOCK_OK;
+    if (code == PENSTOCK_OK)
+        code = penstock_begin(w, length, &to);
     if (code == PENSTOCK_OK) {
         penstock_slot slot;
         memset(&slot, 0, sizeof slot);

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.errors import AlreadyExists, InvalidOption, StorageError
 from penstock.queue.ownership import AlreadyOwned, Owner, Ownership
-from support.lives import Lives, Report, until
+from support.lives import Life, Lives, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def test_of_processes_that_contend_and_are_killed_one_is_the_owner(
     reports = [Report(tmp_path / f"report{who}") for who in range(4)]
     chance = random.Random(3)
 
-    def start(who: int):
+    def start(who: int) -> Life:
         return lives.start("contend", path=path, mark=mark, report=reports[who].path, who=who)
 
     running = [start(who) for who in range(4)]
@@ -106,8 +106,8 @@ def test_of_processes_that_contend_and_are_killed_one_is_the_owner(
         who = chance.randrange(4)
         assert running[who].kill().killed
         running[who] = start(who)
-    for who in range(4):
-        until(lambda who=who: next(reports[who].records(b"o"), None))
+    for report in reports:
+        report.wait_for(b"o")
     for life in running:
         assert life.ended() is None, "it found another owner beside it"
         life.kill()

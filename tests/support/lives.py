@@ -151,14 +151,15 @@ def serve(
         if "start" in request:
             pid = os.fork()
             if pid == 0:
-                _live(operations[request["start"]], request["arguments"], prepare)
+                _live(operations, request["start"], request["arguments"], prepare)
             say(pid=pid)
         else:
             say(**_wait(request["wait"], request["timeout"]))
 
 
 def _live(
-    operation: Callable[..., None],
+    operations: Mapping[str, Callable[..., None]],
+    operation: str,
     arguments: dict[str, Any],
     prepare: Callable[[dict[str, Any]], None] | None,
 ) -> None:
@@ -166,7 +167,7 @@ def _live(
         os.close(0)
         if prepare is not None:
             prepare(arguments)
-        operation(**arguments)
+        operations[operation](**arguments)
     except BaseException:  # noqa: BLE001 - a fork must not go on as the server
         traceback.print_exc()
         os._exit(1)

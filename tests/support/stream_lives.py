@@ -12,10 +12,10 @@ who, first and last:
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import time
-from pathlib import Path
 
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.stream_id import StreamId
@@ -105,21 +105,18 @@ def come_and_go(stream: str, directory: str, *, kind: str) -> None:
 def contend(path: str, mark: str, report: str, *, who: int) -> None:
     """Become the owner, again and again, and make sure to be the only one, until killed."""
     books = Reporter(report)
-    alone = Path(mark)
+    # Opened first, so that a process that is killed lets go of this before it lets go of the rest.
+    alone = os.open(mark, os.O_RDWR | os.O_CREAT, 0o600)
     while True:
         try:
             ownership = Ownership.claim(path, f"contender {who}", "the thing")
         except AlreadyOwned as refusal:
-            assert refusal.owner.startswith("contender"), refusal
+            if not refusal.owner.startswith("contender"):
+                raise
             continue
-        # One who was killed left its mark: only a living one must not have it.
-        if alone.exists():
-            other = int(alone.read_text())
-            assert other == os.getpid() or not Path(f"/proc/{other}").exists(), other
-        alone.write_text(str(os.getpid()))
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises: there is another one
         time.sleep(0.000_1)
-        assert alone.read_text() == str(os.getpid())
-        alone.unlink()
+        fcntl.flock(alone, fcntl.LOCK_UN)
         books.add(b"o", who, 0, 0)
         ownership.release(remove=who % 2 == 0)
 

@@ -20,7 +20,6 @@ import random
 import time
 
 from penstock import open_reader, open_writer
-from penstock.core.statistics import Loss
 from support import self_describing
 from support.lives import Reporter, serve
 from support.peer import LAST_TYPE
@@ -85,7 +84,7 @@ def produce(
 def consume(url: str, report: str, *, at_once: int = 20, pause: float = 0.0) -> None:
     """Read and check messages, and report them, until one of LAST_TYPE."""
     books = Reporter(report)
-    known: Loss | None = None
+    known = -1
     ended = False
     with open_reader(url) as queue:
         books.add(b"r", 0, 0, 0)
@@ -99,14 +98,12 @@ def consume(url: str, report: str, *, at_once: int = 20, pause: float = 0.0) -> 
                     continue
                 content = self_describing.check(message.payload)
                 records.append((b"m", content.writer, content.number, message.seq))
-            latest = queue.statistics().losses[-1:]
-            if latest and latest[0] != known:
-                [loss] = latest
+            for loss in reversed(queue.statistics().losses):
+                if loss.last <= known:
+                    break
                 # The ledger lengthens its latest range when the next loss follows on it.
-                goes_on = known is not None and known.first == loss.first
-                first = known.last + 1 if known is not None and goes_on else loss.first
-                records.append((b"l", 0, first, loss.last))
-                known = loss
+                records.append((b"l", 0, max(loss.first, known + 1), loss.last))
+            known = max([known, *(last for kind, _, _, last in records if kind == b"l")])
             books.add_all(records)
             if pause:
                 time.sleep(pause)
@@ -156,17 +153,13 @@ def open_and_fork(url: str, report: str, *, role: str, how: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(
-        {
-            operation.__name__: operation
-            for operation in (
-                follow,
-                produce,
-                consume,
-                open_and_wait,
-                reserve_and_wait,
-                open_and_fork,
-            )
-        },
-        ["penstock.queue.endpoint"],
+    operations = (
+        follow,
+        produce,
+        consume,
+        open_and_wait,
+        reserve_and_wait,
+        create_again_and_again,
+        open_and_fork,
     )
+    serve({operation.__name__: operation for operation in operations}, ["penstock.queue.endpoint"])

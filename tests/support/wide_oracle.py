@@ -29,7 +29,7 @@ READER_SIZE: Final = 128
 SLOT_SIZE: Final = 64
 ALIGN: Final = 64
 
-WITH_CRC, MANY_WRITERS, SPARSE = 1, 2, 4
+WITH_CRC, MANY_WRITERS, SPARSE, KEEPS = 1, 2, 4, 8
 HAS_STREAM, HAS_ATTRIBUTES, HAS_CRC = 1, 2, 4
 CODECS: Final = {1: "lz4", 2: "zstd"}
 LENGTH_SIZE: Final = 8
@@ -163,7 +163,7 @@ def parse_header(page: bytes, file_size: int) -> Header:
     need(not any(page[expected:]), f"bytes from {expected} on are not zero", "")
     h = Header(*fields)  # type: ignore[arg-type]
     need(h.version == 1, "version", h.version)
-    need(h.flags < 8, "flags", h.flags)
+    need(h.flags < 16, "flags", h.flags)
     need(2 <= h.slots <= 1 << 40 and h.slots & (h.slots - 1) == 0, "slots", h.slots)
     sized = 0 < h.buffer_size <= 1 << 56 and h.buffer_size % PAGE == 0
     need(sized, "buffer_size", h.buffer_size)

@@ -179,14 +179,18 @@ class StreamPlace(NamedTuple):
 
     def open_or_make(self, options: WideOptions) -> QueueFile:
         """Map the stream's queue. The caller owns the stream."""
-        create_from_options(self.path, options, replace=False)
-        file = QueueFile.open(self.path, writable=True)
-        try:
-            self._check(file, options)
-        except BaseException:
+        while True:
+            create_from_options(self.path, options, replace=False)
+            file = QueueFile.open(self.path, writable=True)
+            try:
+                self._check(file, options)
+                if file.field("state") == State.LIVE:
+                    return file
+                Path(file.path).unlink()  # somebody was killed who was removing it
+            except BaseException:
+                file.close()
+                raise
             file.close()
-            raise
-        return file
 
     def _check(self, file: QueueFile, options: WideOptions) -> None:
         own = bytes(file.header["stream"][0])

@@ -181,7 +181,8 @@ class InputStream(WideReader):
         """
         place = StreamPlace.of(stream, StreamKind.INPUT, directory)
         given = {"timeout": _PATIENCE, "keep": True} | options
-        chosen = _choose(given, _OF_INPUT_WRITER, place, hold=_CONSUMER, create=Creation.NEVER)
+        fixed = {"create": Creation.NEVER, "stream": stream, "writers": "many"}
+        chosen = _choose(given, _OF_INPUT_WRITER, place, hold=_CONSUMER, **fixed)
         # Another producer may have the lock while it waits for the consumer.
         patience = 1e9 if chosen.timeout is None else chosen.timeout + _PATIENCE
         with place.explained():
@@ -224,4 +225,7 @@ def _choose(
             name, options[name], reason, hint=f"known: {', '.join(sorted(allowed))}"
         )
     given: dict[str, Any] = {**options, **fixed}
+    for name, value in given.items():
+        if isinstance(value, bool):
+            given[name] = str(value).lower()  # as in a URL
     return parse_options(URL(place.url, "fmq", None, None, place.path, given), WideOptions)

@@ -120,7 +120,11 @@ def _has_news(reader: Reader) -> bool:
 
 
 def _is_ready(reader: WideReader) -> bool:
-    return reader._is_closed or reader._head > reader._next  # noqa: SLF001 - its other half
+    try:
+        has_more = reader._head > reader._next  # noqa: SLF001 - its other half
+        return has_more or reader._is_closed or reader._goes_on()  # noqa: SLF001
+    except AttributeError:
+        return True  # another thread closes it this moment
 
 
 class RingWaitGroup(WaitGroup):

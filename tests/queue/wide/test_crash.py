@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -141,7 +142,7 @@ def story_of(part: Part) -> list[tuple[int, int]]:
 
 def check_story(part: Part, last: int) -> None:
     ranges = story_of(part)
-    for (_, end), (first, _) in zip(ranges, ranges[1:], strict=False):
+    for (_, end), (first, _) in itertools.pairwise(ranges):
         assert first == end + 1, f"{part.role}: {end} is followed by {first}"
     for _, messages, lost in part.report.records(b"e"):  # it lived to see the end
         assert ranges[-1][1] == last - 1

@@ -95,6 +95,7 @@ def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
     lock = WriterLock(folder, options.lock_timeout)
     try:
         kept = _load(folder)
+        sync = options.sync != "none"
         if replace:
             settings = new_settings(options, _empty(folder, kept))
         elif numbers_of(folder):
@@ -102,12 +103,12 @@ def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
         else:
             settings = new_settings(options)
         if settings != kept:
-            save_settings(folder, settings)
+            save_settings(folder, settings, sync=sync)
         recovery = recover(folder, settings)
         if recovery.newest is not None and recovery.is_open:
             file = open_segment(folder, recovery.newest, to_write=True)
         else:
-            file = begin_segment(folder, settings, recovery.next_seq)
+            file = begin_segment(folder, settings, recovery.next_seq, sync=sync)
         try:
             _make_held_cursors(folder, settings)
         except BaseException:

@@ -9,10 +9,10 @@ from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
 from penstock.core.url import URL
+from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
-from penstock.queue.log.reader import open_log_reader
 from penstock.queue.log.retention import Limits, Trimmed, trim
 from penstock.queue.log.settings import load_settings
 from penstock.queue.log.verification import check_log
@@ -36,7 +36,12 @@ class LogEndpoint(Endpoint):
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         folder, options = _parse(url)
-        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
+        _refuse(
+            url,
+            WRITER_OPTIONS,
+            "is for writers, and would do nothing here",
+            hint="a reader whose place is kept has a name: cursor=NAME",
+        )
         return open_log_reader(url.text, folder, start, options)
 
     def open_writer(self, url: URL) -> Writer:

@@ -7,18 +7,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import Closed, DamagedQueue, NotFound, Unsupported
+from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.stream_id import StreamId
-from penstock.queue.cursors import Cursor, CursorFile
 from penstock.queue.log.places import Places
-from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
-from penstock.queue.waiting import RingWaitGroup
-from penstock.queue.wide.compression import Compression
-from penstock.queue.wide.layout import State, slots_of
+from penstock.queue.wide.layout import State
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import CompressedReader, WideReader
 
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.queue.log.options import LogOptions
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["LogReader", "open_log_reader"]
+__all__ = ["CompressedLogReader", "LogReader", "open_newest"]
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +37,12 @@ _BEING_MADE: Final = 1.0
 
 
 class LogReader(WideReader):
-    """Reads a log while it is written: one segment at a time, as a queue, and then the next.
-
-    With `cursor=NAME` its place survives it: what a call returned is confirmed by the next call,
-    so a message that was being worked on when the process died comes again.
-    """
+    """Reads a log while it is written: one segment at a time, as a queue, and then the next."""
 
     def __init__(
         self, url: str, folder: Path, start: Position, options: LogOptions, file: QueueFile
     ) -> None:
         self._places = Places(folder)
-        self._cursor_name = options.cursor
-        self._cursors: CursorFile | None = None
-        self._place: Cursor | None = None
-        self._confirmed = (-1, -1)
         self._epoch = file.field("epoch")
         self._skips_to_newest = False
         wide = WideOptions(type=options.type, resume=options.resume, damaged=options.damaged)
@@ -65,35 +52,31 @@ class LogReader(WideReader):
 
     def _meet(self, start: Position) -> None:
         self._use(self._file, self._file.field("tail"))
-        if self._cursor_name is None:
-            self.seek(start)
-            return
-        self._cursors = CursorFile(str(self._places.folder / CURSORS))
-        place = self._cursors.claim(self._cursor_name, epoch=self._epoch)
-        # It is moved only when this reader stands where it shall: an error must not move it.
-        if place.is_new:
-            self.seek(start)
-        elif place.epoch == self._epoch:
-            self._go_to(place.seq)
-        else:
-            log.warning("%s was created anew since %s read it", self.url, place.name)
-            self._restarts += 1
-            self.seek(Position.START)
-        self._place = place
-        self._confirm()
+        self.seek(start)
 
     def _use(self, file: QueueFile, next_seq: int) -> None:
         """Read this segment from now on."""
-        own = bytes(file.header["stream"][0])
-        stream = StreamId(own) if any(own) else None
-        view = memoryview(file.mapping).toreadonly()
-        self._attach(file.mapping, -1, False, self._options.type, stream, view)
-        self.wait_group = RingWaitGroup if file.writable else None
-        self._slots = slots_of(file.mapping, file.geometry)
+        if file.field("epoch") != self._epoch:
+            self._take_up_anew(file)
+        self._read_from(file)
         self._next = next_seq
         old, self._file, self._path = self._file, file, file.path
         if old is not file:
             old.close()
+
+    def _take_up_anew(self, file: QueueFile) -> None:
+        """Note that this is another log, in the place of the one up to now.
+
+        :raises Unsupported: this kind of reader cannot read it.
+        """
+        if file.compression is not self._file.compression:
+            file.close()
+            raise Unsupported(
+                f"{self.url} was created anew with other compression", hint="open it again"
+            )
+        log.warning("%s was created anew", self.url)
+        self._restarts += 1
+        self._epoch = file.field("epoch")
 
     def _go_to(self, seq: int) -> None:
         """Stand at this message, in the segment that has it or will have it."""
@@ -112,6 +95,8 @@ class LogReader(WideReader):
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
+        if self._file.field("state") == State.REPLACED:
+            self._meet_anew()
         place = Position.of(position)
         match place.anchor:
             case "start":
@@ -136,15 +121,12 @@ class LogReader(WideReader):
 
     def _end(self) -> int:
         """Return the number of the next message that will be written."""
-        is_live = self._file.field("state") == State.LIVE
-        return self._head if is_live else self._places.end()
+        if self._file.field("state") != State.LIVE:
+            with suppress(NotFound):
+                return self._places.end()
+        return self._head
 
     # --- reading; from one segment to the next -------------------------------------------------
-
-    def read(self, timeout: float | None = None) -> Message | None:
-        if self._place is not None:
-            self._confirm()
-        return super().read(timeout)
 
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
@@ -152,13 +134,11 @@ class LogReader(WideReader):
             pass
         return messages
 
-    def _peek(self, timeout: float | None) -> Message | None:
-        self._confirm()
-        return super()._peek(timeout)
-
     def _idle(self) -> bool:
-        if not self._go_on() and not self._file.is_current():
-            self._meet_anew()
+        """Look, while nothing comes, whether it comes elsewhere by now."""
+        # A segment that is gone was put aside, or removed with all of the log.
+        while self._go_on(is_gone=not self._file.is_named()) and self._next >= self._head:
+            pass
         return True
 
     def _goes_on(self) -> bool:
@@ -166,10 +146,10 @@ class LogReader(WideReader):
             return False
         return path_of(self._places.folder, self._head).exists()
 
-    def _go_on(self) -> bool:
+    def _go_on(self, *, is_gone: bool = False) -> bool:
         """Go on behind a segment that is read and gets no more; tell if there is more to read."""
         file = self._file
-        if file.field("state") == State.LIVE:
+        if file.field("state") == State.LIVE and not is_gone:
             return False
         if self._next < self._head:
             return True  # they came before it was sealed
@@ -223,17 +203,9 @@ class LogReader(WideReader):
         if file.field("epoch") == self._epoch:
             file.close()
             return False
-        if file.compression is not self._file.compression:
-            file.close()
-            raise Unsupported(
-                f"{self.url} was created anew with other compression", hint="open it again"
-            )
-        log.warning("%s was created anew; reading it from its start", self.url)
-        self._restarts += 1
         end = self._end_of_previous()
         if end > self._next:
             self._lose(self._next, end - 1, DropReason.RECREATED)
-        self._epoch = file.field("epoch")
         self._places.close()
         self._use(file, oldest)
         self._confirm()
@@ -261,7 +233,7 @@ class LogReader(WideReader):
             reason = DropReason.RECREATED if is_replaced else DropReason.RETENTION
         super()._lose(first, last, reason)
 
-    # --- books, cursor and closing ----------------------------------------------------------------
+    # --- books and closing ----------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
         books = super().statistics()
@@ -269,53 +241,25 @@ class LogReader(WideReader):
             return books
         return books._replace(backlog=max(0, self._end() - max(self._next, self._oldest)))
 
-    def acknowledge(self) -> None:
-        """Say that everything read so far is done."""
-        super().acknowledge()
-        self._confirm()
-
     def _confirm(self) -> None:
-        place = self._place
-        if place is not None and self._confirmed != (self._epoch, self._next):
-            place.move(self._next, self._epoch)
-            self._confirmed = self._epoch, self._next
+        """Keep the place for who comes later; a reader without a name has none to keep."""
 
     def _close(self, *, finished: bool) -> None:
-        if finished and not self._is_closed:
-            with suppress(Closed):
-                self._confirm()
         super()._close(finished=finished)
         if self._is_closed:
-            self._place = None
             self._places.close()
-            if self._cursors is not None:
-                self._cursors.close()
-                self._cursors = None
-
-    def leave_to_parent(self) -> None:
-        super().leave_to_parent()
-        if self._cursor_name is not None:
-            self._place = None
-            self._close(finished=False)
 
 
 class CompressedLogReader(LogReader, CompressedReader):
     """Reads a log whose payloads are compressed."""
 
 
-def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:
-    """Open a reader, of the kind that the log needs.
+def open_newest(folder: Path, patience: float) -> QueueFile:
+    """Map the newest segment that can be mapped, to begin with; wait for the log for some time.
 
     :raises NotFound: there is no such log.
     :raises DamagedQueue: it is not readable.
     """
-    file = _open_when_there(folder, options.wait)
-    kind = LogReader if file.compression is Compression.NONE else CompressedLogReader
-    return kind(url, folder, start, options, file)
-
-
-def _open_when_there(folder: Path, patience: float) -> QueueFile:
-    """Map the newest segment that can be mapped."""
     if (folder / SETTINGS).exists():
         patience = max(patience, _BEING_MADE)
     deadline = time.monotonic() + patience

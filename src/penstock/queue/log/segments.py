@@ -176,11 +176,11 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
     return file
 
 
-def begin_segment(folder: Path, settings: Settings, first: int) -> QueueFile:
+def begin_segment(folder: Path, settings: Settings, first: int, *, sync: bool) -> QueueFile:
     """Make the segment that begins with this message, and map it. The caller is the log's writer.
 
-    It has its name only when it is whole, and the name is on the disk when this returns. One that
-    is there and has no message, of a writer that died just then, is used.
+    It has its name only when it is whole. With `sync` both are on the disk when this returns. One
+    that is there and has no message, of a writer that died just then, is used.
 
     :raises StorageError: there is no space, or no permission.
     """
@@ -196,14 +196,16 @@ def begin_segment(folder: Path, settings: Settings, first: int) -> QueueFile:
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             write_new_file(descriptor, _header(settings, geometry, first), geometry, sparse=True)
-            os.fsync(descriptor)
+            if sync:
+                os.fsync(descriptor)
             unfinished.rename(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
-        sync_names(folder)
+        if sync:
+            sync_names(folder)
     return open_segment(folder, first, to_write=True)
 
 

@@ -130,7 +130,7 @@ def load_settings(folder: Path) -> Settings | None:
     return found
 
 
-def save_settings(folder: Path, settings: Settings) -> None:
+def save_settings(folder: Path, settings: Settings, *, sync: bool) -> None:
     """Keep them, whole at any moment. The caller is the log's writer.
 
     :raises StorageError: the operating system refuses.
@@ -145,11 +145,13 @@ def save_settings(folder: Path, settings: Settings) -> None:
             with unfinished.open("wb") as file:
                 file.write(text + b"\n")
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             unfinished.rename(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        sync_names(folder)
+        if sync:
+            sync_names(folder)
 
 
 def sync_names(folder: Path) -> None:

@@ -7,17 +7,27 @@ import logging
 import os
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import DamagedQueue, MessageTooLarge, NotFound, StorageError
+from penstock.core.errors import (
+    DamagedQueue,
+    MessageTooLarge,
+    NotFound,
+    PenstockError,
+    StorageError,
+    Unsupported,
+)
 from penstock.queue.liveness import LockFile
 from penstock.queue.log.creation import open_to_write
 from penstock.queue.log.freeing import seal
 from penstock.queue.log.keeping import Keeper
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
+from penstock.queue.options import Creation
 from penstock.queue.wide import _ring
 from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import slots_of
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.space import Space
 from penstock.queue.wide.writer import CompressingWriter, WideWriter
@@ -43,11 +53,10 @@ class LogWriter(WideWriter):
 
     def __init__(self, url: str, folder: Path, options: LogOptions, opened: Opened) -> None:
         self._folder = folder
+        self._log_options = options
         self._settings = opened.settings
         self._log_lock = opened.lock
-        self._sync_policy = options.sync
         self._keeper: Keeper | None = None
-        self._is_aged = False
         #: What was found when the log was opened, and what was done about it.
         self.recovery: Recovery = opened.recovery
         wide = WideOptions(lock_timeout=options.lock_timeout, sync=options.sync)
@@ -60,8 +69,8 @@ class LogWriter(WideWriter):
             raise self._damage()
         self._created_ns = max(self._created_ns, self._last_created_ns())
         self._space.begin()
-        tidying = _Tidying(self, self._folder, self._settings)
-        self._keeper = Keeper(self._file, self._sync_policy, tidying)
+        tidy = partial(_trim, self._folder, self._settings)
+        self._keeper = Keeper(self._file, self._options.sync, tidy)
         weakref.finalize(self, self._keeper.stop).atexit = False
         self._retain()
 
@@ -77,8 +86,7 @@ class LogWriter(WideWriter):
     # --- a new segment ---------------------------------------------------------------------------
 
     def _make_room(self, code: int, size: int) -> None:
-        is_full = code == _ring.FULL
-        if is_full or (code == _ring.NO_SPACE and self._is_aged):
+        if code == _ring.FULL:
             self._roll()
         else:
             super()._make_room(code, size)
@@ -91,15 +99,16 @@ class LogWriter(WideWriter):
         :raises StorageError: there is no space; the old one is as it was.
         """
         old, old_locks, created_ns = self._file, self._locks, self._created_ns
-        new = begin_segment(self._folder, self._settings, self._head)
+        sync = self._options.sync
+        new = begin_segment(self._folder, self._settings, self._head, sync=sync != "none")
         locks = LockFile(new.descriptor)
         space = Space(self, new)
         error = None
         try:
-            error = self._attach(new.mapping, locks.fd, 0, self._sync_policy == "batch")
+            error = self._attach(new.mapping, locks.fd, 0, sync == "batch")
         finally:
             if error != 0:  # refused; or a signal came, and this may or may not be done
-                self._attach(old.mapping, old_locks.fd, 0, self._sync_policy == "batch")
+                self._attach(old.mapping, old_locks.fd, 0, sync == "batch")
                 self._resume()
                 self._created_ns = created_ns
                 path_of(self._folder, self._head).unlink(missing_ok=True)
@@ -111,7 +120,6 @@ class LogWriter(WideWriter):
         try:
             self._resume()
             self._created_ns = created_ns  # it never goes back, whatever the clock does
-            self._is_aged = False
             self._space.begin()
             assert self._keeper is not None
             self._keeper.roll(new)
@@ -123,11 +131,48 @@ class LogWriter(WideWriter):
 
     def _retain(self) -> None:
         """Remove what may go. That it cannot be removed is no reason not to write."""
-        settings = self._settings
         try:
-            trim(self._folder, Limits(settings.retain, settings.retain_age), settings)
-        except (OSError, DamagedQueue):
+            _trim(self._folder, self._settings)
+        except PenstockError:
             log.warning("%s: old segments cannot be removed", self.url, exc_info=True)
+
+    def _look(self, *_: int) -> None:
+        """Look around, once a second at most."""
+        super()._look()
+        age = self._settings.retain_age
+        if age is None or self._file.field("head") == self._file.field("first_seq"):
+            return
+        slots = slots_of(self._file.mapping, self._file.geometry)
+        oldest = int(slots[self._file.field("first_seq") % len(slots)]["created_ns"])
+        if oldest < time.time_ns() - int(age * 1e9):
+            # It fills slowly, and would keep old messages for long.
+            try:
+                self._roll()
+            except PenstockError:
+                log.warning("%s: no new segment can be made", self.url, exc_info=True)
+
+    def _go_over(self) -> None:
+        """Make the log again, which was removed, and go on in it."""
+        self._let_go()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._give_up)
+            options = self._log_options.model_copy(update={"create": Creation.MISSING})
+            opened = open_to_write(self._folder, options)
+            kind, self._settings = self._settings.compress, opened.settings
+            self._log_lock, self.recovery = opened.lock, opened.recovery
+            self._file, self._locks = opened.file, LockFile(opened.file.descriptor)
+            self._space = Space(self, opened.file)
+            if opened.settings.compress is not kind:
+                self._let_go()
+                raise Unsupported(
+                    f"{self.url} was created anew with other compression", hint="open it again"
+                )
+            self._open()
+            undo.pop_all()
+
+    def _give_up(self) -> None:
+        self._detach(False)
+        self._is_closed = True
 
     # --- as a queue, but for the names ------------------------------------------------------------
 
@@ -142,43 +187,28 @@ class LogWriter(WideWriter):
         if self._keeper is not None:
             self._keeper.sync()
 
-    def close(self) -> None:
-        super().close()
-        if self._is_closed:  # else another thread is writing
-            keeper, self._keeper = self._keeper, None
-            try:
-                if keeper is not None:
-                    keeper.close()
-            finally:
-                self._log_lock.close()
+    def flush(self) -> None:
+        """Bring everything written so far to the disk, unless the policy is `sync=none`."""
+        self._check_open()
+        if self._options.sync != "none":
+            self.sync()
+
+    def _let_go(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        try:
+            super()._let_go()
+            if keeper is not None:
+                keeper.close()
+        finally:
+            self._log_lock.close()
 
 
 class CompressingLogWriter(LogWriter, CompressingWriter):
     """Appends to a log whose payloads are compressed."""
 
 
-class _Tidying:
-    """What the background does once a minute. It does not keep the writer from going away."""
-
-    def __init__(self, writer: LogWriter, folder: Path, settings: Settings) -> None:
-        self._writer = weakref.ref(writer)
-        self._folder = folder
-        self._settings = settings
-
-    def __call__(self) -> None:
-        settings = self._settings
-        trim(self._folder, Limits(settings.retain, settings.retain_age), settings)
-        writer = self._writer()
-        if settings.retain_age is None or writer is None:
-            return
-        try:
-            oldest = look(self._folder, numbers_of(self._folder)[-1]).oldest_ns
-        except (NotFound, IndexError):
-            return
-        if oldest is not None and oldest < time.time_ns() - int(settings.retain_age * 1e9):
-            # A segment that fills slowly would keep old messages: the next write begins another.
-            writer._is_aged = True  # noqa: SLF001 - a part of the writer
-            writer._ready_seq = 0  # noqa: SLF001
+def _trim(folder: Path, settings: Settings) -> None:
+    trim(folder, Limits(settings.retain, settings.retain_age), settings)
 
 
 def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:

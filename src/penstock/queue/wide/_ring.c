@@ -73,9 +73,9 @@ static bool parse_arguments(const char *const *names, Py_ssize_t count, PyObject
 
 /* A number that is given, and fits. */
 static bool int_argument(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out) {
+    int overflow;
     if (value == NULL || value == Py_None)
         return true;
-    int overflow;
     long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (number == -1 && PyErr_Occurred())
         return false;
@@ -98,10 +98,8 @@ static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
     if (PyObject_GetBuffer(mapping, &self->memory, PyBUF_SIMPLE) != 0)
         return false;
     const char *fault = penstock_header_fault(self->memory.buf, (uint64_t)self->memory.len);
-    if (fault != NULL) {
-        PyBuffer_Release(&self->memory);
-        return PyErr_Format(PyExc_ValueError, "the queue's %s is not right", fault), false;
-    }
+    if (fault != NULL)
+        return PyBuffer_Release(&self->memory), PyErr_Format(PyExc_ValueError, "the %s is not right", fault), false;
     *ring = penstock_over(self->memory.buf, !self->memory.readonly);
     self->closing = false;
     return true;
@@ -159,7 +157,8 @@ static int take_lock(Writer *self) {
         Py_END_ALLOW_THREADS
     }
     self->locked = true;
-    return penstock_resume(&self->w) ? 0 : hook(self, "_make_room", PENSTOCK_DAMAGED, 0);
+    penstock_code code = penstock_take_over(&self->w);
+    return code == PENSTOCK_OK ? 0 : hook(self, "_make_room", code, 0);
 }
 
 static void give_lock(Writer *self) {
@@ -992,6 +991,7 @@ PyMODINIT_FUNC PyInit__ring(void) {
         PyModule_AddIntConstant(m, "FULL", PENSTOCK_FULL) != 0 ||
         PyModule_AddIntConstant(m, "CHANGED", PENSTOCK_CHANGED) != 0 ||
         PyModule_AddIntConstant(m, "NO_SPACE", PENSTOCK_NO_SPACE) != 0 ||
+        PyModule_AddIntConstant(m, "CLOSED", PENSTOCK_CLOSED) != 0 ||
         PyModule_AddObjectRef(m, "RingWriter", (PyObject *)&writer_type) != 0 ||
         PyModule_AddObjectRef(m, "RingReader", (PyObject *)&reader_type) != 0)
         Py_CLEAR(m);

@@ -21,6 +21,7 @@ TOO_LARGE: int
 FULL: int
 CHANGED: int
 NO_SPACE: int
+CLOSED: int
 
 class RingWriter:
     _messages: int

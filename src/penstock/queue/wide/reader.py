@@ -93,20 +93,9 @@ class WideReader(_ring.RingReader, Reader):
     def _meet(self, start: Position) -> None:
         """Begin with a queue: take a row in its reader table, and stand where it says."""
         file = self._file
-        # Where nothing may be written, no mark can be left for the writer to wake us: it is polled.
-        self.wait_group = RingWaitGroup if file.writable else None
-        self._slots: Rows = slots_of(file.mapping, file.geometry)
         self._claim_row()
+        self._read_from(file)
         cursor = self._cursor
-        own = bytes(file.header["stream"][0])
-        self._attach(
-            file.mapping,
-            -1 if cursor is None else cursor.index,
-            bool(self._options.hold),
-            self._options.type,
-            StreamId(own) if any(own) else None,
-            memoryview(file.mapping).toreadonly(),
-        )
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
         elif cursor.epoch == file.field("epoch"):
@@ -117,6 +106,25 @@ class WideReader(_ring.RingReader, Reader):
             self._stand_at(Position.START)
         if self._options.hold:
             self._tell_writers()
+
+    def _read_from(self, file: QueueFile) -> None:
+        """Lay the reader over a queue."""
+        # Where nothing may be written, no mark can be left for the writer to wake us: it is polled.
+        self.wait_group = RingWaitGroup if file.writable else None
+        self._slots: Rows = slots_of(file.mapping, file.geometry)
+        own = bytes(file.header["stream"][0])
+        self._attach(
+            file.mapping,
+            -1 if self._cursor is None else self._cursor.index,
+            bool(self._options.hold),
+            self._options.type,
+            StreamId(own) if any(own) else None,
+            memoryview(file.mapping).toreadonly(),
+        )
+
+    def _goes_on(self) -> bool:
+        """Tell whether a read would go on elsewhere; for those who wait for many readers."""
+        return False
 
     def _claim_row(self) -> None:
         file, hold = self._file, self._options.hold
@@ -231,7 +239,7 @@ class WideReader(_ring.RingReader, Reader):
             return 0
         if self._oldest > self._next:
             self._next = self._lapped(self._next, self._oldest)
-        return min(n, self._head - self._next, self._file.geometry.slots)
+        return max(0, min(n, self._head - self._next, self._file.geometry.slots))
 
     def _meet_bad(self, seq: int) -> int:
         """Deal with a message that is not right; return how many come before it.

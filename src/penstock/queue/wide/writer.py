@@ -181,6 +181,11 @@ class WideWriter(_ring.RingWriter, Writer):
                 self._waited += time.monotonic() - began
             case _ring.NO_SPACE:
                 self._space.make_room(size)
+            case _ring.CLOSED:
+                raise Closed(
+                    f"{self.url} was sealed or created anew; it takes no more messages",
+                    hint="open it again",
+                )
             case _:
                 raise self._damage()
 

@@ -1,0 +1,114 @@
+"""How does a reader of a log find its place again, however it ended?"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import Closed
+from penstock.core.position import Position
+from penstock.queue.cursors import Cursor, CursorFile
+from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
+from penstock.queue.log.retention import CURSORS
+from penstock.queue.wide.compression import Compression
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.core.message import Message
+    from penstock.queue.log.options import LogOptions
+    from penstock.queue.wide.queue_file import QueueFile
+
+__all__ = ["Consumer", "open_log_reader"]
+
+log = logging.getLogger(__name__)
+
+
+class Consumer(LogReader):
+    """A reader whose place has a name: `cursor=NAME`.
+
+    What a call returned is confirmed by the next call, by `acknowledge` and by closing. So a
+    message that was being worked on when the process died comes again.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, start: Position, options: LogOptions, file: QueueFile
+    ) -> None:
+        assert options.cursor is not None
+        self._name = options.cursor
+        self._confirmed = (-1, -1)
+        self._cursors: CursorFile | None = None
+        self._place: Cursor | None = None
+        super().__init__(url, folder, start, options, file)
+
+    def _meet(self, start: Position) -> None:
+        self._use(self._file, self._file.field("tail"))
+        self._cursors = CursorFile(str(self._places.folder / CURSORS))
+        place = self._cursors.claim(self._name, epoch=self._epoch)
+        # It is moved only when this reader stands where it shall: an error must not move it.
+        if place.is_new:
+            self.seek(start)
+        elif place.epoch == self._epoch:
+            self._go_to(place.seq)
+        else:
+            log.warning("%s was created anew since %s read it", self.url, self._name)
+            self._restarts += 1
+            self.seek(Position.START)
+        self._place = place
+        self._confirm()
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        self._confirm()
+        return super().read(timeout)
+
+    def _peek(self, timeout: float | None) -> Message | None:
+        self._confirm()
+        return super()._peek(timeout)
+
+    def acknowledge(self) -> None:
+        """Say that everything read so far is done."""
+        super().acknowledge()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        place = self._place
+        if place is not None and self._confirmed != (self._epoch, self._next):
+            place.move(self._next, self._epoch)
+            self._confirmed = self._epoch, self._next
+
+    def _close(self, *, finished: bool) -> None:
+        if finished and not self._is_closed:
+            with suppress(Closed):
+                self._confirm()
+        super()._close(finished=finished)
+        if self._is_closed:
+            self._place = None
+            if self._cursors is not None:
+                self._cursors.close()
+                self._cursors = None
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._place = None  # it is the parent's
+        self._close(finished=False)
+
+
+class CompressedConsumer(Consumer, CompressedLogReader):
+    """A consumer of a log whose payloads are compressed."""
+
+
+def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:
+    """Open a reader, of the kind that the log needs.
+
+    :raises NotFound: there is no such log.
+    :raises DamagedQueue: it is not readable.
+    :raises CursorInUse: somebody else reads from that named place.
+    """
+    file = open_newest(folder, options.wait)
+    is_plain = file.compression is Compression.NONE
+    if options.cursor is None:
+        kind = LogReader if is_plain else CompressedLogReader
+    else:
+        kind = Consumer if is_plain else CompressedConsumer
+    return kind(url, folder, start, options, file)

@@ -1,0 +1,396 @@
+"""Messages go to the newest segment, and to a new one when that is full; nothing is miscounted."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock import StreamId, create, describe, open_writer
+from penstock.core.batch import batch_from_messages
+from penstock.core.errors import (
+    AlreadyExists,
+    Closed,
+    InvalidOption,
+    InvalidURL,
+    LockTimeout,
+    MessageTooLarge,
+    NotFound,
+    StorageError,
+    Unsupported,
+)
+from penstock.core.message import Message
+from penstock.queue.log.settings import load_settings
+from support.log_files import (
+    SMALL,
+    disk,
+    log_reader,
+    log_writer,
+    segment_files,
+    stored,
+    url_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+SIZES = "segment=8k&segment_slots=8"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "log"
+
+
+def test_the_first_writer_makes_the_log_and_the_next_goes_on(path: Path) -> None:
+    with log_writer(path) as writer:
+        assert [writer.write(b"%d" % i) for i in range(20)] == list(range(20))
+    with log_writer(path, "") as writer:
+        assert writer.write(b"20") == 20
+        assert writer.recovery.cut == 0
+        assert not writer.recovery.set_aside
+    assert stored(path) == [b"%d" % i for i in range(21)]
+    assert [int(file.stem) for file in segment_files(path)] == [0, 8, 16]
+
+
+def test_all_of_a_message_is_kept(path: Path) -> None:
+    own, other = StreamId.generate(0, 1, "app", "own"), StreamId.generate(0, 1, "app", "other")
+    with log_writer(path, f"{SMALL}&stream={own}") as writer:
+        for _ in range(10):
+            writer.write(b"x", 5, -6, 7, 8, other, b"header")
+            writer.write(b"y")
+    with log_reader(path) as reader:
+        messages = list(reader.available())
+    assert messages[18] == Message(18, 7, 8, 5, -6, other, b"header", b"x")._replace(
+        created_ns=messages[18].created_ns
+    )
+    assert {message.stream for message in messages[1::2]} == {own}
+
+
+def test_many_messages_at_once_go_over_several_segments(path: Path) -> None:
+    payloads = [b"%d" % i * (i % 7) for i in range(50)]
+    with log_writer(path) as writer:
+        assert writer.write_many(payloads[:3]) == 2
+        assert writer.write_many(payloads[3:], type=4) == 49
+        assert writer.write_many([]) is None
+        books = writer.statistics()
+    assert (books.messages, books.refused, books.last_seq) == (50, 0, 49)
+    assert books.bytes == sum(map(len, payloads))
+    assert stored(path) == payloads
+    assert len(segment_files(path)) == 7
+
+
+def test_a_batch_goes_over_several_segments(path: Path) -> None:
+    messages = [
+        Message(0, i, 0, i, -i, None, b"a" * i if i % 2 else None, b"%d" % i) for i in range(30)
+    ]
+    with log_writer(path) as writer:
+        assert writer.write_batch(batch_from_messages(messages)) == 29
+        assert writer.write_batch(batch_from_messages([])) is None
+    with log_reader(path) as reader:
+        found = list(reader.available())
+    assert [m._replace(seq=0, created_ns=0) for m in found] == messages
+
+
+def test_a_reservation_may_be_in_a_new_segment(path: Path) -> None:
+    with log_writer(path) as writer:
+        for i in range(20):
+            with writer.reserve(3000, type=i) as place:
+                place.buffer[:] = bytes([i]) * 3000
+        writer.reserve(3000).abort()
+        assert writer.statistics().messages == 20
+    assert stored(path) == [bytes([i]) * 3000 for i in range(20)]
+
+
+def test_a_segment_is_full_by_bytes_or_by_messages(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write_many([bytes(8192), bytes(8192), *[b""] * 9, bytes(8192), bytes(1)])
+    # Those of no bytes go to where they can be numbered.
+    assert [int(file.stem) for file in segment_files(path)] == [0, 1, 9, 12]
+    assert [len(payload) for payload in stored(path)] == [8192, 8192, *[0] * 9, 8192, 1]
+
+
+def test_a_message_larger_than_a_segment_is_refused_and_nothing_else_happens(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write(b"before")
+        with pytest.raises(MessageTooLarge) as caught:
+            writer.write(bytes(8193))
+        assert (caught.value.size, caught.value.limit) == (8193, 8192)
+        assert caught.value.hint is not None
+        assert "segment=" in caught.value.hint
+        with pytest.raises(MessageTooLarge):
+            writer.write_many([b"one", bytes(8193), b"not tried"])
+        with pytest.raises(MessageTooLarge):
+            writer.reserve(8193)
+        writer.write(b"after")
+        books = writer.statistics()
+    assert stored(path) == [b"before", b"one", b"after"]
+    assert (books.messages, books.refused) == (3, 4)
+    assert len(segment_files(path)) == 1
+
+
+@pytest.mark.parametrize("compress", ["none", "lz4", "zstd"])
+def test_payloads_are_compressed_if_asked_for(path: Path, compress: str) -> None:
+    payloads = [b"%d" % i * 400 for i in range(60)]
+    with log_writer(path, f"segment=64k&segment_slots=16&compress={compress}") as writer:
+        writer.write_many(payloads[:20])
+        for payload in payloads[20:40]:
+            writer.write(payload)
+    with log_writer(path, "") as writer:
+        writer.write_many(payloads[40:])
+        assert writer.statistics().bytes == sum(map(len, payloads[40:]))
+    assert stored(path) == payloads
+    with log_reader(path) as reader:
+        assert sum(reader.read_batch(7).num_rows for _ in range(12)) == 60
+    assert describe(url_of(path)).details["compression"] == compress
+
+
+def test_a_compressed_log_gives_no_places(path: Path) -> None:
+    with log_writer(path, "compress=lz4") as writer, pytest.raises(Unsupported):
+        writer.reserve(10)
+
+
+def test_what_a_log_was_made_with_is_kept(path: Path) -> None:
+    url = url_of(path, "segment=16k&segment_slots=100&crc=false&retain=1G&retain_age=7d&hold=a,b")
+    create(url)
+    with pytest.raises(AlreadyExists):
+        create(url)
+    with log_writer(path, "segment=1M&crc=true&compress=zstd") as writer:
+        writer.write_many([b"x"] * 300)
+    settings = load_settings(path)
+    assert settings is not None
+    assert (settings.segment, settings.segment_slots, settings.crc) == (16384, 100, False)
+    assert (settings.retain, settings.retain_age, settings.hold) == (1 << 30, 604800, ("a", "b"))
+    assert settings.compress == "none"
+    assert [int(file.stem) for file in segment_files(path)] == [0, 128, 256]
+    log_writer(path, "retain=none&hold=").close()
+    settings = load_settings(path)
+    assert settings is not None
+    assert (settings.retain, settings.retain_age, settings.hold) == (None, 604800, ())
+
+
+def test_a_sealed_segment_never_changes(path: Path) -> None:
+    def digests() -> dict[str, str]:
+        return {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in segment_files(path)[:-1]
+        }
+
+    with log_writer(path, f"{SIZES}&sync=batch") as writer:
+        writer.write_many([b"x" * 100] * 20)
+        before = digests()
+        writer.write_many([b"y" * 100] * 20)
+        after = digests()
+    assert before.items() <= after.items()
+    assert stored(path) == [b"x" * 100] * 20 + [b"y" * 100] * 20
+    log_writer(path).close()
+    assert after.items() <= digests().items()
+
+
+def test_a_sealed_segment_takes_no_more_disk_than_its_messages(path: Path) -> None:
+    with log_writer(path, "segment=16M&segment_slots=65536") as writer:
+        writer.write(b"first" * 1000)
+        assert disk(*segment_files(path)) > 4 << 20  # it gets space ahead
+        writer.write(bytes(16 << 20))
+        writer.write(b"third")
+        first, second, third = segment_files(path)
+        assert disk(first) <= 3 * 4096 + 8192
+        assert disk(second) <= (16 << 20) + 3 * 4096
+        assert first.stat().st_size == second.stat().st_size == third.stat().st_size
+    # Slots that are used around the end of the table stay, too.
+    log = path.with_name("another")
+    with log_writer(log, "segment=16M&segment_slots=1024") as writer:
+        writer.write_many([b"x"] * 1000)
+        writer.write(bytes((16 << 20) - 65536))
+        writer.write_many([b"%d" % i * 100 for i in range(200)])
+        writer.write(bytes(16 << 20))
+    assert [int(file.stem) for file in segment_files(log)] == [0, 1012, 1201]
+    assert stored(log)[1001:-1] == [b"%d" % i * 100 for i in range(200)]
+
+
+def test_times_never_go_back_whatever_the_clock_does(path: Path) -> None:
+    future = 1 << 62
+    with log_writer(path) as writer:
+        writer.write(b"late", created_ns=future)
+        writer.write_many([b"x"] * 20)
+    with log_writer(path) as writer:
+        writer.write(b"y")
+        while writer.write(b"z") % 8 != 7:
+            pass
+    with log_writer(path) as writer:  # of a new, empty segment maybe
+        writer.write_many([b"x"] * 20)
+    with log_reader(path) as reader:
+        assert {message.created_ns for message in reader.available()} == {future}
+
+
+# --- one writer -----------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_refused_with_the_name_of_the_first(path: Path) -> None:
+    with log_writer(path) as writer:
+        with pytest.raises(LockTimeout, match=f"process {os.getpid()} writes to"):
+            log_writer(path, "lock_timeout=50ms")
+        with pytest.raises(LockTimeout):
+            create(url_of(path, "lock_timeout=50ms"), replace=True)
+        assert describe(url_of(path)).details["writer_pid"] == os.getpid()
+        writer.write(b"still")
+    assert describe(url_of(path)).details["writer_pid"] is None
+    assert stored(path) == [b"still"]
+
+
+def test_a_writer_waits_for_the_one_before(path: Path) -> None:
+    first = log_writer(path)
+    closing = threading.Timer(0.3, first.close)
+    closing.start()
+    with log_writer(path, "lock_timeout=20s") as second:
+        assert second.statistics().waited > 0.1
+    closing.join()
+
+
+def test_a_forked_process_is_no_writer(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write(b"before")
+        child = os.fork()
+        if child == 0:
+            try:
+                writer.write(b"never")
+            except Closed:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        writer.write_many([b"x"] * 20)
+        with pytest.raises(LockTimeout):
+            log_writer(path, "lock_timeout=0")
+    assert len(stored(path)) == 21
+
+
+def test_a_closed_writer_says_so(path: Path) -> None:
+    writer = log_writer(path)
+    writer.close()
+    writer.close()
+    for use in (lambda: writer.write(b"x"), writer.flush, writer.sync):
+        with pytest.raises(Closed):
+            use()
+
+
+# --- creating and not finding ---------------------------------------------------------------------
+
+
+def test_a_log_is_created_or_waited_for_as_asked(path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no log at"):
+        log_writer(path, "create=never")
+    with pytest.raises(NotFound):
+        log_writer(path, "create=never&wait=50ms")
+    assert not path.exists()
+    making = threading.Timer(0.2, lambda: create(url_of(path)))
+    making.start()
+    log_writer(path, "create=never&wait=20s").close()
+    making.join()
+    with log_writer(path) as writer:
+        writer.write(b"old")
+    with log_writer(path, f"{SMALL}&create=always") as writer:
+        assert writer.write(b"new") == 0
+    assert stored(path) == [b"new"]
+
+
+def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to-mother.txt").write_text("dear mother")
+    with pytest.raises(AlreadyExists, match="other things"):
+        log_writer(tmp_path / "letters")
+    assert [file.name for file in (tmp_path / "letters").iterdir()] == ["to-mother.txt"]
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        log_writer(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["slots=5", "segment=0", "segment=-1", "segment_slots=1", "retain=some", "retain_age=-1s",
+     "hold=a,,b", "sync=often", "compress=gzip", "stream=x", "type=5", "cursor=a"],
+)  # fmt: skip
+def test_a_wrong_option_is_named(path: Path, options: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        log_writer(path, options)
+    assert caught.value.option == options.partition("=")[0]
+    assert not path.exists()
+
+
+def test_a_wrong_url_is_named() -> None:
+    for url in ("log:", "log:///", "log://host/path"):
+        with pytest.raises(InvalidURL):
+            open_writer(url)
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sync", ["none", "batch", "10ms", "1s"])
+def test_messages_are_synced_as_asked(path: Path, sync: str) -> None:
+    with log_writer(path, f"{SIZES}&sync={sync}") as writer:
+        for i in range(30):
+            writer.write(b"%d" % i)
+        writer.write_many([b"x"] * 30)
+        writer.flush()
+        writer.sync()
+    assert len(stored(path)) == 60
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "penstock-test", str(place)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_refuses_the_message_and_what_is_stored_stays(small_disk: Path) -> None:
+    path = small_disk / "log"
+    piece = bytes(range(256)) * 40
+    with log_writer(path, "segment=64k&segment_slots=64") as writer:
+        written = 0
+        with pytest.raises(StorageError) as caught:  # noqa: PT012
+            while written < 200:
+                writer.write(piece)
+                written += 1
+        assert caught.value.errno == errno.ENOSPC
+        assert 60 < written < 100
+        books = writer.statistics()
+        assert (books.messages, books.refused) == (written, 1)
+        assert stored(path) == [piece] * written
+        with pytest.raises(StorageError):
+            writer.write_many([piece] * 100)
+        segment_files(path)[0].unlink()
+        segment_files(path)[1].unlink()
+        writer.write(b"there is space again")
+    assert stored(path)[-1] == b"there is space again"
+    assert not list(path.glob(".*"))
+
+
+def test_a_log_that_was_removed_is_made_again(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write(b"gone")
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+        now = writer.write(b"gone, too", created_ns=1 << 62)  # as if time had passed
+        assert now == 1
+        assert writer.write(b"first") == 0
+    assert stored(path) == [b"first"]

@@ -30,21 +30,14 @@ static bool holding;
  * every word that is copied is a race for the sanitizer to look at: there they are short. */
 static uint32_t small = 300, large = LARGEST;
 
-static void fail(const char *what, uint64_t seq)
-{
+static void fail(const char *what, uint64_t seq) {
     fprintf(stderr, "FAILED: %s at message %llu\n", what, (unsigned long long)seq);
     _exit(1); /* at once: the other threads are still at work */
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
+static double now(void) { return (double)penstock_clock(CLOCK_MONOTONIC) / 1e9; }
 
-static void make_ring(uint32_t flags)
-{
+static void make_ring(uint32_t flags) {
     uint64_t size = penstock_buffer_offset(READERS, SLOTS) + BUFFER;
     file = memfd_create("ring", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)size) != 0)
@@ -74,8 +67,7 @@ typedef struct {
     uint64_t payload[LARGEST / 8];
 } maker;
 
-static uint32_t next_random(maker *m)
-{
+static uint32_t next_random(maker *m) {
     m->state ^= m->state << 13;
     m->state ^= m->state >> 17;
     m->state ^= m->state << 5;
@@ -83,8 +75,7 @@ static uint32_t next_random(maker *m)
 }
 
 /* Fill in another payload, and return its length: most are small, some are not, some are nothing. */
-static uint32_t make(maker *m)
-{
+static uint32_t make(maker *m) {
     uint32_t kind = next_random(m) % 8, length = 0;
     if (kind > 0)
         length = next_random(m) % (kind < 7 ? small : large);
@@ -94,15 +85,13 @@ static uint32_t make(maker *m)
 }
 
 /* The type of a message is the checksum of its payload and its number. */
-static int32_t checksum(int32_t number, const void *payload, uint64_t length)
-{
+static int32_t checksum(int32_t number, const void *payload, uint64_t length) {
     uint32_t crc = penstock_crc32c((uint32_t)number, payload, length);
     return (int32_t)(crc & INT32_MAX);
 }
 
 static penstock_code put(penstock_writer *w, const void *payload, uint64_t length, int32_t type,
-                         int32_t number)
-{
+                         int32_t number) {
 #ifdef REVERSED
     uint8_t *to;
     penstock_code code = penstock_begin(w, length, &to);
@@ -123,8 +112,7 @@ static penstock_code put(penstock_writer *w, const void *payload, uint64_t lengt
 }
 
 /* Append, and wait for held readers as long as it takes. */
-static void append(penstock_writer *w, const void *payload, uint64_t length, int32_t type, int32_t number)
-{
+static void append(penstock_writer *w, const void *payload, uint64_t length, int32_t type, int32_t number) {
     penstock_code code;
     while ((code = put(w, payload, length, type, number)) != PENSTOCK_OK) {
         if (code != PENSTOCK_FULL)
@@ -133,8 +121,7 @@ static void append(penstock_writer *w, const void *payload, uint64_t length, int
     }
 }
 
-static void open_writer(penstock_writer *w)
-{
+static void open_writer(penstock_writer *w) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int fd = open(path, O_RDWR | O_CLOEXEC); /* whose locks are its own */
@@ -159,8 +146,7 @@ typedef struct {
     uint64_t messages, lost;
 } runner;
 
-static void *write_messages(void *argument)
-{
+static void *write_messages(void *argument) {
     runner *self = argument;
     penstock_writer w;
     maker *m = calloc(1, sizeof *m);
@@ -179,8 +165,7 @@ static void *write_messages(void *argument)
 }
 
 /* Take the lock again and again, and leave with it as one that was killed does. */
-static void *die_with_lock(void *argument)
-{
+static void *die_with_lock(void *argument) {
     runner *self = argument;
     for (double end = now() + seconds; now() < end; usleep(20000)) {
         penstock_writer w;
@@ -193,8 +178,22 @@ static void *die_with_lock(void *argument)
     return NULL;
 }
 
-static void *read_messages(void *argument)
-{
+/* Wait for a message: every other reader as one who waits for many queues does. */
+static void wait_for(uint32_t reader, uint64_t seq) {
+    if (reader % 2 == 0) {
+        penstock_sleep(&ring, seq, 100000000);
+        return;
+    }
+    uint32_t bell = 0;
+    penstock_sleeper sleeper;
+    penstock_sleeper_init(&sleeper, &bell);
+    penstock_sleeper_add(&sleeper, &ring, seq);
+    int error = penstock_sleeper_sleep(&sleeper, penstock_clock(CLOCK_MONOTONIC) + 100000000);
+    if (error == ENOSYS)
+        usleep(100);
+}
+
+static void *read_messages(void *argument) {
     runner *self = argument;
     uint8_t *payload = malloc(LARGEST);
     int32_t latest[WRITERS];
@@ -205,7 +204,7 @@ static void *read_messages(void *argument)
         penstock_code code = penstock_read(&ring, seq, &slot, payload, LARGEST);
         if (code == PENSTOCK_EMPTY) {
             slot.type = 0;
-            penstock_sleep(&ring, seq, 100000000);
+            wait_for(self->index, seq);
             continue;
         }
         if (code == PENSTOCK_LAPPED && !holding) {
@@ -238,8 +237,7 @@ static void *read_messages(void *argument)
 static runner runners[RUNNERS];
 static uint32_t started;
 
-static runner *start(void *(*run)(void *), uint32_t index)
-{
+static runner *start(void *(*run)(void *), uint32_t index) {
     runner *r = &runners[started++];
     r->index = index;
     if (pthread_create(&r->thread, NULL, run, r) != 0)
@@ -247,8 +245,7 @@ static runner *start(void *(*run)(void *), uint32_t index)
     return r;
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const char *mode = count == 3 ? arguments[1] : "";
     bool many = strcmp(mode, "many") == 0;
     holding = many || strcmp(mode, "hold") == 0;

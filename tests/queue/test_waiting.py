@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -17,9 +18,8 @@ import pytest
 
 import penstock
 from penstock.core.errors import Closed, DamagedQueue
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Reader, Writer
 from penstock.queue.waiting import RingWaitGroup, Waiter, wait_any
-from penstock.queue.wide.creation import MemoryQueue
 from penstock.queue.wide.queue_file import QueueFile
 from support.waiting import A_WHILE, SOON, background, waits
 
@@ -69,9 +69,25 @@ def opened(urls: Callable[[int], list[str]]) -> Iterator[Callable[[int], list[Re
         reader.close()
 
 
-def write(reader: Reader, payload: bytes = b"x", **options: int) -> None:
-    with penstock.open_writer(reader.url.partition("?")[0]) as writer:
-        writer.write(payload, **options)
+def write(reader: Reader, type: int = 0) -> None:
+    with penstock.open_writer(reader.url) as writer:
+        writer.write(b"x", type)
+
+
+@contextlib.contextmanager
+def queue_to_look_at(path: str) -> Iterator[tuple[Reader, Writer]]:
+    """A wide queue whose reader must not write to it, whoever runs this."""
+    penstock.create(f"fmq:{path}?{TINY}")
+    memory = os.memfd_create("queue", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(memory, Path(f"{path}.fmq").read_bytes())
+        url = f"fmq:/dev/fd/{memory}"
+        with penstock.open_writer(url) as writer:
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEAL_FUTURE_WRITE)
+            with penstock.open_reader(url) as reader:
+                yield reader, writer
+    finally:
+        os.close(memory)
 
 
 # --- which are ready --------------------------------------------------------------------------
@@ -138,30 +154,28 @@ def test_what_a_filter_leaves_out_does_not_keep_a_caller_busy(
 def test_readers_of_every_kind_are_waited_for_in_one_call(
     tmp_path: Path, opened: Callable[[int], list[Reader]]
 ) -> None:
-    with MemoryQueue(slots=4, size=4096) as memory, penstock.open_writer(memory.url) as writer:
-        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, SEAL_FUTURE_WRITE)
-        classic_url = f"fmq:{tmp_path}/classic?layout=classic&slots=5&size=1k"
-        penstock.create(classic_url)
-        with (
-            penstock.open_reader(memory.url) as read_only,
-            penstock.open_reader(classic_url) as classic,
-            penstock.open_writer(classic_url) as classic_writer,
+    classic_url = f"fmq:{tmp_path}/classic?layout=classic&slots=5&size=1k"
+    with (
+        queue_to_look_at(f"{tmp_path}/looked-at") as (read_only, writer),
+        penstock.open_writer(classic_url) as classic_writer,
+        penstock.open_reader(classic_url) as classic,
+    ):
+        assert read_only.wait_group is None
+        assert classic.wait_group is None
+        [wide] = opened(1)
+        assert wide.wait_group is RingWaitGroup
+        readers = [read_only, classic, wide]
+        for reader, send in (
+            (read_only, lambda: writer.write(b"x")),
+            (classic, lambda: classic_writer.write(b"x")),
+            (wide, lambda: write(wide)),
         ):
-            assert read_only.wait_group is None
-            assert classic.wait_group is None
-            [wide] = opened(1)
-            readers = [read_only, classic, wide]
-            for reader, send in (
-                (read_only, lambda: writer.write(b"x")),
-                (classic, lambda: classic_writer.write(b"x")),
-                (wide, lambda: write(wide)),
-            ):
-                with background(wait_any, readers) as call:
-                    assert waits(call)
-                    send()
-                    assert call.result(SOON) == [reader]
-                assert reader.read(0) is not None
-                assert wait_any(readers, 0) == []
+            with background(wait_any, readers) as call:
+                assert waits(call)
+                send()
+                assert call.result(SOON) == [reader]
+            assert reader.read(0) is not None
+            assert wait_any(readers, 0) == []
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -174,7 +188,7 @@ def test_a_thousand_idle_queues_cost_no_cpu_and_wake_at_once(
     with background(wait_any, readers) as call:
         time.sleep(0.3)
         before, began = time.process_time(), time.monotonic()
-        time.sleep(4)
+        time.sleep(3)
         share = (time.process_time() - before) / (time.monotonic() - began)
         assert share < 0.01
         assert not call.done()
@@ -190,16 +204,21 @@ def test_messages_on_any_of_many_queues_are_found_one_by_one(
     readers = opened(400)
     chance = random.Random(7)
     found: list[int] = []
+
+    def write_to(chosen: list[Reader]) -> None:
+        time.sleep(0.002)  # until it sleeps
+        for reader in chosen:
+            write(reader)
+
     with Waiter() as waiter:
         for _ in range(150):
             chosen = sorted(chance.sample(range(400), chance.randint(1, 3)))
-            for which in chosen:
-                write(readers[which])
             seen: list[int] = []
-            while len(seen) < len(chosen):
-                for reader in waiter.wait(readers, SOON):
-                    assert reader.read(0) is not None
-                    seen.append(readers.index(reader))
+            with background(write_to, [readers[which] for which in chosen]):
+                while len(seen) < len(chosen):
+                    for reader in waiter.wait(readers, SOON):
+                        assert reader.read(0) is not None
+                        seen.append(readers.index(reader))
             assert sorted(seen) == chosen
             found += seen
         assert len(helpers()) in range(1, 6)
@@ -344,7 +363,8 @@ def test_a_queue_that_is_created_anew_is_followed(how: str, layout: str, tmp_pat
         message = reader.read(0)
         assert message is not None
         assert message.payload == b"anew"
-        assert reader.statistics().restarts == 1
+        if layout == "wide":  # a classic one has no mark: this could be its first message, too
+            assert reader.statistics().restarts == 1
 
 
 def test_damage_is_raised_by_the_read_that_follows(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK
@@ -134,9 +134,10 @@ def _parse(url: URL, *, creating: bool = False) -> tuple[str, ClassicOptions | W
 
 def _layout_there(path: str) -> str | None:
     """Tell the layout of the queue that a path names, or None if there is no queue yet."""
-    if Path(file_of(path)).exists():
+    # os.path, because a Path raises for a name that no file can have.
+    if os.path.exists(file_of(path)):  # noqa: PTH110
         return "wide"
-    if shared_memory_key(path) is not None or Path(f"{path}.stat").exists():
+    if shared_memory_key(path) is not None or os.path.exists(f"{path}.stat"):  # noqa: PTH110
         return "classic"
     return None
 

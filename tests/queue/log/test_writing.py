@@ -230,7 +230,7 @@ def test_times_never_go_back_whatever_the_clock_does(path: Path) -> None:
         assert {message.created_ns for message in reader.available()} == {future}
 
 
-# --- one writer -----------------------------------------------------------------------------------
+# --- one writer ---------------------------------------------------------------------------------
 
 
 def test_a_second_writer_is_refused_with_the_name_of_the_first(path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_closed_writer_says_so(path: Path) -> None:
             use()
 
 
-# --- creating and not finding ---------------------------------------------------------------------
+# --- creating and not finding -------------------------------------------------------------------
 
 
 def test_a_log_is_created_or_waited_for_as_asked(path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_wrong_url_is_named() -> None:
             open_writer(url)
 
 
-# --- the disk -------------------------------------------------------------------------------------
+# --- the disk -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", ["none", "batch", "10ms", "1s"])

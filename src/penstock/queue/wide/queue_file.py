@@ -185,7 +185,7 @@ def create_queue(
     header = new_header(geometry, flags, compression, stream, first_seq)
     folder = Path(file).parent
     with storage_errors("creating", file):
-        if not replace and Path(file).exists():
+        if not replace and os.path.lexists(file):
             raise AlreadyExists(
                 f"there is a queue at {path} already", hint="penstock create --replace empties it"
             )

@@ -50,12 +50,11 @@ def whole_run(file: QueueFile) -> tuple[int, int]:
     the header does not count yet; and the last that it counts may not have got there.
     """
     oldest, head = file.field("tail"), file.field("head")
-    while oldest < head:
-        bad = first_bad(file, oldest)
-        if bad != oldest:
-            return oldest, head if bad is None else bad
+    reader = _reader_of(file)
+    while oldest < head and reader._payloads(oldest, 1, bytearray()) is not None:  # noqa: SLF001
         oldest += 1
-    return head, head
+    bad = first_bad(file, oldest)
+    return oldest, head if bad is None else bad
 
 
 def first_bad(file: QueueFile, start: int | None = None) -> int | None:
@@ -63,9 +62,7 @@ def first_bad(file: QueueFile, start: int | None = None) -> int | None:
 
     From `start` on, or from the oldest. For a queue that nobody writes to meanwhile.
     """
-    reader = _ring.RingReader()
-    view = memoryview(file.mapping).toreadonly()
-    reader._attach(file.mapping, -1, False, None, None, view)  # noqa: SLF001
+    reader = _reader_of(file)
     table = slots_of(file.mapping, file.geometry)
     end = file.field("head")
     at, position = file.field("tail") if start is None else start, 0
@@ -79,6 +76,13 @@ def first_bad(file: QueueFile, start: int | None = None) -> int | None:
         at += good
         position = int(slots[-1]["position"])
     return None
+
+
+def _reader_of(file: QueueFile) -> _ring.RingReader:
+    reader = _ring.RingReader()
+    view = memoryview(file.mapping).toreadonly()
+    reader._attach(file.mapping, -1, False, None, None, view)  # noqa: SLF001
+    return reader
 
 
 def _in_order(slots: Rows, position: int) -> int:

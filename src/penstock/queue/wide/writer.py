@@ -15,6 +15,7 @@ from penstock.core.errors import (
     LockTimeout,
     MessageTooLarge,
     NotFound,
+    PenstockError,
     StorageError,
     Unsupported,
 )
@@ -290,7 +291,11 @@ class CompressingWriter(WideWriter):
         stream: StreamId | None = None,
         attributes: bytes | None = None,
     ) -> int:
-        small = self._compressed(payload)
+        try:
+            small = self._compressed(payload)
+        except BaseException:
+            self._refused += 1
+            raise
         seq = super().write(small, type, subtype, time_ns, created_ns, stream, attributes)
         self._bytes += memoryview(payload).nbytes - len(small)
         return seq
@@ -299,14 +304,25 @@ class CompressingWriter(WideWriter):
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
     ) -> int | None:
         offered = list(payloads)
-        small = [self._compressed(payload) for payload in offered]
+        small: list[bytes] = []
+        failure: Exception | None = None
+        for payload in offered:
+            try:
+                small.append(self._compressed(payload))
+            except (PenstockError, TypeError) as error:  # those before it are written
+                failure = error
+                self._refused += len(offered) - len(small)
+                break
         written = self._messages
         try:
-            return super().write_many(small, type, subtype)
+            last = super().write_many(small, type, subtype)
         finally:
             done = self._messages - written
             self._bytes += sum(memoryview(payload).nbytes for payload in offered[:done])
             self._bytes -= sum(map(len, small[:done]))
+        if failure is not None:
+            raise failure
+        return last
 
     def write_batch(self, batch: Batch) -> int | None:
         return Writer.write_batch(self, batch)

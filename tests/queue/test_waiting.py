@@ -118,10 +118,10 @@ def test_none_are_returned_when_the_time_is_over_or_none_are_given(
     assert wait_any(readers, -1) == []
 
 
-@pytest.mark.parametrize("count", [1, AT_ONCE, AT_ONCE + 1, 300])
+@pytest.mark.parametrize("count", [1, AT_ONCE, 300])
 def test_a_message_ends_the_wait(count: int, opened: Callable[[int], list[Reader]]) -> None:
     readers = opened(count)
-    for which in {0, count // 2, count - 1}:
+    for which in {0, count - 1}:
         with background(wait_any, readers) as call:
             assert waits(call)
             write(readers[which])
@@ -262,8 +262,7 @@ def test_an_interruption_is_never_missed(opened: Callable[[int], list[Reader]]) 
             waiter.interrupt()
             assert returned.acquire(timeout=SOON)
         thread.join()
-        # One that was missed would be made up for after a second.
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 20  # each that is missed costs a second
 
 
 @pytest.mark.parametrize("count", [1, 300])

@@ -1,0 +1,389 @@
+"""Wide queues and asyncio: tasks that wait cost nothing, and go on as soon as a message is there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock
+from penstock import aio
+from penstock.aio.watching import watcher
+from penstock.core.errors import Closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from penstock.core.message import Message
+
+TINY = "slots=2&size=4096&readers=2"
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threads() == []
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"fmq:{tmp_path}/queue"
+    penstock.create(f"{url}?slots=64&size=64k")
+    return url
+
+
+def write(url: str, *payloads: bytes) -> None:
+    with penstock.open_writer(url) as writer:
+        writer.write_many(payloads)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - other threads bring it about
+            await asyncio.sleep(0.001)
+
+
+async def asleep(count: int = 1) -> None:
+    """Let so many tasks come as far as to be slept for."""
+    await until(lambda: len(watcher._asleep) == count)
+    await asyncio.sleep(0.02)
+
+
+def payload(message: Message | None) -> bytes:
+    assert message is not None
+    return bytes(message.payload)
+
+
+# --- what it costs ----------------------------------------------------------------------------
+
+
+def test_a_task_goes_on_as_soon_as_a_message_is_there(url: str) -> None:
+    async def main() -> list[int]:
+        latencies = []
+        async with aio.open_reader(url) as reader:
+            with penstock.open_writer(url) as writer:
+                for _ in range(30):
+                    task = asyncio.create_task(reader.read())
+                    await asleep()
+                    writer.write(b"x")
+                    message = await task
+                    assert message is not None
+                    latencies.append(time.time_ns() - message.created_ns)
+        return latencies
+
+    # Polling would take 10 ms; a busy machine may take its time once in a while.
+    assert statistics.median(asyncio.run(main())) < 5_000_000
+
+
+def test_a_task_that_waits_costs_no_cpu(url: str) -> None:
+    async def main() -> None:
+        async with aio.open_reader(url) as reader:
+            task = asyncio.create_task(anext(reader))
+            await asleep()
+            before = time.process_time()
+            await asyncio.sleep(1.5)
+            assert time.process_time() - before < 0.015
+            assert [thread.name for thread in threads()] == ["penstock-aio"]
+            write(url, b"x")
+            assert payload(await task) == b"x"
+
+    asyncio.run(main())
+
+
+def test_a_thousand_idle_readers_cost_no_cpu_and_each_is_woken(tmp_path: Path) -> None:
+    urls = [f"fmq:{tmp_path}/q{number}" for number in range(1000)]
+    for url in urls:
+        penstock.create(f"{url}?{TINY}")
+    chance = random.Random(2)
+
+    async def main() -> None:
+        readers = [aio.open_reader(url) for url in urls]
+        tasks = [asyncio.create_task(reader.read()) for reader in readers]
+        await asleep(1000)
+        await asyncio.sleep(0.5)
+        before, began = time.process_time(), time.monotonic()
+        await asyncio.sleep(3)
+        assert (time.process_time() - before) / (time.monotonic() - began) < 0.01
+        for which in chance.sample(range(1000), 200):
+            write(urls[which], b"%d" % which)
+            sent = time.monotonic()
+            assert payload(await tasks[which]) == b"%d" % which
+            assert time.monotonic() - sent < 0.5
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for reader in readers:
+            await reader.aclose()
+
+    asyncio.run(main())
+
+
+def test_classic_and_wide_queues_are_waited_for_together(url: str, queue_url: str) -> None:
+    penstock.create(queue_url)
+
+    async def main() -> None:
+        async with aio.open_reader(url) as wide, aio.open_reader(queue_url) as classic:
+            for reader, its_url in ((wide, url), (classic, queue_url)) * 2:
+                tasks = {each: asyncio.create_task(each.read()) for each in (wide, classic)}
+                await until(lambda: len(watcher._waits) == 2)
+                await asyncio.sleep(0.05)
+                write(its_url, b"x")
+                assert payload(await tasks.pop(reader)) == b"x"
+                [other] = tasks.values()
+                assert not other.done()
+                other.cancel()
+                await asyncio.wait([other])
+
+    asyncio.run(main())
+
+
+# --- nothing is lost, and nothing hangs -------------------------------------------------------
+
+
+def test_messages_of_another_process_are_followed(url: str) -> None:
+    script = (
+        "import penstock, sys\n"
+        "with penstock.open_writer(sys.argv[1], hold='me', timeout=20) as writer:\n"
+        "    for number in range(3000):\n"
+        "        writer.write(b'%d' % number)\n"
+    )
+
+    async def main() -> list[bytes]:
+        found: list[bytes] = []
+        async with aio.open_reader(url, hold="me") as reader:
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, url)
+            async for message in reader:
+                found.append(message.payload)
+                if len(found) == 3000:
+                    break
+            assert await process.wait() == 0
+            assert reader.statistics().lost == 0
+        return found
+
+    assert asyncio.run(main()) == [b"%d" % number for number in range(3000)]
+
+
+def test_reads_that_give_up_at_random_moments_lose_no_message(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    penstock.create(f"{url}?slots=4096&size=1M")
+    count = 2000
+    chance = random.Random(4)
+
+    def write_slowly() -> None:
+        with penstock.open_writer(url) as writer:
+            for number in range(count):
+                writer.write(b"%d" % number)
+                if number % 5 == 0:
+                    time.sleep(0.0005)
+
+    async def main() -> list[int]:
+        found: list[int] = []
+        async with aio.open_reader(url) as reader:
+            while len(found) < count:
+                task = asyncio.create_task(reader.read_many(7, None))
+                await asyncio.wait([task], timeout=chance.random() * 0.001)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    found += [m.seq for m in await task]
+            books = reader.statistics()
+            assert (books.messages, books.backlog, books.lost) == (count, 0, 0)
+        return found
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    found = asyncio.run(main())
+    writer.join()
+    assert found == list(range(count))
+
+
+def test_closing_ends_the_waits_at_once(url: str) -> None:
+    async def main() -> None:
+        reader = aio.open_reader(url)
+        tasks = [asyncio.create_task(reader.read()) for _ in range(3)]
+        await asleep()
+        began = time.monotonic()
+        await reader.aclose()
+        await reader.aclose()
+        for task in tasks:
+            with pytest.raises(Closed):
+                await task
+        assert time.monotonic() - began < 0.5
+        with pytest.raises(Closed):
+            await reader.read(0)
+
+    asyncio.run(main())
+
+
+def test_seeking_takes_effect_at_once_for_a_task_that_waits(url: str) -> None:
+    write(url, b"0", b"1")
+
+    async def main() -> None:
+        async with aio.open_reader(url, start="end") as reader:
+            task = asyncio.create_task(reader.read())
+            await asleep()
+            began = time.monotonic()
+            await reader.seek("last")
+            assert payload(await task) == b"1"
+            assert time.monotonic() - began < 0.5
+
+    asyncio.run(main())
+
+
+def test_a_filter_that_leaves_everything_out_does_not_keep_the_watcher_busy(url: str) -> None:
+    async def main() -> None:
+        async with aio.open_reader(url, type=5) as reader:
+            task = asyncio.create_task(reader.read())
+            await asleep()
+            write(url, b"unwanted")
+            await asyncio.sleep(0.2)
+            before = time.process_time()
+            await asyncio.sleep(0.5)
+            assert time.process_time() - before < 0.1
+            with penstock.open_writer(url) as writer:
+                writer.write(b"wanted", type=5)
+            assert payload(await task) == b"wanted"
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_is_created_anew_is_followed(url: str) -> None:
+    write(url, b"old")
+
+    async def main() -> None:
+        async with aio.open_reader(url, start="end") as reader:
+            task = asyncio.create_task(reader.read(10))
+            await asleep()
+            penstock.create(f"{url}?slots=4&size=4096", replace=True)
+            write(url, b"new")
+            assert payload(await task) == b"new"
+            assert reader.statistics().restarts == 1
+
+    asyncio.run(main())
+
+
+def test_a_loop_closed_while_a_task_waits_takes_no_message_with_it(url: str) -> None:
+    reader = aio.open_reader(url)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(reader.read())
+    loop.run_until_complete(asleep())
+    loop.close()
+    task.get_coro().close()
+
+    async def again() -> None:
+        async with reader:
+            task = asyncio.create_task(reader.read(10))
+            await until(lambda: watcher._waits)
+            write(url, b"later")
+            assert payload(await task) == b"later"
+
+    asyncio.run(again())
+
+
+def test_a_forked_process_can_wait_while_its_parent_sleeps(tmp_path: Path) -> None:
+    urls = [f"fmq:{tmp_path}/{name}" for name in "ab"]
+    for url in urls:
+        penstock.create(f"{url}?{TINY}")
+
+    def read_in_child() -> None:
+        async def child() -> None:
+            async with aio.open_reader(urls[1]) as reader:
+                threading.Timer(0.05, write, [urls[1], b"x"]).start()
+                assert await reader.read(10) is not None
+
+        asyncio.run(child())
+
+    async def main() -> None:
+        async with aio.open_reader(urls[0]) as reader:
+            task = asyncio.create_task(reader.read())
+            await asleep()
+            process = multiprocessing.get_context("fork").Process(target=read_in_child)
+            process.start()
+            await asyncio.to_thread(process.join, 20)
+            assert process.exitcode == 0
+            write(urls[0], b"y")
+            assert payload(await task) == b"y"
+
+    asyncio.run(main())
+
+
+def test_a_process_ends_cleanly_while_its_tasks_sleep(tmp_path: Path) -> None:
+    urls = [f"fmq:{tmp_path}/q{number}" for number in range(200)]
+    for url in urls:
+        penstock.create(f"{url}?{TINY}")
+    script = (
+        "import asyncio, sys\n"
+        "from penstock import aio\n"
+        "readers = [aio.open_reader(url) for url in sys.argv[1:]]\n"
+        "loop = asyncio.new_event_loop()\n"
+        "tasks = [loop.create_task(reader.read()) for reader in readers]\n"
+        "loop.run_until_complete(asyncio.sleep(0.3))\n"
+        "for task in tasks:\n"
+        "    task._log_destroy_pending = False\n"
+        "sys.exit(7)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *urls], capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
+
+
+# --- readers that keep their position ---------------------------------------------------------
+
+
+def test_what_was_being_worked_on_when_the_task_failed_comes_again(url: str) -> None:
+    write(url, b"0", b"1", b"2")
+
+    async def fail() -> None:
+        async with aio.open_reader(url, hold="me") as reader:
+            assert payload(await reader.read()) == b"0"
+            assert payload(await reader.read()) == b"1"
+            raise OSError("the disk is full")
+
+    async def work() -> None:
+        async with aio.open_reader(url, hold="me") as reader:
+            assert payload(await reader.read()) == b"1"
+        async with aio.open_reader(url, hold="me") as reader:
+            assert payload(await reader.read()) == b"2"
+
+    with pytest.raises(OSError, match="full"):
+        asyncio.run(fail())
+    asyncio.run(work())
+
+
+def test_what_was_taken_for_a_task_and_not_delivered_comes_again(url: str) -> None:
+    async def give_up() -> None:
+        async with aio.open_reader(url, hold="me") as reader:
+            task = asyncio.create_task(reader.read_many(10, None))
+            await asleep()
+            write(url, b"0", b"1", b"2")
+            time.sleep(0.1)  # noqa: ASYNC251 - the watcher takes them while the loop stands still
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert payload(await reader.read(0)) == b"0"
+
+    async def work() -> None:
+        async with aio.open_reader(url, hold="me") as reader:
+            assert [payload(m) for m in await reader.read_many(10)] == [b"1", b"2"]
+
+    asyncio.run(give_up())
+    asyncio.run(work())

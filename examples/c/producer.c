@@ -31,6 +31,8 @@ static const char *refusal(penstock_code code)
         return "the queue is full, and nothing in it may be overwritten";
     case PENSTOCK_DAMAGED:
         return "the queue is damaged";
+    case PENSTOCK_CLOSED:
+        return "the queue was sealed, or replaced by another";
     case PENSTOCK_EMPTY:
         return "another writer kept the lock for 10 s";
     default:

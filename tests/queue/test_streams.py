@@ -154,8 +154,9 @@ def test_what_producers_write_is_read_in_the_order_of_arrival() -> None:
         assert [m.seq for m in messages] == list(range(10))
 
 
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_producers_that_are_killed_lose_nothing_that_they_were_told_is_written(
-    lives: Lives, directory: str, report: Report, tmp_path: Path
+    kills: int, lives: Lives, directory: str, report: Report, tmp_path: Path
 ) -> None:
     where = {"stream": str(STREAM), "directory": directory}
     consumer = lives.start("create_and_read", **where, report=report.path, owner="consumer")
@@ -170,7 +171,7 @@ def test_producers_that_are_killed_lose_nothing_that_they_were_told_is_written(
         return life, mine
 
     running = [start() for _ in range(3)]
-    for _ in range(20):
+    for _ in range(kills):
         time.sleep(chance.random() * 0.06)
         which = chance.randrange(3)
         assert running[which][0].kill().killed

@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import os
 import time
+from typing import TYPE_CHECKING
 
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.stream_id import StreamId
@@ -25,9 +26,18 @@ from support import self_describing
 from support.lives import Reporter, serve
 from support.peer import LAST_TYPE
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = ["LAST_TYPE"]
 
 _LARGEST = 2000
+
+
+def until_orphaned() -> Iterator[int]:
+    """Count for as long as the server lives: none of its processes must outlive a test."""
+    server = os.getppid()
+    return itertools.takewhile(lambda _: os.getppid() == server, itertools.count())
 
 
 def create_and_write(
@@ -50,7 +60,7 @@ def _write(writer: Writer, report: str, producer: int, count: int, pause: float 
     books = Reporter(report)
     maker = self_describing.Maker(producer, 0, _LARGEST)
     books.add(b"r", os.getpid(), 0, 0)
-    for number in range(count) if count >= 0 else itertools.count():
+    for number in range(count) if count >= 0 else until_orphaned():
         books.add(b"w", producer, number, writer.write(maker.make(number)))
         if pause:
             time.sleep(pause)
@@ -94,7 +104,7 @@ def _read(reader: Reader, report: str, stream: StreamId, pause: float = 0) -> No
 def come_and_go(stream: str, directory: str, *, kind: str) -> None:
     """Create and close a stream, again and again, until killed."""
     creator = OutputStream if kind == "output" else InputStream
-    for number in itertools.count():
+    for number in until_orphaned():
         made = creator.create(StreamId.parse(stream), owner="restless", directory=directory)
         if number % 3:
             made.close()
@@ -107,12 +117,13 @@ def contend(path: str, mark: str, report: str, *, who: int) -> None:
     books = Reporter(report)
     # Opened first, so that a process that is killed lets go of this before it lets go of the rest.
     alone = os.open(mark, os.O_RDWR | os.O_CREAT, 0o600)
-    while True:
+    for _ in until_orphaned():
         try:
             ownership = Ownership.claim(path, f"contender {who}", "the thing")
         except AlreadyOwned as refusal:
             if not refusal.owner.startswith("contender"):
                 raise
+            time.sleep(0.000_5)
             continue
         fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises: there is another one
         time.sleep(0.000_1)

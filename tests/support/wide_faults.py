@@ -1,36 +1,32 @@
 """How is a process killed between any two stores to a wide queue, one after the other?
 
-The native core is built once more, with points at which it can be told to die. Run as a program
-this is the server of processes that use that build: `python -m support.wide_faults LIBRARY`.
+The native core is built once more, with points at which it can be told to die, and processes that
+use that build write and read in every way.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
 import random
 import signal
 import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import open_reader, open_writer
 from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 from support.lives import Lives, Outcome, serve
+from support.wide_opening import wide_reader, wide_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["LOCK_WAITERS", "FaultyProcesses", "build", "message_of"]
+__all__ = ["LOCK_WAITERS", "FaultyProcesses", "build", "message_of", "serve_operations"]
 
 _ROOT = Path(__file__).parents[2]
-_CORE = "penstock.queue.wide._ring"
 #: As in setup.py.
 _FLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Wno-missing-field-initializers"]
 #: Top bit of the header's lock: somebody waits for it.
@@ -79,26 +75,10 @@ class FaultyProcesses(Lives):
     """Starts processes that die at the fault point of a given number; 0: at none."""
 
     def __init__(self, library: Path) -> None:
-        super().__init__("support.wide_faults", str(library))
+        super().__init__("support.faulty_core", str(library))
 
     def run(self, operation: str, at: int, **arguments: object) -> Outcome:
         return self.start(operation, at=at, **arguments).end()
-
-
-# --- the server -------------------------------------------------------------------------------
-
-
-def _import_core(arguments: dict[str, Any]) -> None:
-    """Put the library in the place of the installed one, before anybody imports that."""
-    assert _CORE not in sys.modules
-    os.environ["PENSTOCK_FAULT_AT"] = str(arguments.pop("at"))
-    loader = importlib.machinery.ExtensionFileLoader(_CORE, sys.argv[1])
-    spec = importlib.util.spec_from_loader(_CORE, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    sys.modules[_CORE] = module
-    importlib.import_module("penstock.queue.wide")._ring = module  # type: ignore[attr-defined]
 
 
 # --- what the processes do ----------------------------------------------------------------------
@@ -107,7 +87,7 @@ def _import_core(arguments: dict[str, Any]) -> None:
 def _write(url: str, how: str, first: int, sizes: Sequence[int], *, block: bool) -> None:
     """Append messages first, first + 1, … of these sizes, in one way or another."""
     messages = [message_of(first + i, size, with_block=block) for i, size in enumerate(sizes)]
-    with open_writer(url) as writer:
+    with wide_writer(url) as writer:
         match how:
             case "write":
                 for m in messages:
@@ -118,7 +98,7 @@ def _write(url: str, how: str, first: int, sizes: Sequence[int], *, block: bool)
                 writer.write_batch(batch_from_messages(messages))
             case "commit" | "abort":
                 for m in messages:
-                    place = writer.reserve(  # type: ignore[attr-defined]
+                    place = writer.reserve(
                         len(m.payload) + 100, m.type, stream=m.stream, attributes=m.attributes
                     )
                     place.buffer[: len(m.payload)] = m.payload
@@ -133,11 +113,11 @@ def _write(url: str, how: str, first: int, sizes: Sequence[int], *, block: bool)
 def _hand_over(url: str, number: int, size: int) -> None:
     """Have the lock until another process waits for it, then append and give it away."""
     message = message_of(number, size)
-    with open_writer(url) as writer:
-        place = writer.reserve(size, message.type)  # type: ignore[attr-defined]
+    with wide_writer(url) as writer:
+        place = writer.reserve(size, message.type)
         place.buffer[:] = message.payload
         deadline = time.monotonic() + 20
-        while not writer._file.field("lock") & LOCK_WAITERS:  # type: ignore[attr-defined]
+        while not writer._file.field("lock") & LOCK_WAITERS:
             assert time.monotonic() < deadline, "nobody waits for the lock"
             time.sleep(0.001)
         place.commit()
@@ -145,14 +125,14 @@ def _hand_over(url: str, number: int, size: int) -> None:
 
 def _die_with_lock(url: str, size: int) -> None:
     """Die in the middle of a message, among many writers."""
-    writer = open_writer(url)
-    writer.reserve(size).buffer[: size // 2] = b"?" * (size // 2)  # type: ignore[attr-defined]
+    writer = wide_writer(url)
+    writer.reserve(size).buffer[: size // 2] = b"?" * (size // 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _read(url: str, name: str, counts: Sequence[int]) -> None:
     """Be a held reader: take so many messages a call, and close."""
-    with open_reader(f"{url}?hold={name}") as reader:
+    with wide_reader(f"{url}?hold={name}") as reader:
         for count in counts:
             messages = reader.read_many(count, timeout=20)
             assert len(messages) == count, messages
@@ -160,7 +140,7 @@ def _read(url: str, name: str, counts: Sequence[int]) -> None:
 
 def _wait(url: str, seconds: float) -> None:
     """Wait for a message that does not come."""
-    with open_reader(url, start="end") as reader:
+    with wide_reader(url, start="end") as reader:
         assert reader.read(timeout=seconds) is None
 
 
@@ -172,8 +152,11 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "wait": _wait,
 }
 
-if __name__ == "__main__":
-    # What takes time to import, and does not need the core.
-    serve(
-        _OPERATIONS, ["penstock.queue.classic.writer", "penstock.queue.wide.options"], _import_core
-    )
+
+def serve_operations() -> None:
+    """Be the server, with the core that was built here (`support.faulty_core`)."""
+    serve(_OPERATIONS, ["penstock.queue.endpoint"], _set_fault)
+
+
+def _set_fault(arguments: dict[str, Any]) -> None:
+    os.environ["PENSTOCK_FAULT_AT"] = str(arguments.pop("at"))

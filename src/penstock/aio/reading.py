@@ -31,6 +31,9 @@ class AsyncReader:
     The reader given is its own from then on. No message is lost when a read is cancelled or
     times out: what was taken for it comes with the next read. What tasks read at the same time
     is shared out among them, each message to one.
+
+    Of a queue that waits for its readers (`hold=NAME`), what a read returned is given back by the
+    next read or by closing; not when `async with` ends by an exception.
     """
 
     def __init__(self, reader: Reader) -> None:

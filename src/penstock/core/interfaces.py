@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
 
 from penstock.core.batch import Batch, batch_from_messages, messages_from_batch
+from penstock.core.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "FIRST_PAUSE",
     "LONGEST_PAUSE",
     "LONGEST_SLEEP",
+    "Bounds",
     "BytesLike",
     "Reader",
     "WaitGroup",
@@ -46,6 +48,16 @@ def between_looks(readers: int) -> float:
     See `Reader._idle`. With very many of them it takes longer, so that they stay cheap.
     """
     return max(LONGEST_SLEEP, readers * 0.004)
+
+
+class Bounds(NamedTuple):
+    """What of a stream can be read again: its messages from `oldest` to `end` - 1."""
+
+    #: Another number when the stream was created anew. Numbers of messages count within it.
+    epoch: int
+    oldest: int
+    #: The number of the next message to come.
+    end: int
 
 
 class _Endpoint(ABC):
@@ -132,6 +144,13 @@ class Reader(_Endpoint):
     def newest_seq(self) -> int | None:
         """Return the sequence number of the newest message there now, or None if unknown."""
         return None
+
+    def bounds(self) -> Bounds:
+        """Return what can be read again by `seek` now.
+
+        :raises Unsupported: this stream cannot be replayed.
+        """
+        raise Unsupported(f"{self.url} cannot be read again", hint="copy it to a log: first")
 
     def read(self, timeout: float | None = None) -> Message | None:
         """Return the next message; wait for ever (None), not at all (0), or some seconds.

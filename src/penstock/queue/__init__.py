@@ -1,17 +1,24 @@
 """The Fast Message Queue: wide and classic queues, logs, streams, cursors."""
 
 from penstock.queue.cursors import Cursor, CursorFile, CursorTable
+from penstock.queue.ownership import AlreadyOwned
+from penstock.queue.stream_places import StreamKind, StreamState, list_streams, remove_stream
 from penstock.queue.streams import InputStream, OutputStream
 from penstock.queue.waiting import Waiter, wait_any
 from penstock.queue.wide.creation import MemoryQueue
 
 __all__ = [
+    "AlreadyOwned",
     "Cursor",
     "CursorFile",
     "CursorTable",
     "InputStream",
     "MemoryQueue",
     "OutputStream",
+    "StreamKind",
+    "StreamState",
     "Waiter",
+    "list_streams",
+    "remove_stream",
     "wait_any",
 ]

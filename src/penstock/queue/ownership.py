@@ -35,9 +35,10 @@ class AlreadyOwned(AlreadyExists):
     """It was made by somebody who is still there."""
 
     def __init__(self, what: str, owner: str, pid: int) -> None:
+        is_here = pid == os.getpid()
         super().__init__(
             f"{what} belongs to {owner or 'somebody'} (process {pid})",
-            hint="there is one owner at a time: end that process first",
+            hint="close it here first" if is_here else "it has one owner: end that process first",
         )
         self.what = what
         self.owner = owner

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
 import pytest
 
-from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import check, segments
 from penstock.queue.log.freeing import seal
 from penstock.queue.log.segments import begin_segment, open_segment, path_of
 from penstock.queue.log.settings import load_settings
-from penstock.queue.wide.layout import State
 from support import self_describing
-from support.lives import Lives, Report, until
+from support.lives import Lives, Report
 from support.log_files import SMALL, log_reader, log_writer, segment_files, stored, url_of
 from support.log_lives import LAST_TYPE
+from support.waiting import SOON
 
 MANY = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -89,9 +89,7 @@ def test_a_writer_that_is_killed_while_it_opens_leaves_a_log(
     confirmed = 0
     for life in range(rounds):
         report = Report(tmp_path / f"{life}")
-        writer = lives.start(
-            "open_again_and_again", url=url_of(log, SMALL), report=report.path
-        )
+        writer = lives.start("open_again_and_again", url=url_of(log, SMALL), report=report.path)
         assert writer.ended(chance.uniform(0, 0.03)) is None, "it ended by itself"
         writer.kill()
         confirmed += len(list(report.records(b"w")))
@@ -206,6 +204,7 @@ def test_a_writer_in_the_same_process_takes_over_at_once(tmp_path: Path) -> None
     writer = log_writer(log)
     writer.write(b"one")
     del writer  # nobody closed it
+    gc.collect()
     with log_writer(log) as writer:
         writer.write(b"two")
     assert stored(log) == [b"one", b"two"]
@@ -216,26 +215,29 @@ def test_an_interrupted_roll_can_be_done_again(
 ) -> None:
     log = tmp_path / "log"
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with log_writer(log) as writer:
-        writer.write_many([b"x"] * 8)
-        for point in ("begin_segment", "LockFile", "Space", "seal"):
+    with log_writer(log) as writer, log_reader(log) as reader:
+        writer.write_many([bytes(1000)] * 7)
+        for point in ("begin_segment", "LockFile", "Space"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"penstock.queue.log.writer.{point}", interrupt)
                 with pytest.raises(KeyboardInterrupt):
-                    writer.write(b"not written")
-            if point != "seal":
-                assert states(log)[0] == "live"
+                    writer.write(bytes(4000))
+            assert states(log) == ["live"]
+        writer.write(b"fits")  # and is in one segment only
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.queue.log.writer.seal", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(b"does not fit")
+        assert states(log) == ["live", "live"]
+        assert len(reader.read_many(8)) == 8
         writer.write_many([b"y"] * 20)
+        # The old one was not sealed: the reader finds out by itself.
+        assert [m.seq for m in reader.read_many(8, timeout=SOON)] == list(range(8, 16))
         books = writer.statistics()
     assert (books.messages, books.refused) == (28, 4)
-    assert stored(log) == [b"x"] * 8 + [b"y"] * 20
     log_writer(log).close()
-    assert State.LIVE not in [s.segment.state for s in segments(url_of(log))[:-1] if s.segment]
-    assert until(lambda: states(log).count("live") == 1)
-
-
-def test_losses_have_a_reason_of_their_own() -> None:
-    assert DropReason.RETENTION.value == "retention"
+    assert states(log).count("live") == 1
+    assert stored(log) == [bytes(1000)] * 7 + [b"fits"] + [b"y"] * 20

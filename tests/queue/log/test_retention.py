@@ -84,7 +84,7 @@ def test_retention_is_applied_when_a_writer_opens_the_log(path: Path) -> None:
 def test_an_old_segment_that_fills_slowly_is_closed(path: Path) -> None:
     with log_writer(path, f"{SMALL}&retain_age=1s") as writer:
         writer.write(b"old", created_ns=time.time_ns() - 10_000_000_000)
-        until(lambda: writer.write(b"new") and len(segment_files(path)) > 1 or None)
+        until(lambda: writer.write(b"new") > 0 and len(segment_files(path)) > 1)
         assert writer.statistics().refused == 0
 
 

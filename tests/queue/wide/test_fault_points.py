@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from penstock import open_reader, open_writer
-from support.lives import Lives, Report, until
+from penstock import describe, open_reader, open_writer
+from support.lives import Lives, until
+from support.wide_aftermath import LOCK, ROOM_WANTED, SOON, Follower, check, go_on, is_same, word_of
 from support.wide_faults import LOCK_WAITERS, FaultyProcesses, build, message_of
-from support.wide_lives import LAST_TYPE
-from support.wide_opening import wide_writer
-from support.wide_oracle import Listing, Stored, list_queue, parse_header
+from support.wide_opening import wide_reader, wide_writer
+from support.wide_oracle import list_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.core.message import Message
-    from support.wide_oracle import Header
 
-#: Who waits for a message, for room or for a lock goes on this soon (seconds): by a wake in
-#: microseconds, after a kill that came before the wake within a second.
-SOON = 2.0
 #: More than any of these have.
 MANY_POINTS = 1000
 
@@ -99,37 +95,6 @@ POINTS = pytest.mark.parametrize(
 )
 
 
-# --- looking at what is left ----------------------------------------------------------------------
-
-
-def header_of(path: Path) -> Header:
-    with path.open("rb") as file:
-        return parse_header(file.read(4096), path.stat().st_size)
-
-
-def check(path: Path) -> Listing:
-    """Make sure that the file is as the format says, and that a reader delivers just that."""
-    listing = list_queue(path)
-    with open_reader(f"fmq:{path}") as reader:
-        found = reader.read_many(MANY_POINTS)
-        assert reader.statistics().lost == 0
-    assert [(m.seq, m.type, m.created_ns, m.payload) for m in found] == [
-        (s.seq, s.type, s.created_ns, s.payload) for s in listing.messages
-    ]
-    assert [m.seq for m in found] == list(range(listing.header.tail, listing.header.head))
-    return listing
-
-
-def is_same(stored: Stored, message: Message) -> bool:
-    stream = None if message.stream is None else bytes(message.stream)
-    return (stored.payload, stored.type, stored.stream, stored.attributes) == (
-        message.payload,
-        message.type,
-        stream,
-        message.attributes,
-    )
-
-
 class Queue:
     """A queue of a case, made anew for each kill."""
 
@@ -145,57 +110,6 @@ class Queue:
     def renew(self) -> None:
         self.path.unlink(missing_ok=True)
         shutil.copy(self._original, self.path)
-
-
-class Follower:
-    """A process that waits for messages all the while."""
-
-    def __init__(self, lives: Lives, queue: Queue, report: Path) -> None:
-        report.unlink(missing_ok=True)
-        self._queue = queue
-        self._report = Report(report)
-        self._life = lives.start("follow", url=queue.url, report=str(report))
-        self._report.wait_for(b"r")
-        self.sleeps()
-
-    def sleeps(self) -> None:
-        """Wait until it sleeps."""
-        until(lambda: header_of(self._queue.path).sleeping, SOON)
-
-    def has(self, seq: int, since: float) -> None:
-        """Make sure that it got this message soon after that time."""
-        late = until(lambda: [at for _, at, got in self._report.records(b"t") if got == seq])[0]
-        assert late / 1e9 - since < SOON
-
-    def end(self, first: int, last: int) -> None:
-        """Make sure that it knows about every message from `first` to `last`."""
-        assert self._life.end() == (False, 0)
-        [(_, delivered, lost)] = self._report.records(b"e")
-        assert delivered + lost == last - first + 1
-        seqs = [seq for *_, seq in self._report.records(b"s")]
-        assert seqs == sorted(set(seqs))
-        assert seqs[-1] == last
-
-    def kill(self) -> None:
-        self._life.kill()
-
-
-def go_on(queue: Queue, follower: Follower, head: int, *, seconds: float = SOON) -> None:
-    """A new writer continues, and whoever waits hears of it."""
-    began = time.monotonic()
-    with open_writer(queue.url) as writer:
-        assert writer.write(b"and on", 5) == head
-        assert time.monotonic() - began < seconds
-        follower.has(head, began)
-        follower.sleeps()
-        began = time.monotonic()
-        assert writer.write_many([b"and", b"on"], 5) == head + 2
-        follower.has(head + 2, began)
-        assert writer.write(b"the end", LAST_TYPE) == head + 3
-    listing = check(queue.path)
-    assert [m.payload for m in listing.messages][-2:] == [b"on", b"the end"][
-        -len(listing.messages) :
-    ]
 
 
 def every_kill(name: str, step: int, kill_at: Callable[[int], bool], at_least: int = 4) -> None:
@@ -234,7 +148,7 @@ def test_a_writer_killed_at_any_point_leaves_every_message_that_it_need_not_evic
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        follower = Follower(lives, queue, tmp_path / "report")
+        follower = Follower(lives, queue.path, tmp_path / "report")
         outcome = faulty.run("write", at, **writing)
         assert outcome.killed or outcome.code == 0
         left = check(queue.path)
@@ -246,7 +160,7 @@ def test_a_writer_killed_at_any_point_leaves_every_message_that_it_need_not_evic
             assert (header.tail, header.head) == (final.tail, final.head)
         for stored in left.messages:
             assert is_same(stored, expected[stored.seq]), f"message {stored.seq} is another one"
-        go_on(queue, follower, header.head)
+        go_on(queue.path, follower, header.head)
         follower.end(before.head, header.head + 3)
         return outcome.killed
 
@@ -265,7 +179,7 @@ def test_the_test_build_has_a_point_between_any_two_stores_of_a_write(
         killed = faulty.run(
             "write", at, url=queue.url, how="write", first=4, sizes=[100], block=True
         ).killed
-        header = header_of(queue.path)
+        header = list_queue(queue.path).header
         heads.append((header.tail, header.head))
         return killed
 
@@ -288,9 +202,9 @@ def test_a_writer_killed_while_it_takes_the_lock_of_a_dead_one_leaves_it_to_the_
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        follower = Follower(lives, queue, tmp_path / "report")
+        follower = Follower(lives, queue.path, tmp_path / "report")
         assert faulty.run("die with lock", 0, url=queue.url, size=200).killed
-        assert header_of(queue.path).lock != 0
+        assert word_of(queue.path, LOCK) != 0
         outcome = faulty.run(
             "write", at, url=queue.url, how="write", first=3, sizes=[100], block=False
         )
@@ -298,7 +212,7 @@ def test_a_writer_killed_while_it_takes_the_lock_of_a_dead_one_leaves_it_to_the_
         assert left.header.head in ({3, 4} if outcome.killed else {4})
         assert all(is_same(stored, expected[stored.seq]) for stored in left.messages)
         assert left.header.tail == 0
-        go_on(queue, follower, left.header.head)
+        go_on(queue.path, follower, left.header.head)
         follower.end(3, left.header.head + 3)
         return outcome.killed
 
@@ -314,14 +228,14 @@ def test_a_writer_killed_while_it_waits_for_the_lock_hinders_nobody(
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        follower = Follower(lives, queue, tmp_path / "report")
+        follower = Follower(lives, queue.path, tmp_path / "report")
         with wide_writer(queue.url) as writer:
             place = writer.reserve(40, 77)
             place.buffer[:] = mine.payload
             other = faulty.start(
                 "write", at=at, url=queue.url, how="write", first=3, sizes=[100], block=False
             )
-            until(lambda: other.ended() or header_of(queue.path).lock & LOCK_WAITERS)
+            until(lambda: other.ended() or word_of(queue.path, LOCK) & LOCK_WAITERS)
             assert place.commit() == 3
             outcome = other.end(SOON)
         left = check(queue.path)
@@ -329,7 +243,7 @@ def test_a_writer_killed_while_it_waits_for_the_lock_hinders_nobody(
         for stored in left.messages[3:]:
             wanted = mine if stored.seq == 3 else message_of(3, 100)
             assert is_same(stored, wanted)
-        go_on(queue, follower, left.header.head)
+        go_on(queue.path, follower, left.header.head)
         follower.end(3, left.header.head + 3)
         return outcome.killed
 
@@ -345,9 +259,9 @@ def test_a_writer_killed_while_it_gives_the_lock_away_keeps_nobody_waiting(
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        follower = Follower(lives, queue, tmp_path / "report")
+        follower = Follower(lives, queue.path, tmp_path / "report")
         other = faulty.start("hand over", at=at, url=queue.url, number=77, size=100)
-        until(lambda: other.ended() or header_of(queue.path).lock)
+        until(lambda: other.ended() or word_of(queue.path, LOCK))
         with open_writer(queue.url) as writer:
             began = time.monotonic()
             mine = message_of(88, 100)
@@ -358,7 +272,7 @@ def test_a_writer_killed_while_it_gives_the_lock_away_keeps_nobody_waiting(
         assert seq == left.header.head - 1
         assert left.header.head in ({4, 5} if outcome.killed else {5})
         assert all(is_same(stored, sent[stored.payload]) for stored in left.messages[3:])
-        go_on(queue, follower, left.header.head)
+        go_on(queue.path, follower, left.header.head)
         follower.end(3, left.header.head + 3)
         return outcome.killed
 
@@ -378,28 +292,29 @@ def test_a_held_reader_killed_at_any_point_gets_again_what_it_did_not_acknowledg
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        with open_writer(f"{queue.url}?hold=a&keep=true&timeout=60") as writer:
+        with open_writer(f"{queue.url}?hold=a&keep=true&timeout=20") as writer:
             # It waits for room, since nobody has read anything.
             blocked = threading.Thread(target=writer.write, args=(b"the fifth",))
             blocked.start()
-            until(lambda: header_of(queue.path).room_wanted)
+            until(lambda: word_of(queue.path, ROOM_WANTED))
             outcome = faulty.run("read", at, url=queue.url, name="a", counts=[2, 1])
             assert outcome.killed or outcome.code == 0
-            [row] = [r for r in list_queue(queue.path).readers if r.name == "a"]
-            assert row.position in ({0, 2, 3} if outcome.killed else {3})
+            [row] = describe(queue.url).details["readers"]
+            position: int = row["next_seq"]
+            assert position in ({0, 2, 3} if outcome.killed else {3})
             began = time.monotonic()
-            if row.position == 0:
-                assert header_of(queue.path).head == 4
+            if position == 0:
+                assert list_queue(queue.path).header.head == 4
             with open_reader(f"{queue.url}?hold=a") as reader:
                 first = reader.read(timeout=SOON)
                 assert first is not None
-                assert first.seq == row.position
+                assert first.seq == position
                 rest = [first.seq]
-                while len(rest) < 5 - row.position:
+                while len(rest) < 5 - position:
                     message = reader.read(timeout=SOON)
                     assert message is not None
                     rest.append(message.seq)
-                assert rest == list(range(row.position, 5))
+                assert rest == list(range(position, 5))
                 assert reader.statistics().lost == 0
             blocked.join(SOON)
             assert not blocked.is_alive(), "the writer was not woken"
@@ -410,6 +325,42 @@ def test_a_held_reader_killed_at_any_point_gets_again_what_it_did_not_acknowledg
 
 
 @POINTS
+def test_a_writer_killed_while_it_waits_for_a_held_reader_costs_that_reader_nothing(
+    step: int, faulty: FaultyProcesses, tmp_path: Path
+) -> None:
+    queue = Queue(tmp_path, HELD)
+    expected = HELD.expected()
+
+    def kill_at(at: int) -> bool:
+        queue.renew()
+        with wide_reader(f"{queue.url}?hold=a") as reader:
+            other = faulty.start(
+                "write",
+                at=at,
+                url=f"{queue.url}?hold=a",
+                how="write",
+                first=4,
+                sizes=[100],
+                block=False,
+            )
+            until(lambda: other.ended() or word_of(queue.path, ROOM_WANTED))
+            seqs = [m.seq for m in reader.read_many(2)]
+            reader.acknowledge()
+            outcome = other.end(SOON)
+            left = check(queue.path)
+            assert left.header.head in ({4, 5} if outcome.killed else {5})
+            assert all(is_same(stored, expected[stored.seq]) for stored in left.messages)
+            with open_writer(f"{queue.url}?hold=a") as writer:
+                assert writer.write(b"and on") == left.header.head
+                seqs += [m.seq for m in reader.read_many(9, SOON)]
+            assert seqs == list(range(left.header.head + 1))
+            assert reader.statistics().lost == 0
+        return outcome.killed
+
+    every_kill("room", step, kill_at)
+
+
+@POINTS
 def test_a_reader_killed_while_it_falls_asleep_costs_the_writer_nothing(
     step: int, faulty: FaultyProcesses, lives: Lives, tmp_path: Path
 ) -> None:
@@ -417,11 +368,11 @@ def test_a_reader_killed_while_it_falls_asleep_costs_the_writer_nothing(
 
     def kill_at(at: int) -> bool:
         queue.renew()
-        follower = Follower(lives, queue, tmp_path / "report")
+        follower = Follower(lives, queue.path, tmp_path / "report")
         outcome = faulty.run("wait", at, url=queue.url, seconds=0.05)
         left = check(queue.path)
         assert left.messages == queue.before.messages
-        go_on(queue, follower, left.header.head)
+        go_on(queue.path, follower, left.header.head)
         follower.end(3, left.header.head + 3)
         return outcome.killed
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from penstock import Position, StreamId, open_reader
+from penstock import DamagedQueue, Position, StreamId, Unsupported, open_reader
+from penstock.queue.endpoint import check
 from penstock.queue.wide import layout
 from support.wide_files import stored
 from support.wide_opening import wide_reader, wide_writer
-from support.wide_oracle import crc32c, list_queue
+from support.wide_oracle import Inconsistent, crc32c, list_queue
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs" / "queue-format.md").read_text()
@@ -170,6 +171,22 @@ def test_the_example_can_be_read(queue_path: str) -> None:
     assert [m.attributes for m in messages] == [None, b"beam=3"]
     assert [(m.type, m.subtype) for m in messages] == [(5, -1), (6, 0)]
     assert [m.created_ns - MOMENT for m in messages] == [2, 4]
+
+
+def test_no_byte_that_matters_can_be_another(queue_path: str) -> None:
+    shown = example()
+    fixed = ("magic", "version", "slots", "buffer_size", "slots_offset", "file_size", "head")
+    matter = [at for name in fixed for at in range(*field_bytes(HEADER, name).indices(4096))]
+    matter += range(8192, 8192 + 128)  # the slots
+    matter += [*range(12352, 12352 + 13), *range(12416, 12416 + 30)]  # messages 1 and 2
+    for at in matter:
+        changed = bytearray(shown)
+        changed[at] ^= 0x10
+        Path(f"{queue_path}.fmq").write_bytes(changed)
+        with pytest.raises(Inconsistent):
+            list_queue(f"{queue_path}.fmq")
+        with pytest.raises((DamagedQueue, Unsupported)):
+            check(f"fmq:{queue_path}")
 
 
 # --- a writer that knows the document only ----------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
 from penstock.core.errors import Closed, NotFound, PositionError
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
@@ -247,6 +247,14 @@ class ClassicReader(Reader):
         self._check_open()
         self._refresh()
         return self._youngest if self._youngest >= 0 else None
+
+    def bounds(self) -> Bounds:
+        self._check_open()
+        self._follow_path()
+        with storage_errors("reading", self._path):
+            oldest = self._oldest(self._refresh())
+        # The format has no epoch; a queue that is created anew is told by its numbers.
+        return Bounds(0, oldest, self._youngest + 1)
 
     # --- reading ----------------------------------------------------------------------------
 

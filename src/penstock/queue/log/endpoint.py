@@ -68,7 +68,7 @@ def segments(url: str) -> list[Listed]:
 
     :raises NotFound: there is no log.
     """
-    return list_segments(_parse(URL.parse(url))[0])
+    return list_segments(_folder(url))
 
 
 def check(url: str) -> Iterator[Checked]:
@@ -76,7 +76,7 @@ def check(url: str) -> Iterator[Checked]:
 
     :raises NotFound: there is no log.
     """
-    return check_log(_parse(URL.parse(url))[0])
+    return check_log(_folder(url))
 
 
 def trim_log(url: str, limits: Limits | None = None) -> Trimmed:
@@ -87,12 +87,19 @@ def trim_log(url: str, limits: Limits | None = None) -> Trimmed:
     :raises NotFound: there is no log.
     :raises StorageError: the operating system refuses.
     """
-    folder, _ = _parse(URL.parse(url))
+    folder = _folder(url)
     list_segments(folder)
     settings = load_settings(folder)
     if limits is None:
         limits = Limits() if settings is None else Limits(settings.retain, settings.retain_age)
     return trim(folder, limits, settings)
+
+
+def _folder(text: str) -> Path:
+    url = URL.parse(text)
+    if url.scheme != "log":
+        raise InvalidURL(text, "it is no log", hint="write log:/path/name")
+    return _parse(url)[0]
 
 
 def _parse(url: URL) -> tuple[Path, LogOptions]:

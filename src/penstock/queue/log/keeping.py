@@ -38,7 +38,7 @@ class Keeper:
 
     def __init__(self, file: QueueFile, sync: Sync, tidy: Callable[[], None]) -> None:
         self._policy = sync
-        self._tidy = tidy
+        self.tidy = tidy
         self._path, self._active = file.path, os.dup(file.descriptor)
         self._synced_head = b""
         self._sealed: deque[tuple[str, int]] = deque()
@@ -131,7 +131,7 @@ class Keeper:
             self._try(self._sync_in_background)
             if time.monotonic() >= trim_at:
                 trim_at = time.monotonic() + _BETWEEN_TRIMS
-                self._try(self._tidy)
+                self._try(self.tidy)
 
     def _sync_in_background(self) -> None:
         try:

@@ -53,14 +53,26 @@ class Places:
                     return number
 
     def end(self) -> int:
-        """Return the number of the next message that will be written."""
+        """Return the number of the next message that will be written.
+
+        A newest segment that cannot be read counts as one message: whoever comes there is told.
+        """
         if self._tip is not None:
             state, head = _progress(self._tip)
             if state == State.LIVE:
                 return head
-        self._open_tip()
-        assert self._tip is not None
-        return _progress(self._tip)[1]
+        self.close()
+        while True:
+            number = self.numbers()[-1]
+            with contextlib.suppress(NotFound):
+                try:
+                    head = look(self.folder, number).head
+                except DamagedQueue:
+                    return number + 1
+                with contextlib.suppress(FileNotFoundError):
+                    path = path_of(self.folder, number)
+                    self._tip = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                return head
 
     def last(self) -> int:
         """Return the number of the newest message there is, or of the next to come."""
@@ -118,17 +130,6 @@ class Places:
         if not numbers:
             return self.oldest()
         return numbers[max(0, low - 1)]
-
-    def _open_tip(self) -> None:
-        self.close()
-        for number in reversed(self.numbers()):
-            with contextlib.suppress(NotFound, DamagedQueue):
-                look(self.folder, number)
-                with contextlib.suppress(FileNotFoundError):
-                    path = path_of(self.folder, number)
-                    self._tip = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                    return
-        raise NotFound(f"no segment of the log at {self.folder} can be read")
 
     def close(self) -> None:
         tip, self._tip = self._tip, None

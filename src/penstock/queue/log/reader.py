@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
+from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.queue.log.places import Places
-from penstock.queue.log.segments import numbers_of, open_segment, path_of
+from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
 from penstock.queue.wide.layout import State
 from penstock.queue.wide.options import WideOptions
@@ -88,8 +89,10 @@ class LogReader(WideReader):
         try:
             file = self._places.open_at(seq)
         except DamagedQueue as error:
+            number = self._places.number_at(seq)
             self._next = seq
-            self._step_over(self._places.number_at(seq), error)
+            if not self._step_over(number, error):
+                self._use(self._places.open_at(number - 1), seq)
         else:
             self._use(file, seq)
 
@@ -119,6 +122,12 @@ class LogReader(WideReader):
         end = self._end()
         return end - 1 if end > 0 else None
 
+    def bounds(self) -> Bounds:
+        self._check_open()
+        if not self._file.is_named():
+            self._meet_anew()
+        return Bounds(self._epoch, self._places.oldest(), self._end())
+
     def _end(self) -> int:
         """Return the number of the next message that will be written."""
         if self._file.field("state") != State.LIVE:
@@ -134,22 +143,35 @@ class LogReader(WideReader):
             pass
         return messages
 
+    def _wait_for_run(self, n: int, timeout: float | None) -> int:
+        while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._go_on():
+            pass
+        return count
+
     def _idle(self) -> bool:
         """Look, while nothing comes, whether it comes elsewhere by now."""
-        # A segment that is gone was put aside, or removed with all of the log.
-        while self._go_on(is_gone=not self._file.is_named()) and self._next >= self._head:
+        while self._go_on(is_left=self._is_left()) and self._next >= self._head:
             pass
         return True
+
+    def _is_left(self) -> bool:
+        """Tell whether a segment that still takes messages will never get one."""
+        if not self._file.is_named():
+            return True  # it was put aside, or removed with all of the log
+        try:  # the writer goes on in the next one, and was kept from sealing this one
+            return look(self._places.folder, self._head).count > 0
+        except (NotFound, DamagedQueue):
+            return False
 
     def _goes_on(self) -> bool:
         if self._file.field("state") == State.LIVE:
             return False
         return path_of(self._places.folder, self._head).exists()
 
-    def _go_on(self, *, is_gone: bool = False) -> bool:
+    def _go_on(self, *, is_left: bool = False) -> bool:
         """Go on behind a segment that is read and gets no more; tell if there is more to read."""
         file = self._file
-        if file.field("state") == State.LIVE and not is_gone:
+        if file.field("state") == State.LIVE and not is_left:
             return False
         if self._next < self._head:
             return True  # they came before it was sealed
@@ -184,13 +206,19 @@ class LogReader(WideReader):
         return True
 
     def _step_over(self, number: int, error: DamagedQueue) -> bool:
-        """Count a segment that cannot be read as lost, and go on behind it; or raise."""
-        following = self._places.following(number, number + 1)
-        if self._options.damaged != "skip" or following is None:
+        """Count a segment that cannot be read as lost, and go on behind it; or raise.
+
+        Behind the newest one there is nothing yet: the next writer will put it aside.
+        """
+        if self._options.damaged != "skip":
             raise error
+        following = self._places.following(number, number + 1)
+        if following is None:
+            return False
         if following > self._next:
             self._lose(self._next, following - 1, DropReason.DAMAGED)
-        self._use(self._places.open_at(following), max(self._next, following))
+            self._next = following
+        self._go_to(self._next)
         return True
 
     def _meet_anew(self) -> bool:

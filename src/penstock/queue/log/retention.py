@@ -63,15 +63,18 @@ class Held(NamedTuple):
     seq: int
 
 
-def trim(folder: Path, limits: Limits, settings: Settings | None) -> Trimmed:
+def trim(
+    folder: Path, limits: Limits, settings: Settings | None, sizes: dict[int, int] | None = None
+) -> Trimmed:
     """Remove the oldest segments, as far as the limits ask for it and no held cursor needs them.
 
-    The newest segment stays. A log may be written to and read meanwhile.
+    The newest segment stays. A log may be written to and read meanwhile. Who trims again and again
+    keeps the `sizes` of what is sealed, which do not change.
 
     :raises StorageError: the operating system refuses.
     """
     numbers = numbers_of(folder)
-    sizes = {number: disk_bytes(path_of(folder, number)) for number in numbers}
+    sizes = _sizes(folder, numbers, {} if sizes is None else sizes)
     left = total = sum(sizes.values())
     held = None if settings is None else held_by(folder, settings.epoch, settings.hold)
     segments = messages = 0
@@ -90,6 +93,16 @@ def trim(folder: Path, limits: Limits, settings: Settings | None) -> Trimmed:
     if segments:
         log.info("%s: %s segments with %s messages were removed", folder, segments, messages)
     return Trimmed(segments, messages, total - left, left, blocking)
+
+
+def _sizes(folder: Path, numbers: list[int], known: dict[int, int]) -> dict[int, int]:
+    for number in numbers:
+        if number not in known:
+            known[number] = disk_bytes(path_of(folder, number))
+    sizes = {number: known[number] for number in numbers}
+    known.clear()
+    known.update((number, sizes[number]) for number in numbers[:-2])  # the others may be in work
+    return sizes
 
 
 class _Candidate(NamedTuple):

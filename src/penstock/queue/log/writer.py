@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.queue.log.options import LogOptions
     from penstock.queue.log.recovery import Recovery
     from penstock.queue.log.settings import Settings
+    from penstock.queue.wide.queue_file import QueueFile
 
 __all__ = ["LogWriter", "open_log_writer"]
 
@@ -57,6 +58,8 @@ class LogWriter(WideWriter):
         self._settings = opened.settings
         self._log_lock = opened.lock
         self._keeper: Keeper | None = None
+        #: Segments that are to be sealed.
+        self._full: list[tuple[QueueFile, LockFile]] = []
         #: What was found when the log was opened, and what was done about it.
         self.recovery: Recovery = opened.recovery
         wide = WideOptions(lock_timeout=options.lock_timeout, sync=options.sync)
@@ -69,8 +72,9 @@ class LogWriter(WideWriter):
             raise self._damage()
         self._created_ns = max(self._created_ns, self._last_created_ns())
         self._space.begin()
-        tidy = partial(_trim, self._folder, self._settings)
-        self._keeper = Keeper(self._file, self._options.sync, tidy)
+        self._keeper = Keeper(
+            self._file, self._options.sync, _Tidying(self._folder, self._settings)
+        )
         weakref.finalize(self, self._keeper.stop).atexit = False
         self._retain()
 
@@ -98,24 +102,27 @@ class LogWriter(WideWriter):
 
         :raises StorageError: there is no space; the old one is as it was.
         """
-        old, old_locks, created_ns = self._file, self._locks, self._created_ns
-        sync = self._options.sync
-        new = begin_segment(self._folder, self._settings, self._head, sync=sync != "none")
-        locks = LockFile(new.descriptor)
-        space = Space(self, new)
-        error = None
+        old, old_locks = self._file, self._locks
+        first, created_ns, sync = self._head, self._created_ns, self._options.sync
+        error = new = locks = None
         try:
+            new = begin_segment(self._folder, self._settings, first, sync=sync != "none")
+            locks = LockFile(new.descriptor)
+            space = Space(self, new)
             error = self._attach(new.mapping, locks.fd, 0, sync == "batch")
         finally:
             if error != 0:  # refused; or a signal came, and this may or may not be done
                 self._attach(old.mapping, old_locks.fd, 0, sync == "batch")
                 self._resume()
-                self._created_ns = created_ns
-                path_of(self._folder, self._head).unlink(missing_ok=True)
-                locks.close()
-                new.close()
+                self._space.begin()
+                # What fits into the old one would get this number, too.
+                path_of(self._folder, first).unlink(missing_ok=True)
+                for unused in (locks, new):
+                    if unused is not None:
+                        unused.close()
         if error:
             raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
+        self._full.append((old, old_locks))
         self._file, self._locks, self._space = new, locks, space
         try:
             self._resume()
@@ -124,15 +131,22 @@ class LogWriter(WideWriter):
             assert self._keeper is not None
             self._keeper.roll(new)
         finally:
-            seal(old)
-            old_locks.close()
-            old.close()
+            self._seal_full()
         self._retain()
+
+    def _seal_full(self) -> None:
+        while self._full:  # more than one, if a signal came before
+            file, locks = self._full[0]
+            seal(file)
+            del self._full[0]
+            locks.close()
+            file.close()
 
     def _retain(self) -> None:
         """Remove what may go. That it cannot be removed is no reason not to write."""
+        assert self._keeper is not None
         try:
-            _trim(self._folder, self._settings)
+            self._keeper.tidy()
         except PenstockError:
             log.warning("%s: old segments cannot be removed", self.url, exc_info=True)
 
@@ -196,6 +210,7 @@ class LogWriter(WideWriter):
     def _let_go(self) -> None:
         keeper, self._keeper = self._keeper, None
         try:
+            self._seal_full()
             super()._let_go()
             if keeper is not None:
                 keeper.close()
@@ -207,8 +222,20 @@ class CompressingLogWriter(LogWriter, CompressingWriter):
     """Appends to a log whose payloads are compressed."""
 
 
-def _trim(folder: Path, settings: Settings) -> None:
-    trim(folder, Limits(settings.retain, settings.retain_age), settings)
+class _Tidying:
+    """Applies a log's own retention, in the writer's thread and in the background."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._limits = Limits(settings.retain, settings.retain_age)
+        self._sizes: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._limits != Limits():
+            with self._lock:
+                trim(self._folder, self._limits, self._settings, self._sizes)
 
 
 def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:

@@ -462,8 +462,8 @@ static PyObject *writer_sleep_for_room(Writer *self, PyObject *argument) {
     Py_BEGIN_ALLOW_THREADS
     error = penstock_sleep_for_room(&self->w, (int64_t)(seconds * 1e9));
     Py_END_ALLOW_THREADS
-    if (error == EINTR && PyErr_CheckSignals() != 0)
-        return NULL;
+    if ((error == EINTR && PyErr_CheckSignals() != 0) || self->mapped.closing)
+        return PyErr_Occurred() ? NULL : PyObject_CallMethod((PyObject *)self, "_raise_closed", NULL);
     return PyBool_FromLong(penstock_held(&self->w) > self->w.limit);
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, check_batch
+from penstock.core.batch import BATCH_SCHEMA, Batch, check_batch
 from penstock.queue.wide.layout import SLOT, Rows, SlotFlag, slots_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ _MOST_BYTES: Final = 2**31 - 1
 VIEW_SCHEMA: Final = BATCH_SCHEMA.set(
     BATCH_SCHEMA.get_field_index("payload"), pa.field("payload", pa.binary_view(), nullable=False)
 )
-EMPTY_BATCH: Final = batch_from_messages([])
+#: Made of nulls, because `pa.array` imports pandas where there is one.
+EMPTY_BATCH: Final = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in BATCH_SCHEMA], schema=BATCH_SCHEMA
+)
 
 _HAS_BLOCK: Final = int(SlotFlag.STREAM | SlotFlag.ATTRIBUTES)
 _FEWEST_NULLS: Final = 4096

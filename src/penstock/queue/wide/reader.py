@@ -20,7 +20,7 @@ from penstock.core.errors import (
     PenstockError,
     Unsupported,
 )
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
@@ -193,6 +193,11 @@ class WideReader(_ring.RingReader, Reader):
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
 
+    def bounds(self) -> Bounds:
+        self._check_open()
+        self._idle()
+        return Bounds(self._file.field("epoch"), self._oldest, self._head)
+
     # --- reading; `read` and `_take` are in C -------------------------------------------------
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
@@ -279,16 +284,22 @@ class WideReader(_ring.RingReader, Reader):
         :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
         """
         run: Run | int = 0
+        deadline = None if timeout is None else time.monotonic() + timeout
         while limit := self._wait_for_run(n, timeout):
-            run = lent_run(self, self._file, self._next, limit, self._options.type)
-            if not isinstance(run, int):
+            first = self._next
+            run = lent_run(self, self._file, first, limit, self._options.type)
+            if isinstance(run, int):
+                n = self._meet_bad(run) or n
+                continue
+            self._pass(first, run)
+            if len(run.batch):
                 break
-            n = self._meet_bad(run) or n
+            # All of these are filtered out: go on to those that are wanted.
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            run = 0
         if isinstance(run, int):
             yield EMPTY_BATCH
             return
-        first = self._next
-        self._pass(first, run)
         yield run.batch
         if self._oldest > first:
             # As a whole: nobody knows which of them the caller was at when it happened.

@@ -1,0 +1,100 @@
+"""How does a plan look in a terminal?"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.text import Text
+from rich.tree import Tree
+
+from penstock.pipeline.links import Node, streams_between
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.pipeline.model import Pipeline
+    from penstock.pipeline.plan import Plan
+
+__all__ = ["render", "to_text"]
+
+_LONGEST = 64
+_STYLES = {"source": "bold blue", "stage": "bold", "sink": "bold green"}
+
+
+def render(plan: Plan) -> RenderableType:
+    """Return a tree of each pipeline from its sources to its sinks, and the queries."""
+    parts: list[RenderableType] = []
+    for pipeline in plan.pipelines:
+        parts += [_tree(plan, pipeline), Text()]
+    count = len(plan.queries)
+    parts.append(Text(f"{count} {'query' if count == 1 else 'queries'}", style="bold"))
+    for index, query in enumerate(plan.queries):
+        way = [query.sources, query.stages, query.sinks]
+        after = f", reads from {', '.join(query.after)}" if query.after else ""
+        parts += [
+            Text.assemble(
+                (f"[{index + 1}] ", "magenta"),
+                (query.name, "bold"),
+                (f"  {query.kind.replace('_', ' ')}{after}", "magenta"),
+            ),
+            _indented(" -> ".join(", ".join(names) for names in way if names), "dim"),
+            _indented(query.reason),
+        ]
+    return Group(*parts)
+
+
+def _indented(text: str, style: str = "") -> Padding:
+    return Padding(Text(text, style), (0, 0, 0, 4), expand=False)
+
+
+def to_text(plan: Plan, width: int = 100) -> str:
+    """Return the same as plain text."""
+    console = Console(width=width, no_color=True, highlight=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(plan))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _tree(plan: Plan, pipeline: Pipeline) -> Tree:
+    root = Tree(
+        Text.assemble(
+            (pipeline.name, "bold underline"), (f"  trigger: {pipeline.settings.trigger}", "dim")
+        )
+    )
+    graph = pipeline.graph()
+    seen: set[str] = set()
+    waiting = [(root, name) for name in reversed(list(pipeline.sources))]
+    while waiting:
+        above, name = waiting.pop()
+        if name in seen:
+            above.add(Text.assemble((name, "italic"), ("  (above)", "dim")))
+            continue
+        seen.add(name)
+        branch = above.add(_label(plan, pipeline, name))
+        waiting += [(branch, child) for child in reversed(graph.children(name))]
+    return root
+
+
+def _label(plan: Plan, pipeline: Pipeline, name: str) -> Text:
+    node = Node(pipeline.name, name)
+    if (source := pipeline.sources.get(name)) is not None:
+        role, about = "source", ", ".join(source.urls)
+    elif (stage := pipeline.stages.get(name)) is not None:
+        role, about = "stage", textwrap.shorten(stage.describe(), _LONGEST, placeholder=" …")
+    else:
+        sink = pipeline.sinks[name]
+        role, about = "sink", sink.describe()
+        about += "" if sink.mode == "append" else f", mode {sink.mode}"
+    queries = "".join(f" [{plan.queries.index(query) + 1}]" for query in plan.queries_of(node))
+    label = Text.assemble(
+        (name, _STYLES[role]), (f"  {role}", "dim"), f"  {about}", (queries, "magenta")
+    )
+    for sink_node, source_node in streams_between(plan.pipelines):
+        if node == source_node:
+            label.append(f"  <- {sink_node}", style="yellow")
+        elif node == sink_node:
+            label.append(f"  -> {source_node}", style="yellow")
+    return label

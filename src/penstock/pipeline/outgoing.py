@@ -1,0 +1,114 @@
+"""How do rows of a DataFrame become messages, and for which stream?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.errors import InvalidOption, Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.core.batch import Batch
+
+__all__ = ["COLUMNS", "Targets"]
+
+#: Columns that mean something to a sink; others are refused, so that nothing is dropped silently.
+COLUMNS: Final = frozenset(
+    {
+        *("payload", "type", "subtype", "time", "time_ns", "stream", "attributes", "url", "output"),
+        *("seq", "created_ns"),  # of a source; the target gives its own
+    }
+)
+
+
+class Targets:
+    """Where the rows of a query go: one stream, or one for each name or URL in a column."""
+
+    def __init__(self, url: str | None, outputs: Mapping[str, str], names: list[str]) -> None:
+        """Look at what the rows have.
+
+        :raises InvalidOption: there is no payload, or no target, or a column that says nothing.
+        """
+        if "payload" not in names:
+            raise InvalidOption("columns", names, "a sink needs the column payload")
+        unknown = sorted(set(names) - COLUMNS)
+        if unknown:
+            raise InvalidOption(
+                "columns",
+                unknown,
+                "have no place in a message",
+                hint="select the columns that are to be kept, or put them into payload",
+            )
+        self._url = url
+        self._outputs = outputs
+        self._column = "output" if outputs and "output" in names else None
+        if self._column is None and url is None:
+            if "url" not in names:
+                raise InvalidOption("url", None, "is missing", hint='.option("url", "log:/path")')
+            self._column = "url"
+
+    def messages(self, rows: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
+        """Yield the rows as batches of messages, each with the URL that it goes to.
+
+        :raises Malformed: a column has the wrong type, or a row goes nowhere.
+        """
+        if self._column is None:
+            assert self._url is not None
+            yield self._url, _batch_of(rows)
+            return
+        where = rows.column(rows.schema.get_field_index(self._column))
+        for name in pc.unique(where).to_pylist():
+            if name is None:
+                raise Malformed("rows for the sink", self._column, "a value in every row", "null")
+            part = rows.filter(pc.equal(where, name))
+            yield self._url_of(name), _batch_of(part)
+
+    def _url_of(self, name: str) -> str:
+        if self._column == "url":
+            return name
+        if name not in self._outputs:
+            raise Malformed("rows for the sink", "output", sorted(self._outputs), name)
+        return self._outputs[name]
+
+
+def _batch_of(rows: pa.RecordBatch) -> Batch:
+    count = rows.num_rows
+    given = {name: rows.column(i) for i, name in enumerate(rows.schema.names)}
+    columns = []
+    for field in BATCH_SCHEMA:
+        column = given.get(field.name)
+        if field.name in {"seq", "created_ns"}:
+            column = pa.repeat(pa.scalar(0, pa.int64()), count)
+        elif field.name == "time_ns" and column is None:
+            column = _times(given.get("time"), count)
+        elif column is None:
+            empty = pa.scalar(None if field.nullable else 0, field.type)
+            column = pa.repeat(empty, count)
+        if column.type != field.type:
+            column = _cast(field, column)
+        if not field.nullable and column.null_count:
+            raise Malformed("rows for the sink", field.name, "a value in every row", "null")
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA)
+
+
+def _times(given: pa.Array | None, count: int) -> pa.Array:
+    if given is None:
+        return pa.repeat(pa.scalar(time.time_ns(), pa.int64()), count)
+    micros = given.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return pc.multiply_checked(micros, pa.scalar(1000, pa.int64()))
+
+
+def _cast(field: pa.Field, column: pa.Array) -> pa.Array:
+    try:
+        if field.type == pa.binary(16):  # Spark has no binary of a fixed length
+            return column.cast(pa.binary()).cast(field.type)
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Malformed("rows for the sink", field.name, field.type, column.type) from error

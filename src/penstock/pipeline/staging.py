@@ -1,0 +1,80 @@
+"""Where do tasks put what they have, until the whole batch is there?"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from penstock.core.batch import BATCH_SCHEMA, Batch
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Staged", "Staging", "staged_batches"]
+
+
+class Staged(NamedTuple):
+    """What one task has for one stream."""
+
+    url: str
+    path: str
+    partition: int
+    messages: int
+
+
+class Staging:
+    """The files of one task, one for each stream that it has something for.
+
+    A task may run twice, and both may be at it at once; each has files of its own.
+    """
+
+    def __init__(self, folder: Path, partition: int) -> None:
+        self._folder = folder
+        self._partition = partition
+        self._mark = f"{partition:05d}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._files: dict[str, tuple[Path, pa.OSFile, pa.ipc.RecordBatchFileWriter]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, url: str, batch: Batch) -> None:
+        """Keep a batch for a stream.
+
+        :raises StorageError: there is no space, or no permission.
+        """
+        with storage_errors("staging in", str(self._folder)):
+            if url not in self._files:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / f"{self._mark}-{len(self._files)}.arrow"
+                file = pa.OSFile(str(path), "wb")
+                self._files[url] = path, file, pa.ipc.new_file(file, BATCH_SCHEMA)
+            self._files[url][2].write_batch(batch)
+        self._counts[url] = self._counts.get(url, 0) + batch.num_rows
+
+    def finish(self) -> list[Staged]:
+        """Close the files, and say what is in them."""
+        done = []
+        with storage_errors("staging in", str(self._folder)):
+            for url, (path, file, writer) in self._files.items():
+                writer.close()
+                file.close()
+                done.append(Staged(url, str(path), self._partition, self._counts[url]))
+        return done
+
+
+def staged_batches(parts: Sequence[Staged]) -> Iterator[Batch]:
+    """Yield what tasks staged for one stream, in the order of the partitions."""
+    for part in sorted(parts, key=lambda part: (part.partition, part.path)):
+        with pa.OSFile(part.path, "rb") as file:
+            reader = pa.ipc.open_file(file)
+            for i in range(reader.num_record_batches):
+                yield reader.get_batch(i)
+
+
+def remove_staged(folder: Path) -> None:
+    """Remove the files of a batch."""
+    shutil.rmtree(folder, ignore_errors=True)

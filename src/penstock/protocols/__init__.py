@@ -1,0 +1,1 @@
+"""Ways in and out of a queue: one package a protocol, wire format apart from sockets."""

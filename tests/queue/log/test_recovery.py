@@ -1,0 +1,396 @@
+"""A machine went down: what did not get to the disk is cut off, counted and said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import describe
+from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.overflow import DropReason
+from penstock.queue.log.endpoint import check
+from penstock.queue.log.recovery import Recovery
+from penstock.queue.log.segments import open_segment, path_of
+from penstock.queue.log.settings import SETTINGS
+from penstock.queue.wide.layout import HEADER
+from support.log_files import (
+    SMALL,
+    after_power_failure,
+    log_reader,
+    log_writer,
+    segment_files,
+    slot_offset,
+    stored,
+    url_of,
+)
+
+SIZE = 200
+PAYLOADS = [bytes([i]) * SIZE for i in range(20)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log of 20 messages in three segments: 0 to 7, 8 to 15, 16 to 19."""
+    log = tmp_path / "log"
+    with log_writer(log) as writer:
+        writer.write_many(PAYLOADS)
+    log_writer(log).close()  # from now on what is sealed is known to be on the disk
+    return log
+
+
+def overwrite(file: Path, at: int, data: bytes) -> None:
+    with file.open("r+b") as segment:
+        segment.seek(at)
+        segment.write(data)
+
+
+def buffer_offset(file: Path) -> int:
+    with file.open("rb") as segment:
+        return int(np.frombuffer(segment.read(HEADER.itemsize), HEADER, 1)["buffer_offset"][0])
+
+
+def field(file: Path, name: str) -> int:
+    with file.open("rb") as segment:
+        return int(np.frombuffer(segment.read(HEADER.itemsize), HEADER, 1)[name][0])
+
+
+def reopen(path: Path) -> Recovery:
+    with log_writer(path, "") as writer:
+        return writer.recovery
+
+
+def zero_bytes_of(file: Path, number: int) -> None:
+    """Let the bytes of the n-th message of a segment be zeros, as if they had not been written."""
+    overwrite(file, buffer_offset(file) + number * 256, bytes(SIZE))
+
+
+# --- torn tails ---
+
+
+def test_after_a_power_failure_a_whole_log_is_as_it_was(path: Path) -> None:
+    after_power_failure(path)
+    recovery = reopen(path)
+    assert (recovery.cut, recovery.set_aside) == (0, [])
+    assert stored(path) == PAYLOADS
+    with log_writer(path) as writer:
+        assert writer.write(b"more") == 20
+    assert len(segment_files(path)) == 3
+
+
+@pytest.mark.parametrize("bad", [0, 1, 3])
+def test_a_torn_tail_is_cut_at_the_first_bad_message(
+    path: Path, bad: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = segment_files(path)[-1]
+    for number in range(bad, 4):
+        zero_bytes_of(last, number)
+    after_power_failure(path)
+    with caplog.at_level(logging.WARNING), log_writer(path, "") as writer:
+        assert writer.recovery.cut == 4 - bad
+        assert writer.recovery.set_aside == []
+        assert f"the last {4 - bad} messages, from {16 + bad} on" in caplog.text
+        assert writer.write(b"new") == 20  # no number is given twice
+    with log_reader(path) as reader:
+        messages = list(reader.available())
+        assert [m.seq for m in messages] == [*range(16 + bad), 20]
+        books = reader.statistics()
+        assert [(loss.first, loss.last, loss.reason) for loss in books.losses] == [
+            (16 + bad, 19, DropReason.DAMAGED)
+        ]
+        assert books.messages + books.lost == 21
+    assert stored(path) == [*PAYLOADS[: 16 + bad], b"new"]
+    assert reopen(path).cut == 0
+
+
+@pytest.mark.parametrize("torn", ["slots", "bytes", "both"])
+def test_pages_that_were_not_written_are_found(path: Path, torn: str) -> None:
+    last = segment_files(path)[-1]
+    if torn != "bytes":
+        overwrite(last, slot_offset(last, 18), bytes(64 * 2))
+    if torn != "slots":
+        zero_bytes_of(last, 2)
+    after_power_failure(path)
+    assert reopen(path).cut == 2
+    assert stored(path) == PAYLOADS[:18]
+
+
+def test_what_comes_whole_behind_a_bad_message_is_kept_aside(path: Path) -> None:
+    last = segment_files(path)[-1]
+    zero_bytes_of(last, 1)
+    after_power_failure(path)
+    recovery = reopen(path)
+    assert recovery.cut == 3
+    assert [file.name for file in recovery.set_aside] == [f"{last.name}.torn-1"]
+    assert stored(path) == PAYLOADS[:17]
+    assert describe(url_of(path)).details["set_aside"] == [str(recovery.set_aside[0])]
+
+
+def test_a_file_that_was_cut_short_keeps_what_is_in_it(path: Path) -> None:
+    last = segment_files(path)[-1]
+    size = last.stat().st_size
+    with last.open("r+b") as segment:
+        segment.truncate(buffer_offset(last) + 2 * 256 + 10)
+    with log_reader(path) as reader, pytest.raises(DamagedQueue):
+        list(reader.available())
+    with log_reader(path, "damaged=skip") as reader:
+        assert len(list(reader.available())) == 16
+        reader.seek(18)
+        assert reader.read(0.01) is None
+    recovery = reopen(path)  # it needs no power failure for that
+    assert recovery.cut == 2
+    assert last.stat().st_size == size
+    assert stored(path) == PAYLOADS[:18]
+
+
+def test_a_sealed_segment_that_was_not_synced_is_checked_too(path: Path) -> None:
+    with log_writer(path) as writer:  # which leaves the newest but one behind
+        writer.write_many(PAYLOADS[:10])
+    unsynced = segment_files(path)[-2]
+    overwrite(unsynced, HEADER.fields["boot_id"][1], b"an earlier boot.")  # type: ignore[index]
+    overwrite(unsynced, buffer_offset(unsynced) + 7 * 256, bytes(SIZE))
+    after_power_failure(path)
+    recovery = reopen(path)
+    assert recovery.cut == 1
+    with log_reader(path) as reader:
+        assert [m.seq for m in reader.available()] == [*range(23), *range(24, 30)]
+        assert [(x.first, x.last) for x in reader.statistics().losses] == [(23, 23)]
+
+
+def test_a_sealed_segment_that_was_synced_is_not_looked_at_again(path: Path) -> None:
+    with log_writer(path, "sync=batch") as writer:
+        writer.write_many(PAYLOADS)
+    synced = segment_files(path)[1]
+    assert not any(synced.read_bytes()[400:416])
+    zero_bytes_of(synced, 3)  # a disk that forgets
+    after_power_failure(path)
+    assert reopen(path).cut == 0
+    # Whoever reads it is told.
+    with log_reader(path) as reader, pytest.raises(DamagedQueue, match="message 11"):
+        list(reader.available())
+    with log_reader(path, "damaged=skip") as reader:
+        assert len(list(reader.available())) == 39
+        assert reader.statistics().lost == 1
+
+
+def test_a_process_that_died_costs_no_check(path: Path) -> None:
+    """Only a machine that goes down can tear a tail: it is told by the number of its boot."""
+    zero_bytes_of(segment_files(path)[-1], 1)
+    assert reopen(path).cut == 0
+
+
+def test_a_place_that_a_consumer_confirmed_is_not_given_again(path: Path) -> None:
+    with log_reader(path, "cursor=me") as reader:
+        reader.seek(20)
+    # The disk got the cursor, and neither the last messages nor a header that counts them.
+    last = segment_files(path)[-1]
+    overwrite(last, 128, (18).to_bytes(8, "little"))
+    after_power_failure(path)
+    recovery = reopen(path)
+    assert recovery.cut == 0
+    with log_writer(path) as writer:
+        assert writer.write(b"new") == 20
+    with log_reader(path, "cursor=me") as reader:
+        assert [m.payload for m in reader.available()] == [b"new"]
+        assert reader.statistics().lost == 0
+
+
+# --- files that are no segments ---
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"rubbish" * 5000),
+        lambda file: overwrite(file, 0, bytes(4096)),
+        lambda file: overwrite(file, 96, b"\xff" * 4),
+        lambda file: overwrite(file, 16, b"\1" * 8),
+        lambda file: overwrite(file, 128, b"\xff" * 8),
+    ],
+    ids=["empty", "rubbish", "no header", "other number", "other log", "impossible head"],
+)
+def test_a_newest_segment_that_is_none_is_put_aside(
+    path: Path, spoil: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    last = segment_files(path)[-1]
+    spoil(last)
+    with caplog.at_level(logging.WARNING), log_writer(path, "") as writer:
+        assert [file.name for file in writer.recovery.set_aside] == [f"{last.name}.damaged-1"]
+        assert "put aside" in caplog.text
+        # What was in it is not known; its numbers are not given again.
+        assert writer.write(b"new") == 24
+    with log_reader(path) as reader:
+        assert [m.seq for m in reader.available()] == [*range(16), 24]
+        assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+            (16, 23, DropReason.DAMAGED)
+        ]
+
+
+def test_garbage_with_the_name_of_a_segment_far_away_is_put_aside(path: Path) -> None:
+    for number in (10**12, 2**63 - 1):
+        path_of(path, number).write_bytes(b"garbage")
+    path_of(path, 10**20 - 1).write_bytes(b"no number at all")
+    recovery = reopen(path)
+    assert len(recovery.set_aside) == 2
+    with log_writer(path) as writer:
+        assert writer.write(b"new") == 20
+    assert len(stored(path)) == 21
+
+
+def test_a_log_whose_segments_are_all_damaged_goes_on_behind_them(path: Path) -> None:
+    for file in segment_files(path):
+        overwrite(file, 0, bytes(8))
+    with pytest.raises(DamagedQueue):
+        log_reader(path)
+    with pytest.raises(DamagedQueue):
+        describe(url_of(path))
+    with log_writer(path, "") as writer:
+        assert len(writer.recovery.set_aside) == 3
+        assert writer.write(b"new") == 24
+
+
+def test_a_damaged_segment_in_the_middle_is_an_error_or_a_loss_that_is_counted(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write_many(PAYLOADS[:10])
+    reopen(path)
+    overwrite(path_of(path, 8), 0, bytes(8))
+    assert reopen(path).set_aside == []  # what is far from the end is left as it is
+    with log_reader(path) as reader:
+        assert len(reader.read_many(10)) == 8
+        for _ in range(2):
+            with pytest.raises(DamagedQueue):
+                reader.read(0)
+        reader.seek(17)
+        assert len(list(reader.available())) == 13
+        with pytest.raises(DamagedQueue):
+            reader.seek(10)
+    with log_reader(path, "damaged=skip") as reader:
+        assert [m.seq for m in reader.available()] == [*range(8), *range(16, 30)]
+        assert [(x.first, x.last) for x in reader.statistics().losses] == [(8, 15)]
+        reader.seek(10)
+        assert reader.read_many(1)[0].seq == 16
+    shutil.copy(path_of(path, 8), path_of(path, 0))
+    with pytest.raises(DamagedQueue):
+        log_reader(path)
+    with log_reader(path, "damaged=skip") as reader:
+        assert [m.seq for m in reader.available()] == list(range(16, 30))
+
+
+def test_a_segment_of_a_newer_version_is_not_touched(path: Path) -> None:
+    last = segment_files(path)[-1]
+    overwrite(last, 8, (99).to_bytes(4, "little"))
+    before = last.read_bytes()
+    with pytest.raises(Unsupported, match="version 99"):
+        log_writer(path)
+    assert last.read_bytes() == before
+
+
+# --- the log's own file ---
+
+
+def test_a_log_without_its_file_is_taken_as_its_segments_say(path: Path) -> None:
+    (path / SETTINGS).unlink()
+    assert len(stored(path)) == 20
+    assert describe(url_of(path)).count == 20
+    with log_writer(path, "retain=1G") as writer:
+        assert writer.write(b"more") == 20
+    kept = json.loads((path / SETTINGS).read_text())
+    assert (kept["segment"], kept["segment_slots"], kept["retain"]) == (8192, 8, 1 << 30)
+    assert len(stored(path)) == 21
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', "\0" * 300, '{"epoch": -1}'])
+def test_a_damaged_file_is_put_aside(
+    path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path / SETTINGS).write_text(text)
+    assert len(stored(path)) == 20
+    assert describe(url_of(path)).count == 20
+    with caplog.at_level(logging.WARNING), log_writer(path) as writer:
+        assert "put aside" in caplog.text
+        assert writer.write(b"more") == 20
+    assert (path / f"{SETTINGS}.damaged-1").exists()
+    assert len(stored(path)) == 21
+
+
+def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
+    kept = json.loads((path / SETTINGS).read_text())
+    (path / SETTINGS).write_text(json.dumps(kept | {"version": 2}))
+    with pytest.raises(Unsupported, match="version 2"):
+        log_writer(path)
+
+
+# --- whatever happened ---
+
+
+@given(data=st.data())
+def test_whatever_became_of_the_last_segment_the_log_opens_and_counts(data: st.DataObject) -> None:
+    """Flip, zero and cut anything: what is read is what was written, and all is accounted for."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", dir="/dev/shm") as folder:
+        log = Path(folder) / "log"
+        with log_writer(log) as writer:
+            writer.write_many(PAYLOADS)
+        last = segment_files(log)[-1]
+        size = last.stat().st_size
+        for _ in range(data.draw(st.integers(1, 3))):
+            kind = data.draw(st.sampled_from(["flip", "zero", "cut", "rubbish"]))
+            at = data.draw(st.integers(0, size - 1))
+            if kind == "cut":
+                with last.open("r+b") as segment:
+                    segment.truncate(at)
+                size = max(1, at)
+                continue
+            length = 1 if kind == "flip" else data.draw(st.integers(1, 4096))
+            with last.open("r+b") as segment:
+                segment.seek(at)
+                old = segment.read(length)
+                new = {
+                    "flip": bytes(b ^ data.draw(st.integers(1, 255)) for b in old),
+                    "zero": bytes(len(old)),
+                    "rubbish": data.draw(st.binary(min_size=len(old), max_size=len(old))),
+                }[kind]
+                segment.seek(at)
+                segment.write(new)
+        after_power_failure(log)
+        try:
+            with log_writer(log, "") as writer:
+                new_seq = writer.write(b"new")
+        except Unsupported:
+            return  # it says that it is of a newer version
+        with log_reader(log, "damaged=skip") as reader:
+            messages = list(reader.available())
+            books = reader.statistics()
+        assert messages[-1].payload == b"new"
+        assert messages[-1].seq == new_seq >= 16
+        assert [m.payload for m in messages[:-1]] == PAYLOADS[: len(messages) - 1]
+        assert len(messages) - 1 >= 16
+        assert books.messages + books.lost == new_seq + 1
+        # What is left of the log is whole; only what is missing is named.
+        faults = [fault for checked in check(url_of(log)) for fault in checked.faults]
+        assert all("missing" in fault for fault in faults)
+
+
+def test_a_log_that_is_open_is_not_recovered_by_a_reader(path: Path) -> None:
+    with log_writer(path, "") as writer:
+        file = open_segment(path, 16)
+        before = file.field("head")
+        with log_reader(path) as reader:
+            list(reader.available())
+        assert file.field("head") == before
+        file.close()
+        writer.write(b"x")
+
+
+def test_the_sizes_of_this_test_are_what_it_says(path: Path) -> None:
+    assert SMALL.startswith("segment=8k")
+    assert [int(file.stem) for file in segment_files(path)] == [0, 8, 16]
+    assert field(segment_files(path)[-1], "head") == 20

@@ -1,0 +1,136 @@
+"""A log that is created anew is another one: readers notice, and are told what they lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock import create, describe
+from penstock.core.errors import Unsupported
+from penstock.core.overflow import DropReason
+from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.retention import Limits
+from support.log_files import SMALL, log_reader, log_writer, segment_files, stored, url_of
+from support.waiting import SOON, background, waits
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A log of 20 messages in three segments."""
+    log = tmp_path / "log"
+    with log_writer(log) as writer:
+        writer.write_many([b"old"] * 20)
+    return log
+
+
+def test_a_log_is_emptied_and_has_another_epoch(path: Path) -> None:
+    before = describe(url_of(path)).details["epoch"]
+    create(url_of(path, f"{SMALL}&crc=false"), replace=True)
+    found = describe(url_of(path))
+    assert found.details["epoch"] != before
+    assert found.details["crc"] is False
+    assert (found.count, found.details["segments"]) == (0, 1)
+    assert [file.name for file in segment_files(path)] == ["00000000000000000000.fmq"]
+
+
+def test_a_reader_that_had_everything_goes_on_with_the_new_log(path: Path) -> None:
+    with log_reader(path) as reader:
+        assert len(list(reader.available())) == 20
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"new"] * 10)
+        assert [(m.seq, m.payload) for m in reader.available()] == [(i, b"new") for i in range(10)]
+        books = reader.statistics()
+        assert (books.messages, books.lost, books.restarts) == (30, 0, 1)
+
+
+@pytest.mark.parametrize("read", [0, 5, 8, 13])
+def test_a_reader_is_told_what_it_had_not_read(path: Path, read: int) -> None:
+    with log_reader(path) as reader:
+        assert [reader.read_many(1)[0].payload for _ in range(read)] == [b"old"] * read
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"new"] * 10)
+        assert [m.payload for m in reader.available()] == [b"new"] * 10
+        books = reader.statistics()
+        assert (books.lost, books.restarts) == (20 - read, 1)
+        assert {loss.reason for loss in books.losses} == {DropReason.RECREATED}
+
+
+def test_a_reader_that_waits_wakes_for_the_new_log(path: Path) -> None:
+    with log_reader(path, start="end") as reader, background(reader.read, 30) as reading:
+        assert waits(reading)
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write(b"new")
+        message = reading.result(SOON)
+        assert message is not None
+        assert message.seq == 0  # type: ignore[attr-defined]
+
+
+def test_a_log_that_was_removed_and_made_again_is_noticed(path: Path) -> None:
+    with log_reader(path, start="end") as reader, background(reader.read, 30) as reading:
+        assert waits(reading)
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write(b"new")
+        message = reading.result(SOON)
+        assert message is not None
+        assert message.payload == b"new"  # type: ignore[attr-defined]
+        assert reader.statistics().restarts == 1
+
+
+def test_a_seek_finds_the_new_log(path: Path) -> None:
+    for position, expected in (("start", 0), (3, 3), ("last", 9), ("1970-01-01", 0)):
+        with log_reader(path) as reader:
+            with log_writer(path, f"{SMALL}&create=always") as writer:
+                writer.write_many([b"new"] * 10)
+            reader.seek(position)
+            message = reader.read(0)
+            assert message is not None
+            assert (message.seq, message.payload) == (expected, b"new")
+            assert reader.statistics().restarts == 1
+
+
+def test_the_bounds_are_those_of_the_log_that_is_there(path: Path) -> None:
+    with log_reader(path) as reader:
+        old = describe(url_of(path)).details["epoch"]
+        assert reader.bounds() == (old, 0, 20)
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"new"] * 10)
+            new = describe(url_of(path)).details["epoch"]
+            assert reader.bounds() == (new, 0, 10)
+            trim_log(url_of(path), Limits(before_seq=9))
+            assert reader.bounds() == (new, 8, 10)
+
+
+def test_a_cursor_of_the_log_before_starts_anew(path: Path) -> None:
+    with log_reader(path, "cursor=me") as reader:
+        reader.read_many(5)
+    with log_writer(path, f"{SMALL}&create=always") as writer:
+        writer.write_many([b"new"] * 10)
+    with log_reader(path, "cursor=me") as reader:
+        assert [m.seq for m in reader.read_many(3)] == [0, 1, 2]
+        assert reader.statistics().restarts == 1
+    with log_reader(path, "cursor=me") as reader:
+        assert reader.statistics().next_seq == 3
+        assert reader.statistics().restarts == 0
+
+
+def test_a_consumer_notices_while_it_reads(path: Path) -> None:
+    with log_reader(path, "cursor=me") as reader:
+        assert len(list(reader.available())) == 20
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"new"] * 10)
+        assert len(list(reader.available())) == 10
+    with log_reader(path, "cursor=me") as reader:
+        assert (reader.statistics().next_seq, reader.statistics().restarts) == (10, 0)
+
+
+def test_other_compression_needs_another_reader(path: Path) -> None:
+    with log_reader(path) as reader:
+        list(reader.available())
+        with log_writer(path, f"{SMALL}&create=always&compress=lz4") as writer:
+            writer.write(b"new")
+        with pytest.raises(Unsupported, match="compression"):
+            reader.read(0)
+    assert stored(path) == [b"new"]

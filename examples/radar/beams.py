@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BEAM_HEADER",
     "BeamHeader",
+    "Rows",
     "beam_dtype",
     "check_headers",
     "decode_beam",
@@ -87,6 +88,7 @@ _MOST_GATES: Final = 65_536
 _POSITIVE: Final = ("first_gate", "gate_spacing", "prf", "wavelength")
 _FINITE: Final = ("azimuth", "elevation", "noise_power", "radar_constant", "count_power")
 
+#: Rows of one of the types here: headers, or whole beams.
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.void]]"
 
 

@@ -126,7 +126,7 @@ def spectrum_width(
 ) -> NDArray[Any]:
     """Return the width (m/s) of a Gaussian spectrum, by how much `r1` falls short of the signal.
 
-    With noise taken off, the signal may come out below `r1`. Such a spectrum is as narrow as can be.
+    With noise taken off, a signal may come out below `r1`. Its spectrum is as narrow as can be.
     """
     fall = np.log(np.maximum(signal / np.abs(r1), 1))
     width: NDArray[Any] = np.sqrt(2 * fall) * (nyquist_velocity(prf, wavelength) / np.pi)
@@ -186,8 +186,8 @@ class _Radar(NamedTuple):
 def _moments(samples: NDArray[np.complex64], radar: _Radar, least_snr: float) -> Moments:
     r0 = autocovariance(samples).real
     r1 = autocovariance(samples, lag=1)  # noise has no memory: there is none of it in here
-    # The power of the pairs that r1 is of: all samples twice, but the first and the last. With any
-    # other, narrow spectra would seem wide, only because the first and the last happen to be strong.
+    # The power of the pairs that r1 is made of: all samples are in two, the first and the last in
+    # one. Against r0, a narrow spectrum would seem wide whenever these two happen to be strong.
     pulses = samples.shape[-2]
     ends = np.abs(samples[..., 0, :]) ** 2 + np.abs(samples[..., -1, :]) ** 2
     of_pairs = (pulses * r0 - ends / 2) / (pulses - 1)

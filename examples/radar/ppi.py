@@ -124,6 +124,7 @@ def draw_ppi(sweep: Sweep, path: Path) -> None:
     """
     colors, figures = _matplotlib("colors"), _matplotlib("figure")
     figure = figures.Figure(figsize=(15.2, 7.5), layout="constrained", facecolor=_BACKGROUND)
+    figure.get_layout_engine().set(h_pad=0.1)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     nyquist = sweep.nyquist_velocity
     velocity_ticks = np.linspace(-nyquist, nyquist, 11)

@@ -182,19 +182,19 @@ class SyntheticRadar:
             spread = math.pi * width / self._nyquist
             values, vectors = np.linalg.eigh(np.exp(-((spread * lags) ** 2) / 2))
             root = vectors * np.sqrt(np.maximum(values, 0))  # some are 0, give or take rounding
-            series[:] = self._white((_SERIES, len(pulses)), power=1.0) @ root.T
+            series[:] = self._white((_SERIES, len(pulses)), power=1.0) @ root.T.astype(np.complex64)
         return bank.reshape(-1, len(pulses))
 
     def _bank_of_noise(self) -> NDArray[np.complex64]:
         size = max(_NOISE_SAMPLES, 4 * self.settings.pulses * self.settings.gates)
         # Rounding to counts adds a little noise of its own; together they are as announced.
         power = max(self._noise_counts - 2 * _ROUNDING, 0.0)
-        return self._white((size,), power).astype(np.complex64)
+        return self._white((size,), power)
 
-    def _white(self, shape: tuple[int, ...], power: float) -> NDArray[np.complex128]:
-        pairs = self._random.standard_normal((*shape, 2))
-        pairs *= math.sqrt(power / 2)
-        return pairs.view(np.complex128)[..., 0]
+    def _white(self, shape: tuple[int, ...], power: float) -> NDArray[np.complex64]:
+        pairs = self._random.standard_normal((*shape, 2), np.float32)
+        pairs *= np.float32(math.sqrt(power / 2))
+        return pairs.view(np.complex64)[..., 0]
 
 
 def _nearest_width(width: NDArray[Any]) -> NDArray[np.int64]:
@@ -262,7 +262,6 @@ def write_beams(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write until told to stop, and say how much it was."""
     given = _parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end it as Ctrl-C does
     console = Console(stderr=True)
     progress = Progress(
         SpinnerColumn(),
@@ -328,4 +327,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C
     sys.exit(main())

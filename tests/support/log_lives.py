@@ -8,13 +8,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
+from typing import TYPE_CHECKING
 
-from penstock import open_reader, open_writer
+from penstock import create, open_reader, open_writer
+from penstock.queue.log.endpoint import trim_log
+from penstock.queue.log.retention import Limits
 from support import self_describing
 from support.lives import Reporter, serve
 from support.peer import LAST_TYPE
 from support.wide_lives import consume, follow, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 __all__ = ["LAST_TYPE"]
 
@@ -51,8 +61,45 @@ def open_again_and_again(url: str, report: str) -> None:
         number += 1
 
 
+def die_at_line(url: str, report: str, *, doing: str, at: int) -> None:
+    """Do something with a log, and be killed at the n-th line of Python that it takes."""
+    books = Reporter(report)
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal lines
+        del argument
+        if "/queue/log/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    def traced(call: Callable[[], object]) -> None:
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+
+    if doing == "roll":
+        with open_writer(url) as log:
+            books.add(b"r", 0, 0, 0)
+            traced(lambda: log.write_many([b"x" * 1000] * 12))
+            books.add(b"w", 0, 0, 0)
+    elif doing == "open":
+        traced(lambda: open_writer(url).close())
+    elif doing == "trim":
+        traced(lambda: trim_log(url, Limits(retain=0)))
+    else:
+        traced(lambda: create(url, replace=True))
+    books.add(b"e", 0, 0, 0)
+
+
 if __name__ == "__main__":
-    operations = (consume, follow, produce, work, open_again_and_again)
+    operations = (consume, follow, produce, work, open_again_and_again, die_at_line)
     serve(
         {operation.__name__: operation for operation in operations},
         ["penstock.queue.log.endpoint", "penstock.queue.endpoint"],

@@ -73,11 +73,10 @@ def _url(value: object) -> str:
         scheme = URL.parse(text).scheme
     except InvalidURL as error:
         raise _Wrong(str(error), hint=error.hint) from None
-    known = schemes()
-    if scheme not in known:
-        raise _Wrong(
-            f"no endpoint answers to {scheme}:", hint=nearest(scheme, known, "known schemes")
-        )
+    known = [f"{name}:" for name in schemes()]
+    if f"{scheme}:" not in known:
+        hint = nearest(f"{scheme}:", known, "known schemes")
+        raise _Wrong(f"no endpoint answers to {scheme}:", hint=hint)
     return text
 
 
@@ -92,7 +91,9 @@ def _listed(value: object) -> object:
     """Let one stand for a list of one."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and not value:
+    if not isinstance(value, list | tuple):
+        raise _Wrong("should be text, or a list of texts")
+    if not value:
         raise _Wrong("should have at least one")
     return value
 

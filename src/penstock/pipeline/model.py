@@ -312,11 +312,16 @@ class Pipeline:
         try:
             return model.model_validate(given)
         except ValidationError as error:
-            raise self._explain(model, path, error) from None
+            raise self._explain(model, path, given, error) from None
 
-    def _explain(self, model: type[_Part], path: Path, error: ValidationError) -> ConfigError:
+    def _explain(
+        self, model: type[ConfigModel], path: Path, given: dict[str, Any], error: ValidationError
+    ) -> ConfigError:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = (*path, *first["loc"])
+        loc = first["loc"]
+        if isinstance(given.get(str(loc[0])), str):
+            loc = loc[:1]  # one text that stands for a list of one
+        place = (*path, *loc)
         if first["type"] == "extra_forbidden":
             known = sorted(part.alias or name for name, part in model.model_fields.items())
             hint = nearest(str(first["loc"][-1]), known, "known keys")

@@ -248,12 +248,13 @@ def _reason(group: _Group, others: Sequence[_Group]) -> str:
 
 def _read_also(group: _Group, others: Sequence[_Group]) -> str:
     """Say what is read more than once; a stream is read once by each query."""
-    also = [
-        f"{source} is read by {_listed(readers)} as well"
-        for source in group.sources()
-        if (readers := [_name(other) for other in others if source in other.sources()])
-    ]
-    return "".join(f"; {text}" for text in also)
+    sources = group.sources()
+    said = ""
+    for other in others:
+        if also := [source for source in sources if source in other.sources()]:
+            verb = "is" if len(also) == 1 else "are"
+            said += f"; {_listed(also)} {verb} read by {_name(other)} as well"
+    return said
 
 
 def _name(group: _Group) -> str:

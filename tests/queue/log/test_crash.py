@@ -30,7 +30,7 @@ def states(path: Path) -> list[str]:
     return [listed.state for listed in segments(url_of(path))]
 
 
-# --- killed for real ---
+# --- killed for real ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 30], ids=["single", "batches"])
@@ -99,7 +99,7 @@ def test_a_writer_that_is_killed_while_it_opens_leaves_a_log(
             own.write(b"own")
         check_whole(log)
         assert confirmed + life + 1 <= len(stored(log)) <= confirmed + 2 * (life + 1)
-    assert confirmed > rounds
+    assert confirmed > 0
     with log_reader(log) as reader:
         assert [m.seq for m in reader.available()] == list(range((reader.newest_seq() or 0) + 1))
     assert not list(log.glob(".*"))
@@ -136,7 +136,67 @@ def test_a_process_that_trims_is_killed_and_the_log_is_whole(
     assert not got & told
 
 
-# --- at the points that matter, by hand ---
+# --- killed at every line -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("doing", ["roll", "open", "trim", "replace"])
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=MANY)])
+def test_whichever_line_is_the_last_the_log_is_whole(
+    step: int, doing: str, memory: Path, tmp_path: Path, lives: Lives
+) -> None:
+    log = memory / "log"
+    for at in range(1 + len(doing), 100_000, step):
+        with log_writer(log, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"%d" % i for i in range(30)])
+        with log_reader(log) as reader:
+            assert reader.read(0) is not None
+            report = Report(tmp_path / f"{at}")
+            life = lives.start(
+                "die_at_line", url=url_of(log, SMALL), report=report.path, doing=doing, at=at
+            )
+            outcome = life.end()
+            assert outcome.code in {None, 0}
+            with log_writer(log) as writer:
+                assert writer.recovery.cut == 0
+                assert writer.recovery.set_aside == []
+                new = writer.write(b"new")
+            check_whole(log)
+            assert states(log).count("live") == 1
+            check_after(doing, log, new)
+            # Somebody who was there all the time is not misled.
+            rest = list(reader.available())
+            assert rest[-1].payload == b"new"
+            books = reader.statistics()
+            if books.restarts:
+                assert books.messages + books.lost == 30 + new + 1
+            else:
+                assert books.messages + books.lost == new + 1
+        if not outcome.killed:
+            assert at > 20
+            return
+
+
+def check_after(doing: str, log: Path, new: int) -> None:
+    """Make sure that a log of 30 messages is what it can be, killed or not; and one new one."""
+    payloads = stored(log)
+    assert payloads[-1] == b"new"
+    old = [b"%d" % i for i in range(30)]
+    match doing:
+        case "roll":
+            assert payloads[:30] == old
+            assert set(payloads[30:-1]) <= {b"x" * 1000}
+            assert new == len(payloads) - 1 <= 42
+        case "open":
+            assert payloads[:-1] == old
+        case "trim":
+            assert payloads[:-1] == old[31 - len(payloads) :]
+            assert (31 - len(payloads)) % 8 == 0
+        case _:  # all of it, or nothing
+            assert payloads[:-1] in ([], old)
+            assert new == len(payloads) - 1
+
+
+# --- at the points that matter, by hand ---------------------------------------------------------
 
 
 def test_a_writer_that_died_before_it_sealed_left_two_segments_that_take_messages(

@@ -165,7 +165,7 @@ def test_a_compressed_log_has_consumers_too(tmp_path: Path) -> None:
     assert next_seq(log) == 24
 
 
-# --- killed ---
+# --- killed -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def zero_bytes_of(file: Path, number: int) -> None:
     overwrite(file, buffer_offset(file) + number * 256, bytes(SIZE))
 
 
-# --- torn tails ---
+# --- torn tails ---------------------------------------------------------------------------------
 
 
 def test_after_a_power_failure_a_whole_log_is_as_it_was(path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_place_that_a_consumer_confirmed_is_not_given_again(path: Path) -> Non
         assert reader.statistics().lost == 0
 
 
-# --- files that are no segments ---
+# --- files that are no segments -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_segment_of_a_newer_version_is_not_touched(path: Path) -> None:
     assert last.read_bytes() == before
 
 
-# --- the log's own file ---
+# --- the log's own file -------------------------------------------------------------------------
 
 
 def test_a_log_without_its_file_is_taken_as_its_segments_say(path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
         log_writer(path)
 
 
-# --- whatever happened ---
+# --- whatever happened --------------------------------------------------------------------------
 
 
 @given(data=st.data())

@@ -65,6 +65,7 @@ def test_a_reader_that_waits_wakes_for_the_new_log(path: Path) -> None:
         message = reading.result(SOON)
         assert message is not None
         assert message.seq == 0  # type: ignore[attr-defined]
+        assert reader.statistics().restarts == 1
 
 
 def test_a_log_that_was_removed_and_made_again_is_noticed(path: Path) -> None:

@@ -42,7 +42,7 @@ def first_numbers(path: Path) -> list[int]:
     return [int(file.stem) for file in segment_files(path)]
 
 
-# --- by size and by age ---
+# --- by size and by age -------------------------------------------------------------------------
 
 
 def test_the_disk_that_a_log_takes_stays_below_its_limit(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_newest_segment_stays(path: Path) -> None:
     assert stored(path) == [b"one", b"two"]
 
 
-# --- trimming by hand ---
+# --- trimming by hand ---------------------------------------------------------------------------
 
 
 def test_trimming_removes_whole_segments_before_a_message_or_a_moment(path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_log_can_be_trimmed_while_it_is_written_and_read(path: Path) -> None:
     assert removed + len(stored(path)) == 1500
 
 
-# --- readers of what is gone ---
+# --- readers of what is gone --------------------------------------------------------------------
 
 
 def test_space_is_free_even_while_a_reader_maps_the_segment(path: Path) -> None:
@@ -277,13 +277,16 @@ def test_a_damaged_segment_goes_as_others_do(path: Path) -> None:
     assert first_numbers(path)[0] == 24
 
 
-# --- held cursors ---
+# --- held cursors -------------------------------------------------------------------------------
 
 
-def test_what_a_held_cursor_has_not_passed_stays(path: Path) -> None:
+def test_what_a_held_cursor_has_not_passed_stays(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     options = f"{SMALL}&retain=0&hold=archive,display"
-    with log_writer(path, options) as writer:
+    with caplog.at_level(logging.WARNING), log_writer(path, options) as writer:
         writer.write_many([b"x"] * 30)
+        assert caplog.text.count("keeps more than its limits, for the cursor archive") == 1
         assert first_numbers(path) == [0, 8, 16, 24]
         with log_reader(path, "cursor=archive") as archive:
             assert len(archive.read_many(30)) + len(archive.read_many(30)) == 16

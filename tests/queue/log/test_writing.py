@@ -332,7 +332,7 @@ def test_a_wrong_url_is_named() -> None:
 # --- the disk -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sync", ["none", "batch", "10ms", "1s"])
+@pytest.mark.parametrize("sync", ["none", "batch", "10ms", "1s", "0"])
 def test_messages_are_synced_as_asked(path: Path, sync: str) -> None:
     with log_writer(path, f"{SIZES}&sync={sync}") as writer:
         for i in range(30):

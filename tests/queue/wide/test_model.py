@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hypothesis.strategies as st
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
@@ -24,39 +22,22 @@ from hypothesis.stateful import (
 
 from penstock import (
     Message,
-    MessageTooLarge,
     Position,
-    QueueFull,
     StreamId,
     batch_from_messages,
     messages_from_batch,
 )
-from penstock.queue.wide.reader import WideReader
 from penstock.queue.wide.writer import WideWriter
+from support.wide_model import Follower, Header, Refused, RingModel, Stored
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import Listing, list_queue
 
-ALIGN = 64
 #: The name of the reader that writers may have to wait for.
 HELD = "archive"
 
 #: The size of a payload in thousandths of the buffer: mostly small, sometimes all of it or more.
 shares = st.one_of(st.integers(0, 60), st.integers(0, 300), st.integers(0, 1050))
 kinds = st.integers(0, 2)
-
-
-class Header(NamedTuple):
-    """What is written with a payload."""
-
-    type: int
-    subtype: int
-    stream: StreamId | None
-    attributes: bytes | None
-
-    @property
-    def block(self) -> int:
-        size = (16 if self.stream is not None else 0) + len(self.attributes or b"")
-        return -(-size // 8) * 8
 
 
 headers = st.builds(
@@ -66,108 +47,6 @@ headers = st.builds(
     st.one_of(st.none(), st.none(), st.binary(min_size=16, max_size=16).map(StreamId)),
     st.one_of(st.none(), st.none(), st.binary(max_size=40)),
 )
-
-
-class Stored(NamedTuple):
-    seq: int
-    position: int
-    header: Header
-    payload: bytes
-
-
-class Refused(Exception):
-    """The model has no place for a message."""
-
-    def __init__(self, kind: type[Exception]) -> None:
-        self.kind = kind
-
-
-@dataclass
-class RingModel:
-    """Which messages are in a queue, and where, by the rules of placement."""
-
-    slots: int
-    size: int
-    compression: str | None
-    messages: list[Stored] = field(default_factory=list)
-    tail: int = 0
-    head: int = 0
-    position: int = 0
-    #: Messages from here on may not be overwritten.
-    limit: int | None = None
-
-    def stored_length(self, payload: bytes) -> int:
-        if self.compression is None:
-            return len(payload)
-        return 8 + len(pa.Codec(self.compression).compress(payload, asbytes=True))
-
-    def place(self, header: Header, payload: bytes) -> int:
-        """Free a place for a message and return its position, or raise."""
-        if self.compression is not None and len(payload) > self.size:
-            raise Refused(MessageTooLarge)
-        size = header.block + self.stored_length(payload)
-        if size > self.size:
-            raise Refused(MessageTooLarge)
-        room = up(size, ALIGN)
-        at = self.position
-        if at % self.size + room > self.size:
-            at = up(at, self.size)
-        live, tail = self.live(), self.tail
-        for message in live:
-            if self.head - tail >= self.slots or message.position + self.size < at + room:
-                tail += 1
-            else:
-                break
-        if self.limit is not None and tail > max(self.tail, self.limit):
-            raise Refused(QueueFull)
-        self.tail = tail
-        return at
-
-    def append(self, at: int, header: Header, payload: bytes) -> Stored:
-        stored = Stored(self.head, at, header, payload)
-        self.head += 1
-        self.position = up(at + header.block + self.stored_length(payload), ALIGN)
-        self.messages = [*self.live(), stored]
-        return stored
-
-    def live(self) -> list[Stored]:
-        return [message for message in self.messages if message.seq >= self.tail]
-
-
-def up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
-@dataclass
-class Follower:
-    """A reader, and what the model says about it."""
-
-    reader: WideReader
-    wanted: int | None
-    newest: bool
-    holds: bool
-    #: The number of the next message, and what a writer knows of it.
-    next: int
-    acknowledged: int
-    delivered: int = 0
-    size: int = 0
-    lost: int = 0
-    filtered: int = 0
-    restarts: int = 0
-    #: Where it stands after the last seek, and its books then.
-    start: int = 0
-    settled: int = 0
-
-    def wants(self, message: Stored) -> bool:
-        return self.wanted is None or message.header.type == self.wanted
-
-    @property
-    def books(self) -> int:
-        return self.delivered + self.lost + self.filtered
-
-    def stand_at(self, seq: int) -> None:
-        self.next = self.start = self.acknowledged = seq
-        self.settled = self.books
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -235,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.model = RingModel(old.slots, old.size, old.compression)
         self._open_writer(always=True)
         for follower in self.followers:
-            expected = self._deliver(follower, 1000, old)
+            expected = follower.deliver(old, 1000)
             self._same(follower.reader.read_many(1000), expected)
             assert follower.reader.read(timeout=0.01) is None
             follower.restarts += 1
@@ -342,9 +221,7 @@ class QueueMachine(RuleBasedStateMachine):
         writer = self.writer
         assert writer is not None
         expected: Exception | None = None
-        offered = []
         for payload in payloads:
-            offered.append(payload)
             if (expected := self._expect(header, [payload])) is not None:
                 break
         batch = batch_from_messages([Message(0, 5, 0, *header, payload) for payload in payloads])
@@ -397,53 +274,6 @@ class QueueMachine(RuleBasedStateMachine):
     def _one(self, data: st.DataObject) -> Follower:
         return self.followers[data.draw(st.integers(0, len(self.followers) - 1))]
 
-    def _catch_up(self, follower: Follower, model: RingModel) -> None:
-        """Acknowledge, and count what was overwritten."""
-        follower.acknowledged = follower.next
-        if follower.next < model.tail:
-            go_on = max(model.tail, model.head - 1) if follower.newest else model.tail
-            follower.lost += go_on - follower.next
-            follower.next = go_on
-
-    def _deliver(self, follower: Follower, n: int, model: RingModel | None = None) -> list[Stored]:
-        """What the next `n` messages must be."""
-        model = model or self.model
-        self._catch_up(follower, model)
-        chosen: list[Stored] = []
-        for message in model.live():
-            if message.seq < follower.next:
-                continue
-            if len(chosen) == n:
-                break
-            follower.next = message.seq + 1
-            if follower.wants(message):
-                chosen.append(message)
-            else:
-                follower.filtered += 1
-        self._hand_out(follower, chosen)
-        return chosen
-
-    def _deliver_batch(self, follower: Follower, n: int) -> list[Stored]:
-        """What a batch must be: those wanted of the next `n`, or of the `n` behind them."""
-        self._catch_up(follower, self.model)
-        chosen: list[Stored] = []
-        while not chosen:
-            run = [m for m in self.model.live() if m.seq >= follower.next][:n]
-            if not run:
-                break
-            follower.next = run[-1].seq + 1
-            chosen = [m for m in run if follower.wants(m)]
-            follower.filtered += len(run) - len(chosen)
-        if not chosen:
-            follower.acknowledged = follower.next
-        self._hand_out(follower, chosen)
-        return chosen
-
-    @staticmethod
-    def _hand_out(follower: Follower, chosen: list[Stored]) -> None:
-        follower.delivered += len(chosen)
-        follower.size += sum(len(m.payload) for m in chosen)
-
     def _same(self, found: list[Message], expected: list[Stored]) -> None:
         assert [(m.seq, *m[3:]) for m in found] == [
             (m.seq, *m.header[:2], m.header.stream or self.own, m.header.attributes, m.payload)
@@ -465,16 +295,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     def read_one(self, follower: Follower, _n: int) -> None:
         message = follower.reader.read(timeout=0)
-        self._same([] if message is None else [message], self._deliver(follower, 1))
+        self._same([] if message is None else [message], follower.deliver(self.model, 1))
 
     def read_many(self, follower: Follower, n: int) -> None:
-        self._same(follower.reader.read_many(n), self._deliver(follower, n))
+        self._same(follower.reader.read_many(n), follower.deliver(self.model, n))
 
     def read_batch(self, follower: Follower, n: int) -> None:
         found = list(messages_from_batch(follower.reader.read_batch(n)))
         compressed = self.model.compression is not None
-        deliver = self._deliver if compressed else self._deliver_batch
-        self._same(found, deliver(follower, n))
+        deliver = follower.deliver if compressed else follower.deliver_batch
+        self._same(found, deliver(self.model, n))
 
     def view(self, follower: Follower, n: int) -> None:
         if self.model.compression is not None:
@@ -482,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         with follower.reader.view(timeout=0) as message:
             found = [] if message is None else [message._replace(payload=bytes(message.payload))]
-        self._same(found, self._deliver(follower, 1))
+        self._same(found, follower.deliver(self.model, 1))
 
     def view_batch(self, follower: Follower, n: int) -> None:
         if self.model.compression is not None:
@@ -490,7 +320,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         with follower.reader.view_batch(n) as batch:
             found = list(map(Message, *(column.to_pylist() for column in batch.columns)))
-        self._same(found, self._deliver_batch(follower, n))
+        self._same(found, follower.deliver_batch(self.model, n))
 
     @precondition(lambda self: self.followers)
     @rule(data=st.data(), where=st.sampled_from(["start", "end", "last", "seq", "seq", "time"]))
@@ -539,7 +369,7 @@ class QueueMachine(RuleBasedStateMachine):
         with wide_reader(f"fmq:{self.path}") as reader:
             found = reader.read_many(100)
             assert reader.statistics().lost == 0
-        assert [m[:5] + m[5:] for m in found] == [
+        assert [tuple(m) for m in found] == [
             (m.seq, m.time_ns, m.created_ns, m.type, m.subtype, m.stream, m.attributes, m.payload)
             for m in self.listing().messages
         ]

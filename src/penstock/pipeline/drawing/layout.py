@@ -104,8 +104,9 @@ def arrange(
 
         def box(item: _Item[_Node], shift: float = top - highest) -> Box:
             width = widths[item.column] if item.node is None else sizes[item.node].width
-            x = lefts[item.column] + (widths[item.column] - width) / 2
-            return Box(x, item.middle - item.height / 2 + shift, width, item.height)
+            return Box(
+                lefts[item.column], item.middle - item.height / 2 + shift, width, item.height
+            )
 
         boxes.update({node: box(item) for node, item in items.items()})
         gates.update({edge: [box(item) for item in way] for edge, way in passing.items()})

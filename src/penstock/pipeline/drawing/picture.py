@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.pipeline.model import Pipeline
-    from penstock.pipeline.plan import Plan
+    from penstock.pipeline.plan import Plan, Query
 
 __all__ = ["Line", "Mark", "Picture", "Point", "Rectangle", "Words", "compose", "text_width"]
 
@@ -99,7 +99,6 @@ def compose(plan: Plan) -> Picture:
     outer = _arrange_frames(plan, inner, streams)
     shapes: list[Rectangle | Words | Line | Mark] = []
     boxes: dict[Node, Box] = {}
-    back: list[Line | Mark] = []
     for pipeline in plan.pipelines:
         frame = outer.boxes[pipeline.name].moved(_MARGIN, _MARGIN)
         x, y = frame.x + _PADDING, frame.y + _HEADER
@@ -109,19 +108,12 @@ def compose(plan: Plan) -> Picture:
         for (parent, child), gates in layout.gates.items():
             ends = boxes[Node(pipeline.name, parent)], boxes[Node(pipeline.name, child)]
             shapes += _arrow(*ends, [gate.moved(x, y) for gate in gates], _EDGE)
-    lowest = _MARGIN + outer.height
-    for sink, source in streams:
-        way = outer.gates.get((sink.pipeline, source.pipeline))
-        if way is not None:
-            gates = [gate.moved(_MARGIN, _MARGIN) for gate in way]
-            shapes += _arrow(boxes[sink], boxes[source], gates, _STREAM, dashed=True)
-        else:
-            lowest += 16
-            back += _way_back(boxes[sink], boxes[source], lowest)
-    shapes += back
+    arrows, lowest = _streams(streams, boxes, outer)
+    shapes += arrows
     for node, box in boxes.items():
         shapes += _node(plan, node, box)
-    width = max(outer.width, 640.0)
+    headings = [text_width(query.name + _kind(query), _NAME) + 60 for query in plan.queries]
+    width = max(outer.width, 640.0, *headings)
     text, height = _queries(plan, lowest + 34, width)
     return Picture(
         width + 2 * _MARGIN,
@@ -130,6 +122,38 @@ def compose(plan: Plan) -> Picture:
         ", ".join(pipeline.name for pipeline in plan.pipelines),
         boxes,
     )
+
+
+def _streams(
+    streams: Sequence[tuple[Node, Node]], boxes: dict[Node, Box], outer: Layout[str]
+) -> tuple[list[Line | Mark], float]:
+    """Draw the streams between pipelines, and say how far down that goes."""
+    shapes: list[Line | Mark] = []
+    lowest, count = _MARGIN + outer.height, 0
+    for sink, source in streams:
+        way = outer.gates.get((sink.pipeline, source.pipeline))
+        if way is not None:
+            gates = [gate.moved(_MARGIN, _MARGIN) for gate in way]
+            shapes += _arrow(boxes[sink], boxes[source], gates, _STREAM, dashed=True)
+            continue
+        # Back to the left, below everything. The frames of a column start at the same place.
+        lowest += 16
+        start = outer.boxes[sink.pipeline].x
+        column = max(box.right for box in outer.boxes.values() if box.x == start)
+        right = column + _MARGIN + 12 + 5 * (count % 8)
+        left = outer.boxes[source.pipeline].x + _MARGIN - 14 + 3 * (count % 4)
+        points = (
+            (boxes[sink].right, boxes[sink].middle),
+            (right, boxes[sink].middle),
+            (right, lowest),
+            (left, lowest),
+            (left, boxes[source].middle),
+            (boxes[source].x - 7, boxes[source].middle),
+        )
+        shapes.append(Line(points, _STREAM, dashed=True, straight=True))
+        shapes.append(Mark((boxes[source].x - 1, boxes[source].middle), _STREAM))
+        count += 1
+    return shapes, lowest
 
 
 def text_width(text: str, size: float) -> float:
@@ -263,19 +287,9 @@ def _arrow(
     return [Line(tuple(points), colour, dashed), Mark((child.x - 1, child.middle), colour)]
 
 
-def _way_back(sink: Box, source: Box, lane: float) -> list[Line | Mark]:
-    """Lead a stream around below everything to a source further left."""
-    right, left = sink.right + _PADDING + 12, source.x - _PADDING - 12
-    points = (
-        (sink.right, sink.middle),
-        (right, sink.middle),
-        (right, lane),
-        (left, lane),
-        (left, source.middle),
-        (source.x - 7, source.middle),
-    )
-    line = Line(points, _STREAM, dashed=True, straight=True)
-    return [line, Mark((source.x - 1, source.middle), _STREAM)]
+def _kind(query: Query) -> str:
+    after = f", reads from {', '.join(query.after)}" if query.after else ""
+    return query.kind.replace("_", " ") + after
 
 
 def _queries(plan: Plan, top: float, width: float) -> tuple[list[Rectangle | Words], float]:
@@ -294,10 +308,8 @@ def _queries(plan: Plan, top: float, width: float) -> tuple[list[Rectangle | Wor
     for index, query in enumerate(plan.queries):
         shapes += _badge(index, _MARGIN + 9, y - 4)
         shapes.append(Words((_MARGIN + 28, y), query.name, _NAME - 1, _INK, bold=True))
-        after = f", reads from {', '.join(query.after)}" if query.after else ""
-        kind = query.kind.replace("_", " ") + after
         at = _MARGIN + 44 + text_width(query.name, _NAME - 1) * 1.08
-        shapes.append(Words((at, y), kind, _DETAIL, _FAINT))
+        shapes.append(Words((at, y), _kind(query), _DETAIL, _FAINT))
         for line in textwrap.wrap(query.reason, int((width - 28) / (_DETAIL * 0.58))):
             y += 17
             shapes.append(Words((_MARGIN + 28, y), line, _DETAIL, _INK))

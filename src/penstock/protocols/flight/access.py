@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
@@ -18,6 +17,7 @@ from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["Clients", "TokenGate", "load_token"]
 

@@ -11,13 +11,12 @@ from penstock.core.errors import CursorInUse
 from penstock.core.position import Position
 from penstock.protocols.flight.errors import HoldLost
 from penstock.protocols.flight.sources import Source
-from penstock.protocols.flight.wire import Mark, Told
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.protocols.flight.places import Place
-    from penstock.protocols.flight.wire import Hold
+    from penstock.protocols.flight.wire import Hold, Mark, Told
 
 __all__ = ["Holds"]
 

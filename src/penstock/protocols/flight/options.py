@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from penstock.core.options import Duration, Options, Size
-from penstock.queue.options import Patience
+from penstock.queue.options import Patience  # noqa: TC001 - pydantic reads it
 
 __all__ = ["DEFAULT_PORT", "ClientOptions", "ServerOptions", "is_loopback"]
 

@@ -84,9 +84,8 @@ class Root:
             real = os.path.realpath(file)
             if not Path(real).is_relative_to(self.folder):
                 raise InvalidURL(name, "it leads out of the directory that is served")
-        if path.is_dir() and any(entry.is_symlink() for entry in os.scandir(path)):
-            if _kind_of(path) == "log":
-                raise InvalidURL(name, "a link is among its segments")
+        if _kind_of(path) == "log" and any(entry.is_symlink() for entry in os.scandir(path)):
+            raise InvalidURL(name, "a link is among its segments")
 
     def streams(self) -> Iterator[Place]:
         """Yield the streams that are there, in the order of their names, up to a limit."""

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_to_bytes
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from penstock.core.errors import Malformed
-from penstock.core.overflow import DropReason
+from penstock.core.overflow import DropReason  # noqa: TC001 - pydantic reads it
 from penstock.core.position import Position
 
 __all__ = [
@@ -61,7 +61,7 @@ _INT64: Final = 1 << 63
 #: The kinds of stream behind a server.
 Kind: TypeAlias = Literal["fmq", "log"]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=_INT64)]
-_Id: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{32}\Z")]
+_Id: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=3 * MAX_NAME)]
 _Label: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 _Text: TypeAlias = Annotated[str, Field(max_length=4096)]
@@ -334,9 +334,7 @@ class Outcome(Record):
     failure: Failure | None = None
 
 
-_TICKET: TypeAdapter[Take | Hold] = TypeAdapter(
-    Annotated[Take | Hold, Field(discriminator="call")]
-)
+_TICKET: TypeAdapter[Take | Hold] = TypeAdapter(Annotated[Take | Hold, Field(discriminator="call")])
 
 
 def parse_ticket(data: bytes) -> Take | Hold:
@@ -349,5 +347,3 @@ def parse_ticket(data: bytes) -> Take | Hold:
         return _TICKET.validate_json(data)
     except ValidationError as error:
         raise _malformed("ticket", error) from None
-
-

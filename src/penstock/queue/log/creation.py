@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -10,11 +11,11 @@ from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.queue.cursors import CursorFile
 from penstock.queue.log.freeing import remove_segment
 from penstock.queue.log.locking import LOCK, WriterLock
+from penstock.queue.log.places import Places
 from penstock.queue.log.recovery import Recovery, recover, set_aside
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import (
     begin_segment,
-    look,
     numbers_of,
     open_segment,
     path_of,
@@ -30,6 +31,7 @@ from penstock.queue.log.settings import (
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import HeaderFlag, State
+from penstock.queue.wide.queue_file import mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,31 +94,20 @@ def open_to_write(folder: Path, options: LogOptions) -> Opened:
 
 def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
     _make_folder(folder)
-    lock = WriterLock(folder, options.lock_timeout)
-    try:
-        kept = _load(folder)
+    with contextlib.ExitStack() as undo:
+        lock = WriterLock(folder, options.lock_timeout)
+        undo.callback(lock.close)
         sync = options.sync != "none"
-        if replace:
-            settings = new_settings(options, _empty(folder, kept))
-        elif numbers_of(folder):
-            settings = (kept or _adopt(folder, options)).given(options)
-        else:
-            settings = new_settings(options)
-        if settings != kept:
-            save_settings(folder, settings, sync=sync)
+        prepare = _replace if replace else _settings
+        settings = prepare(folder, options, sync=sync)
         recovery = recover(folder, settings)
         if recovery.newest is not None and recovery.is_open:
             file = open_segment(folder, recovery.newest, to_write=True)
         else:
             file = begin_segment(folder, settings, recovery.next_seq, sync=sync)
-        try:
-            _make_held_cursors(folder, settings)
-        except BaseException:
-            file.close()
-            raise
-    except BaseException:
-        lock.close()
-        raise
+        undo.callback(file.close)
+        _make_held_cursors(folder, settings)
+        undo.pop_all()
     return Opened(settings, file, lock, recovery)
 
 
@@ -135,6 +126,37 @@ def _make_folder(folder: Path) -> None:
         )
 
 
+def _settings(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
+    """Return the properties of the log, with what this writer gives; of a new one if need be."""
+    kept = _load(folder)
+    if kept is not None:
+        _remove_previous(folder, kept)
+    if numbers_of(folder):
+        settings = (kept or _adopt(folder, options)).given(options)
+    else:
+        settings = new_settings(options) if kept is None else kept.begun_anew().given(options)
+    if settings != kept:
+        save_settings(folder, settings, sync=sync)
+    return settings
+
+
+def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
+    """Empty the log, and begin another in its place. Once that is noted down, it will be done."""
+    kept, newest = _load(folder), _newest(folder)
+    if newest is None:
+        return _settings(folder, options, sync=sync)
+    try:
+        epoch = newest.field("epoch") if kept is None else kept.epoch
+        settings = new_settings(options, Previous(epoch=epoch, head=newest.field("head")))
+        save_settings(folder, settings, sync=sync)
+        _remove_previous(folder, settings)
+        begin_segment(folder, settings, 0, sync=sync).close()
+        mark(newest, State.REPLACED)  # those who sleep there find the new one now
+    finally:
+        newest.close()
+    return settings
+
+
 def _load(folder: Path) -> Settings | None:
     try:
         return load_settings(folder)
@@ -145,38 +167,40 @@ def _load(folder: Path) -> Settings | None:
 
 
 def _adopt(folder: Path, options: LogOptions) -> Settings:
+    file = _newest(folder)
+    if file is None:
+        return new_settings(options)
+    try:
+        return adopted(file, crc=HeaderFlag.CRC in file.flags)
+    finally:
+        file.close()
+
+
+def _newest(folder: Path) -> QueueFile | None:
+    """Map the newest segment that can be mapped."""
     for number in reversed(numbers_of(folder)):
-        try:
-            file = open_segment(folder, number)
-        except (DamagedQueue, NotFound):
-            continue
-        try:
-            return adopted(file, crc=HeaderFlag.CRC in file.flags)
-        finally:
-            file.close()
-    return new_settings(options)
+        with contextlib.suppress(DamagedQueue, NotFound):
+            return open_segment(folder, number, to_write=True)
+    return None
 
 
-def _empty(folder: Path, kept: Settings | None) -> Previous | None:
-    """Remove all segments, the oldest first, and say what the log was."""
-    numbers = numbers_of(folder)
-    head = 0
-    for number in numbers:
-        try:
-            head = max(head, look(folder, number).head)
-        except (DamagedQueue, NotFound):
-            head = max(head, number)
-        remove_segment(path_of(folder, number), State.REPLACED)
-    if kept is None or not numbers:
-        return None
-    return Previous(epoch=kept.epoch, head=head)
+def _remove_previous(folder: Path, settings: Settings) -> None:
+    """Remove what is left of the log that was here before; the newest goes last."""
+    previous, newest = settings.previous, _newest(folder)
+    if newest is None:
+        return
+    is_previous = previous is not None and newest.field("epoch") == previous.epoch
+    newest.close()
+    if is_previous:
+        for number in numbers_of(folder):
+            remove_segment(path_of(folder, number), State.REPLACED)
 
 
 def _make_held_cursors(folder: Path, settings: Settings) -> None:
     """Make those that retention waits for: a reader that comes later starts where the log does."""
     if not settings.hold:
         return
-    oldest = look(folder, numbers_of(folder)[0]).tail
+    oldest = Places(folder).oldest()
     with CursorFile(str(folder / CURSORS)) as cursors:
         for name in settings.hold:
             if cursors.find(name) is None:

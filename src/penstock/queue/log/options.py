@@ -62,7 +62,8 @@ def _stream(value: object) -> object:
 def _sync(value: object) -> object:
     if value in {"none", "batch"}:
         return value
-    return parse_duration(value) if isinstance(value, str | int | float) else value
+    # No time between: after every call.
+    return (parse_duration(value) or "batch") if isinstance(value, str | int | float) else value
 
 
 class LogOptions(Options):

@@ -288,9 +288,7 @@ def open_newest(folder: Path, patience: float) -> QueueFile:
     :raises NotFound: there is no such log.
     :raises DamagedQueue: it is not readable.
     """
-    if (folder / SETTINGS).exists():
-        patience = max(patience, _BEING_MADE)
-    deadline = time.monotonic() + patience
+    began = time.monotonic()
     while True:
         damage = None
         for number in reversed(numbers_of(folder)):
@@ -300,7 +298,9 @@ def open_newest(folder: Path, patience: float) -> QueueFile:
                 continue
             except DamagedQueue as error:
                 damage = damage or error
-        if time.monotonic() >= deadline:
+        if damage is None and (folder / SETTINGS).exists():
+            patience = max(patience, _BEING_MADE)
+        if time.monotonic() - began >= patience:
             raise damage or NotFound(
                 f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
             )

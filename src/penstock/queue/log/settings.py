@@ -80,13 +80,19 @@ class Settings(BaseModel):
         named = set(KEPT_FROM_WRITERS) & options.model_fields_set
         return self.model_copy(update={name: getattr(options, name) for name in named})
 
+    def begun_anew(self) -> Settings:
+        """Return those of a log like this, whose segments are all gone or never were."""
+        return self.model_copy(update={"epoch": _new_epoch(), "created_ns": time.time_ns()})
+
+
+def _new_epoch() -> int:
+    return secrets.randbits(63) | 1
+
 
 def new_settings(options: LogOptions, previous: Previous | None = None) -> Settings:
     """Return those of a log that is created now."""
     kept = {name: getattr(options, name) for name in (*KEPT_AT_CREATION, *KEPT_FROM_WRITERS)}
-    return Settings(
-        epoch=secrets.randbits(63) | 1, created_ns=time.time_ns(), previous=previous, **kept
-    )
+    return Settings(epoch=_new_epoch(), created_ns=time.time_ns(), previous=previous, **kept)
 
 
 def adopted(file: QueueFile, crc: bool) -> Settings:

@@ -230,12 +230,19 @@ class _Tidying:
         self._settings = settings
         self._limits = Limits(settings.retain, settings.retain_age)
         self._sizes: dict[int, int] = {}
+        self._held_by: str | None = None
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        if self._limits != Limits():
-            with self._lock:
-                trim(self._folder, self._limits, self._settings, self._sizes)
+        if self._limits == Limits():
+            return
+        with self._lock:
+            done = trim(self._folder, self._limits, self._settings, self._sizes)
+            if done.held_by not in (None, self._held_by):
+                log.warning(
+                    "%s keeps more than its limits, for the cursor %s", self._folder, done.held_by
+                )
+            self._held_by = done.held_by
 
 
 def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:

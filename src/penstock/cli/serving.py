@@ -1,0 +1,111 @@
+"""The commands that serve streams to other machines: `serve flight`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import note
+from penstock.core.options import parse_options
+from penstock.core.url import URL
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    sub = typer.Typer(no_args_is_help=True, help="Serve streams of this machine to others.")
+    sub.command("flight")(serve_flight)
+    # A group of its own, also while there is one command.
+    sub.callback()(lambda: None)
+    app.add_typer(sub, name="serve", rich_help_panel="Servers")
+
+
+def serve_flight(
+    root: Annotated[
+        Path, typer.Option(metavar="DIR", help="Serve the queues and logs below this directory.")
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8815,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Encrypt, with this certificate (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Let in who knows the token in this file.")
+    ] = None,
+    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 64,
+    max_message: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest batch that a client may send.")
+    ] = "64M",
+    max_queue: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest queue that a client may create.")
+    ] = "1G",
+    idle: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Forget readers and writers not heard of for so long."),
+    ] = "10m",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Nobody may write, create or hold.")
+    ] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Serve other machines without asking for a token."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+) -> None:
+    """Serve queues and logs over Arrow Flight, until Ctrl-C or SIGTERM.
+
+    DIR/radar/beams is then flight://HOST:PORT/radar/beams, for reading and for writing.
+    """
+    from penstock.protocols.flight.options import ServerOptions  # noqa: PLC0415 - loads gRPC
+    from penstock.protocols.flight.server import FlightServer  # noqa: PLC0415
+
+    if not quiet:
+        logging.getLogger("penstock.protocols.flight").setLevel(logging.INFO)
+    given = {
+        "root": root,
+        "host": host,
+        "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "token_file": token_file,
+        "max_clients": max_clients,
+        "max_message": max_message,
+        "max_queue": max_queue,
+        "idle": idle,
+        "read_only": read_only,
+        "insecure": insecure,
+    }
+    said = {name: str(value) for name, value in given.items() if value is not None}
+    options = parse_options(
+        URL("flight server", "serve flight", None, None, "", said), ServerOptions
+    )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    server = FlightServer(options)
+    typer.echo(f"serving {options.root} at {server.url}")
+    sys.stdout.flush()
+    stop.wait()
+    is_whole = server.close()
+    books = server.statistics()
+    typer.echo(
+        f"stopped: {books.clients_seen:,} connections, {books.messages_out:,} messages sent, "
+        f"{books.messages_in:,} appended"
+    )
+    if not is_whole:
+        note("penstock: a client did not take what it had asked for; its connection is cut")
+        # gRPC would wait for it for ever. Every stream is closed by now.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)

@@ -1,0 +1,113 @@
+"""How is a Spark session made that suits streams?"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["MissingJava", "MissingSpark", "find_java", "spark_session"]
+
+_OLDEST_JAVA: Final = 17
+
+#: Without its native library Hadoop forks a process for every checkpoint file on a local disk.
+#: These two do not; they are for `file:` checkpoints only, where a rename is atomic.
+_LOCAL_CHECKPOINTS: Final = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing."
+        "FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+
+_ALWAYS: Final = {
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # A graph of queries takes turns on the same cores.
+    "spark.scheduler.mode": "FAIR",
+}
+
+
+class MissingSpark(PenstockError):
+    """PySpark is not installed."""
+
+
+class MissingJava(PenstockError):
+    """Spark needs a Java that is not there."""
+
+
+def find_java() -> str:
+    """Return the Java that Spark will use.
+
+    :raises MissingJava: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    hint = f"install it (apt-get install openjdk-{_OLDEST_JAVA}-jre-headless), or set JAVA_HOME"
+    if java is None or not Path(java).exists():
+        raise MissingJava(f"Spark needs Java {_OLDEST_JAVA} or newer; there is none", hint=hint)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    version = re.search(r'version "(\d+)', said)
+    if version is None or int(version[1]) < _OLDEST_JAVA:
+        found = said.splitlines()[0] if said else "nothing that it says"
+        raise MissingJava(f"Spark needs Java {_OLDEST_JAVA} or newer; {java} is {found}", hint=hint)
+    return java
+
+
+def spark_session(
+    name: str = "penstock",
+    master: str | None = "local[*]",
+    checkpoint: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Make a session, or return the one that is there.
+
+    Checkpoints on this machine's disk are made cheap; elsewhere Spark's own way stays. `settings`
+    win over what is chosen here. With `master=None` it is as the environment says.
+
+    :raises MissingSpark: PySpark is not installed.
+    :raises MissingJava: Spark needs a Java that is not there.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise MissingSpark(
+            "PySpark is not installed", hint="pip install 'penstock[spark]'"
+        ) from error
+    find_java()
+    # Tasks must run in the same environment as the driver.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    chosen = dict(_ALWAYS)
+    if is_local(checkpoint):
+        chosen |= _LOCAL_CHECKPOINTS
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def is_local(checkpoint: str | None) -> bool:
+    """Tell whether checkpoints go to this machine's disk."""
+    if checkpoint is None:
+        return True
+    scheme, separator, _ = checkpoint.partition(":")
+    return not separator or scheme == "file" or "/" in scheme

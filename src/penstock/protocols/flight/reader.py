@@ -1,0 +1,437 @@
+"""How are messages read from a stream on another machine, whatever happens to the connection?"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.core.batch import check_batch, messages_from_batch
+from penstock.core.errors import Closed, Malformed, NotFound, PenstockError
+from penstock.core.interfaces import Bounds, Reader
+from penstock.core.position import Position
+from penstock.core.retry import retry
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.protocols.flight.client import FAREWELL, Connection, Target
+from penstock.protocols.flight.errors import ConnectionLost, HoldLost
+from penstock.protocols.flight.pieces import payload_bytes
+from penstock.protocols.flight.sources import EMPTY
+from penstock.protocols.flight.wire import (
+    Acknowledge,
+    ActionKind,
+    Forget,
+    Hold,
+    Locate,
+    Located,
+    Mark,
+    Spot,
+    Take,
+    Told,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.core.batch import Batch
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+
+__all__ = ["FlightReader"]
+
+log = logging.getLogger(__name__)
+
+#: One call waits this long (seconds) on the server; then Ctrl-C is heard here.
+_SLICE: Final = 0.5
+#: While a stream is not there yet, look this often (seconds).
+_LOOK_FOR_STREAM: Final = 0.1
+#: What is done with is told to the server at least this often (seconds) while messages are read.
+_BETWEEN_ACKNOWLEDGEMENTS: Final = 0.05
+
+#: What Flight raises for whatever goes wrong on the way.
+_BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
+
+
+class FlightReader(Reader):
+    """Reads a stream behind a Flight server.
+
+    A call takes what is there, batch by batch and no faster than it is read. It says by itself
+    where it is, so that it goes on there when the connection broke or the server was started anew.
+
+    With `hold=NAME` the writer there waits for it: what a call returned is given back by the next
+    call, so a message that was being worked on when the process died comes again.
+    """
+
+    #: Each look is a question to the server.
+    _longest_pause = 0.05
+
+    def __init__(self, target: Target, start: Position) -> None:
+        super().__init__(target.url)
+        self._target = target
+        self._connection = Connection(target)
+        self._id = secrets.token_hex(16)
+        self._name = target.options.name
+        self._stream: Any = None
+        self._lease: Any = None
+        self._is_closed = False
+        self._wait = 0.0
+        #: Batches that came and are not read yet: those of one run, which count together.
+        self._batches: deque[Batch] = deque()
+        self._offset = 0
+        self._messages_of_batch: list[Message] | None = None
+        #: Books.
+        self._messages = self._bytes = self._filtered = self._restarts = 0
+        self._losses = LossLedger()
+        self._acknowledged_at = 0.0
+        try:
+            #: Where it goes on behind the batches that are here, and in which life they are.
+            self._mark, self._end = self._open(start)
+        except BaseException:
+            self.close()
+            raise
+        self._done = self._mark
+
+    def _open(self, start: Position) -> tuple[Mark, int]:
+        deadline = time.monotonic() + self._target.options.wait
+        while True:
+            try:
+                if self._name is None:
+                    located = self._locate(start)
+                    return located.mark, located.end
+                told = self._hold(start, None)
+            except NotFound:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_FOR_STREAM)
+            else:
+                self._enter(told)
+                return told.mark, told.end
+
+    def _names(self, **more: Any) -> dict[str, Any]:
+        return self._target.names(options=dict(self._target.passed_on), reader=self._id, **more)
+
+    def _locate(self, position: Position | None) -> Located:
+        spot = None if position is None else Spot.of(position)
+        hold = None if spot is None else self._name
+        question = Locate(**self._names(at=spot, hold=hold))
+        return Located.from_bytes(self._connection.ask(ActionKind.LOCATE, question))
+
+    def _hold(self, start: Position, done: Mark | None) -> Told:
+        """Take the name, for as long as the stream of that call is open."""
+        ticket = Hold(
+            **self._target.names(reader=self._id, name=self._name, at=Spot.of(start), done=done)
+        )
+        self._drop_lease()
+        try:
+            self._lease = self._get(ticket)
+            chunk = self._lease.read_chunk()
+        except StopIteration:
+            raise ConnectionLost(self._target.server, "it held the name no longer") from None
+        except _BROKEN as error:
+            self._drop_lease()
+            raise self._connection.understood(error) from None
+        return _told(chunk)
+
+    def _get(self, ticket: Take | Hold) -> Any:
+        client, options = self._connection.client, self._connection.options()
+        return client.do_get(flight.Ticket(ticket.to_bytes()), options)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        messages = self._next_messages(1, timeout)
+        return messages[0] if messages else None
+
+    def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        return self._next_messages(n, timeout) if n > 0 else []
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        if n < 1 or not self._has_messages(timeout):
+            return EMPTY
+        batch = self._batches[0].slice(self._offset, n)
+        self._pass(batch.num_rows, payload_bytes(batch))
+        return batch
+
+    def _take(self, limit: int) -> list[Message]:
+        return self._next_messages(limit, 0)
+
+    def _next_messages(self, n: int, timeout: float | None) -> list[Message]:
+        if not self._has_messages(timeout):
+            return []
+        if self._messages_of_batch is None:
+            self._messages_of_batch = list(messages_from_batch(self._batches[0]))
+        messages = self._messages_of_batch[self._offset : self._offset + n]
+        self._pass(len(messages), sum(len(message.payload) for message in messages))
+        return messages
+
+    def _pass(self, count: int, size: int) -> None:
+        """Count messages as delivered."""
+        self._offset += count
+        self._messages += count
+        self._bytes += size
+        if self._offset >= self._batches[0].num_rows:
+            self._batches.popleft()
+            self._offset = 0
+            self._messages_of_batch = None
+
+    def _has_messages(self, timeout: float | None) -> bool:
+        """Tell whether there are messages to hand out; wait for them."""
+        self._check_open()
+        self._give_back()
+        if self._batches:
+            return True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        policy = self._connection.retry_policy()
+        while True:
+            left = _SLICE if deadline is None else deadline - time.monotonic()
+            self._wait = max(0.0, min(left, _SLICE))
+            # However long it takes to mend the connection: that nothing came is only said when
+            # there was nothing.
+            if retry(self._advance, policy, on_retry=self._note_break):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def _note_break(self, attempt: int, error: Exception, delay: float) -> None:
+        if attempt == 1:
+            log.warning("%s: %s; trying again from seq %d", self.url, error, self._mark.seq)
+        del delay
+
+    def _advance(self) -> bool:
+        """Get the next run of messages; False: there are none (in the time allowed)."""
+        asked = asked_again = False
+        while True:
+            if self._stream is None:
+                if asked:
+                    return False
+                self._begin()
+                asked = True
+            try:
+                if not self._receive():
+                    self._stream = None
+                elif self._batches:
+                    return True
+            except HoldLost as error:
+                if asked_again:
+                    raise
+                log.warning("%s: %s; taking it again", self.url, error)
+                self._hold(Position.START, self._position())
+                asked, asked_again = False, True
+
+    def _begin(self) -> None:
+        done = self._position() if self._name else None
+        ticket = Take(
+            **self._names(
+                at=self._mark,
+                wait=self._wait,
+                chunk=self._target.options.chunk,
+                hold=self._name,
+                done=done,
+            )
+        )
+        try:
+            self._stream = self._get(ticket)
+        except _BROKEN as error:
+            raise self._broken(error) from None
+        if done is not None:
+            self._note_done(done)
+
+    def _receive(self) -> bool:
+        """Receive one run of messages, or what there is to tell; False: that was all."""
+        batches: list[Batch] = []
+        while True:
+            try:
+                chunk = self._stream.read_chunk()
+            except StopIteration:
+                if batches:
+                    raise self._broken(OSError("the answer ended within a run")) from None
+                return False
+            except _BROKEN as error:
+                raise self._broken(error) from None
+            told = _told(chunk)
+            if chunk.data is not None and chunk.data.num_rows:
+                batches.append(_checked(chunk.data))
+            if not told.more:
+                break
+        self._enter(told)
+        self._mark, self._end = told.mark, told.end
+        self._batches.extend(batches)
+        return True
+
+    def _broken(self, error: BaseException) -> PenstockError:
+        """Let go of what is broken, and return why."""
+        self._drop_stream()
+        failure = self._connection.understood(error)
+        if isinstance(failure, ConnectionLost):
+            self._drop_lease()
+            self._connection.drop()
+        return failure
+
+    def _enter(self, told: Told) -> None:
+        """Take over into our books what happened on the way to the next messages."""
+        self._filtered += told.filtered
+        self._restarts += told.restarts
+        if told.restarts:
+            log.warning("%s was created anew", self.url)
+        if told.lost:
+            for each in told.losses:
+                self._losses.add(Loss(each.first, each.last, each.reason))
+            known = sum(each.last - each.first + 1 for each in told.losses)
+            self._losses.total += max(0, told.lost - known)
+            latest = self._losses.ranges()[-1:]
+            log.warning("%s: %s; %s in all", self.url, *latest, f"{self._losses.total:,}")
+
+    # --- where it stands --------------------------------------------------------------------------
+
+    def _position(self) -> Mark:
+        """Return where the next message to hand out is."""
+        if not self._batches:
+            return self._mark
+        seq = self._batches[0].column("seq")[self._offset].as_py()
+        return Mark(epoch=self._mark.epoch, seq=seq)
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        self._drop_stream()
+        place = Position.of(position)
+        policy = self._connection.retry_policy()
+        located = retry(lambda: self._seek(place), policy)
+        self._batches.clear()
+        self._offset = 0
+        self._messages_of_batch = None
+        self._mark, self._end = located.mark, located.end
+        if self._name:
+            self._note_done(self._mark)
+
+    def _seek(self, place: Position) -> Located:
+        try:
+            return self._locate(place)
+        except HoldLost:
+            self._hold(Position.START, self._position())
+            return self._locate(place)
+
+    def newest_seq(self) -> int | None:
+        return self._look().newest
+
+    def bounds(self) -> Bounds:
+        located = self._look()
+        return Bounds(located.mark.epoch, located.oldest, located.end)
+
+    def _look(self) -> Located:
+        self._check_open()
+        return retry(lambda: self._locate(None), self._connection.retry_policy())
+
+    # --- what is done with ------------------------------------------------------------------------
+
+    def acknowledge(self) -> None:
+        """Say that everything read so far is done. Only with `hold` does that mean anything.
+
+        :raises ConnectionLost: the server cannot be reached.
+        """
+        self._check_open()
+        if self._name is None or self._position() == self._done:
+            return
+        retry(self._say_done, self._connection.retry_policy())
+
+    def _say_done(self) -> None:
+        done = self._position()
+        question = Acknowledge(**self._target.names(reader=self._id, name=self._name, done=done))
+        try:
+            self._connection.ask(ActionKind.ACKNOWLEDGE, question)
+        except HoldLost:
+            self._hold(Position.START, done)
+        self._note_done(done)
+
+    def _give_back(self) -> None:
+        """Acknowledge what the call before returned, unless the next question does it anyway."""
+        if self._name is None or (not self._batches and self._stream is None):
+            return
+        if time.monotonic() - self._acknowledged_at > _BETWEEN_ACKNOWLEDGEMENTS:
+            self.acknowledge()
+
+    def _note_done(self, done: Mark) -> None:
+        self._done = done
+        self._acknowledged_at = time.monotonic()
+
+    # --- books and closing ------------------------------------------------------------------------
+
+    def statistics(self) -> ReaderStatistics:
+        next_seq = self._position().seq
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._losses.total,
+            filtered=self._filtered,
+            restarts=self._restarts,
+            next_seq=next_seq,
+            backlog=max(0, self._end - next_seq),
+            losses=self._losses.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        """Say that everything read so far is done, and give everything back."""
+        self._close(finished=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What was being worked on when it failed is not done: a held reader gets it again.
+        self._close(finished=kind is None)
+
+    def _close(self, *, finished: bool) -> None:
+        if self._is_closed:
+            return
+        if finished and self._name is not None and hasattr(self, "_done"):
+            try:
+                if self._position() != self._done:
+                    self._say_done()
+            except PenstockError as error:
+                log.warning("%s: what was read last will come again: %s", self.url, error)
+        self._is_closed = True
+        self._drop_stream()
+        self._drop_lease()
+        with suppress(PenstockError):  # it would be forgotten anyway, later
+            self._connection.ask(ActionKind.FORGET, Forget(reader=self._id), FAREWELL)
+        self._connection.drop()
+
+    def _drop_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        _cancel(stream)
+
+    def _drop_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        _cancel(lease)
+
+
+def _cancel(stream: Any) -> None:
+    if stream is not None:
+        with suppress(*_BROKEN):
+            stream.cancel()
+
+
+def _told(chunk: Any) -> Told:
+    if chunk.app_metadata is None:
+        raise Malformed("flight Told", "metadata", "there", "none")
+    return Told.from_bytes(chunk.app_metadata.to_pybytes())
+
+
+def _checked(batch: Batch) -> Batch:
+    """Make sure that what came is what it says, before anything goes by its offsets."""
+    try:
+        batch.validate(full=True)
+    except ValueError as error:
+        raise Malformed("batch", "its buffers", "whole", error) from None
+    check_batch(batch)
+    return batch

@@ -1,0 +1,334 @@
+"""How are the queues and logs below a directory served over Arrow Flight?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
+from penstock.protocols.flight.access import Clients, TokenGate, load_token
+from penstock.protocols.flight.answering import Answers
+from penstock.protocols.flight.errors import AccessRefused
+from penstock.protocols.flight.failures import describe_error
+from penstock.protocols.flight.options import ServerOptions, is_loopback
+from penstock.protocols.flight.pieces import payload_bytes
+from penstock.protocols.flight.places import Root
+from penstock.protocols.flight.wire import ActionKind, Hold, Piece, Put, Take, parse_ticket
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from penstock.core.batch import Batch
+    from penstock.protocols.flight.wire import Outcome
+
+__all__ = ["FlightServer", "FlightServerStatistics"]
+
+log = logging.getLogger(__name__)
+
+#: Look this often (seconds) for what is idle.
+_BETWEEN_ROUNDS: Final = 1.0
+#: Calls under way have so long (seconds) to end when the server stops.
+_GRACE: Final = 3.0
+
+
+class FlightServerStatistics(NamedTuple):
+    """Books of a server."""
+
+    #: Connections with a call under way.
+    clients: int
+    #: Connections seen so far.
+    clients_seen: int
+    #: Calls begun so far, and calls refused because of the limit of clients.
+    calls: int
+    refused: int
+    #: Messages and their payload bytes sent to clients.
+    messages_out: int
+    bytes_out: int
+    #: Messages and their payload bytes appended for clients.
+    messages_in: int
+    bytes_in: int
+    #: Messages that were gone before they could be sent.
+    lost: int
+    #: Readers, writers and named places that are known now.
+    readers: int
+    writers: int
+    holds: int
+
+
+class _Traffic:
+    """Counts what passed. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.messages_out = self.bytes_out = self.messages_in = self.bytes_in = self.lost = 0
+
+    def sent(self, batch: Batch, lost: int) -> None:
+        size = payload_bytes(batch)
+        with self._lock:
+            self.messages_out += batch.num_rows
+            self.bytes_out += size
+            self.lost += lost
+
+    def appended(self, batch: Batch, outcome: Outcome) -> None:
+        size = payload_bytes(batch.slice(0, outcome.written))
+        with self._lock:
+            self.messages_in += outcome.written
+            self.bytes_in += size
+
+
+class FlightServer:
+    """Serves the streams below a directory until it is closed. It serves as soon as it is made.
+
+    :raises InvalidOption: others could reach it, and no token is asked for.
+    :raises StorageError: the port is taken, or a file cannot be read.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        _check_exposure(options)
+        self.options = options
+        self._stopping = threading.Event()
+        self._traffic = _Traffic()
+        self._clients = Clients(options.max_clients)
+        self._answers = Answers(Root(options.root), options, self._stopping.is_set)
+        certificates = _certificates(options)
+        middleware = {}
+        if options.token_file is not None:
+            middleware["token"] = TokenGate(load_token(options.token_file))
+        scheme = "grpc+tls" if certificates else "grpc+tcp"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            self._service = _Service(
+                self._answers,
+                self._clients,
+                self._traffic,
+                f"{scheme}://{host}:{options.port}",
+                tls_certificates=certificates,
+                middleware=middleware,
+            )
+        except (OSError, flight.FlightError) as error:
+            cause = OSError(None, f"the address cannot be served ({_first_line(error)})")
+            raise StorageError(
+                "listening on", f"{host}:{options.port}", cause, hint="choose another --port"
+            ) from error
+        self.port: int = self._service.port
+        scheme = "flight+tls" if certificates else "flight"
+        #: Where streams are found: append their names.
+        self.url = f"{scheme}://{host}:{self.port}/"
+        self._rounds = threading.Thread(target=self._make_rounds, daemon=True, name="flight rounds")
+        self._rounds.start()
+
+    def _make_rounds(self) -> None:
+        pause = min(_BETWEEN_ROUNDS, self.options.idle / 2)
+        while not self._stopping.wait(pause):
+            try:
+                self._answers.expire()
+            except Exception:
+                log.exception("looking for idle clients failed")
+
+    def statistics(self) -> FlightServerStatistics:
+        """Return what passed so far, and who is there."""
+        traffic, answers = self._traffic, self._answers
+        return FlightServerStatistics(
+            clients=len(self._clients),
+            clients_seen=self._clients.seen,
+            calls=self._clients.calls,
+            refused=self._clients.refused,
+            messages_out=traffic.messages_out,
+            bytes_out=traffic.bytes_out,
+            messages_in=traffic.messages_in,
+            bytes_in=traffic.bytes_in,
+            lost=traffic.lost,
+            readers=len(answers.readers),
+            writers=len(answers.writers),
+            holds=len(answers.holds),
+        )
+
+    def close(self, grace: float = _GRACE) -> bool:
+        """Stop: end what is under way, close every stream. False: some client did not let go.
+
+        Its call stays until the process ends; nothing of it is in use any more.
+        """
+        self._stopping.set()
+        # It returns when all calls have ended. A client that does not take what it asked for
+        # holds up its call, and Flight has no way to end that.
+        ending = threading.Thread(target=self._service.shutdown, daemon=True, name="flight end")
+        ending.start()
+        ending.join(grace)
+        self._rounds.join(grace)
+        self._answers.close()
+        return not ending.is_alive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<FlightServer {self.url}>"
+
+
+def _check_exposure(options: ServerOptions) -> None:
+    if is_loopback(options.host):
+        return
+    if options.token_file is None and not options.insecure:
+        raise InvalidOption(
+            "host",
+            options.host,
+            "other machines could read and write everything",
+            hint="give --token-file FILE, and --tls-cert and --tls-key; or --insecure",
+        )
+    if options.tls_cert is None:
+        log.warning("everything that passes can be read on the network: no --tls-cert is given")
+
+
+def _certificates(options: ServerOptions) -> list[tuple[bytes, bytes]] | None:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        missing = "tls_cert" if options.tls_cert is None else "tls_key"
+        raise InvalidOption(missing, None, "a certificate and its key are given together")
+    if options.tls_cert is None or options.tls_key is None:
+        return None
+    with storage_errors("reading", str(options.tls_cert)):
+        certificate = options.tls_cert.read_bytes()
+    with storage_errors("reading", str(options.tls_key)):
+        return [(certificate, options.tls_key.read_bytes())]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["unknown"])[0]
+
+
+class _Service(flight.FlightServerBase):  # type: ignore[misc]
+    """What Flight calls, in threads of its own: reads the question, and says the answer."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        clients: Clients,
+        traffic: _Traffic,
+        location: str,
+        **options: Any,
+    ) -> None:
+        self._answers = answers
+        self._clients = clients
+        self._traffic = traffic
+        super().__init__(location, **options)
+
+    @contextlib.contextmanager
+    def _answering(self, context: Any) -> Iterator[str]:
+        """Count the call, and turn what is wrong into an error that the client understands."""
+        peer = context.peer()
+        try:
+            with self._clients.calling(peer):
+                yield peer
+        except PenstockError as error:
+            failure = self._answers.hide(describe_error(error))
+            log.debug("%s: %s", peer, error)
+            kind = flight.FlightServerError
+            if isinstance(error, AccessRefused):
+                kind = flight.FlightUnauthorizedError
+            raise kind(failure.message, failure.to_bytes()) from None
+        except (flight.FlightError, GeneratorExit):
+            raise
+        except Exception:
+            log.exception("%s: a call failed", peer)
+            raise flight.FlightInternalError("the server failed; its log says why") from None
+
+    # --- streams of messages ----------------------------------------------------------------------
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        # All of it in the generator: it ends when the client does, and takes its books along.
+        return flight.GeneratorStream(BATCH_SCHEMA, self._batches(context, ticket.ticket))
+
+    def _batches(self, context: Any, ticket: bytes) -> Iterator[tuple[Batch, bytes]]:
+        with self._answering(context) as peer:
+            asked = parse_ticket(ticket)
+            if isinstance(asked, Take):
+                for batch, told in self._answers.take(asked, context.is_cancelled):
+                    yield batch, told.to_bytes()
+                    self._traffic.sent(batch, told.lost)
+            else:
+                yield from self._hold(context, peer, asked)
+
+    def _hold(self, context: Any, peer: str, asked: Hold) -> Iterator[tuple[Batch, bytes]]:
+        log.info("%s holds %s of %s", peer, asked.name, asked.stream)
+        for batch, told in self._answers.hold(asked, context.is_cancelled):
+            yield batch, told.to_bytes()
+        log.info("%s holds %s of %s no more", peer, asked.name, asked.stream)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._answering(context):
+            if not descriptor.command:
+                raise Malformed("flight Put", "descriptor", "a command", "a path")
+            asked = Put.from_bytes(descriptor.command)
+            if not reader.schema.equals(BATCH_SCHEMA):
+                raise Malformed("batch", "its schema", "that of messages", "another")
+            append = self._answers.put(asked)
+            while True:
+                try:
+                    batch, metadata = reader.read_chunk()
+                except StopIteration:
+                    return
+                except flight.FlightError:
+                    raise  # the client left
+                except pa.ArrowException as error:
+                    raise Malformed("batch", "its bytes", "Arrow IPC", error) from None
+                if metadata is None:
+                    raise Malformed("flight Piece", "metadata", "there", "none")
+                outcome = append(batch, Piece.from_bytes(metadata.to_pybytes()))
+                self._traffic.appended(batch, outcome)
+                writer.write(self._answers.hidden(outcome).to_bytes())
+                if outcome.failure is not None:
+                    # What was sent ahead is not to be appended: the client has to decide first.
+                    with contextlib.suppress(StopIteration):
+                        while True:
+                            reader.read_chunk()
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def do_action(self, context: Any, action: Any) -> list[Any]:
+        with self._answering(context) as peer:
+            body = b"" if action.body is None else action.body.to_pybytes()
+            answer = self._answers.act(action.type, body, peer)
+            return [flight.Result(answer)]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        with self._answering(context):
+            return [(kind.value, "see docs/flight.md") for kind in ActionKind]
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        del criteria
+        with self._answering(context):
+            for name, count, size in self._answers.streams():
+                yield self._info(name, count, size)
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        with self._answering(context):
+            name = b"/".join(descriptor.path or []).decode(errors="replace")
+            info = json.loads(self._answers.described(name).info)
+            return self._info(name, info["count"], info["bytes"])
+
+    def _info(self, name: str, count: int, size: int) -> Any:
+        ticket = Take(stream=name, reader=secrets.token_hex(16)).to_bytes()
+        return flight.FlightInfo(
+            BATCH_SCHEMA,
+            flight.FlightDescriptor.for_path(*name.split("/")),
+            [flight.FlightEndpoint(ticket, [])],
+            count,
+            size,
+        )

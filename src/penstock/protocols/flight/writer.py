@@ -1,0 +1,356 @@
+"""How are messages appended to a stream on another machine, each of them once?"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
+from penstock.core.errors import Closed, MessageTooLarge, NotFound, PenstockError
+from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.message import Message
+from penstock.core.retry import retry
+from penstock.core.statistics import WriterStatistics
+from penstock.protocols.flight.client import FAREWELL, Connection, Target
+from penstock.protocols.flight.errors import ConnectionLost, Unacknowledged, UnknownWriter
+from penstock.protocols.flight.failures import error_from
+from penstock.protocols.flight.pieces import payload_bytes, pieces_of
+from penstock.protocols.flight.sources import EMPTY
+from penstock.protocols.flight.wire import (
+    ActionKind,
+    CloseWriter,
+    OpenWriter,
+    Outcome,
+    Piece,
+    Put,
+    WriterOpened,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.core.batch import Batch
+    from penstock.core.stream_id import StreamId
+
+__all__ = ["FlightWriter"]
+
+log = logging.getLogger(__name__)
+
+#: Batches sent ahead of the server's answers.
+_AHEAD: Final = 8
+#: Messages of `write_many` in one batch, at most.
+_AT_ONCE: Final = 8192
+#: Bytes of a batch besides its messages: what Arrow writes around it.
+_AROUND: Final = 4096
+#: While a stream is not there yet, look this often (seconds).
+_LOOK_FOR_STREAM: Final = 0.1
+
+_BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A batch that the server has not answered for yet."""
+
+    batch: Batch
+    piece: Piece
+    #: It was on its way when a connection broke.
+    is_in_doubt: bool = False
+
+
+class _Call:
+    """One call of a user: what it still has to send, and what the server said so far."""
+
+    def __init__(self, batches: Iterator[tuple[Batch, Piece]]) -> None:
+        self._coming = batches
+        self.sent: deque[_Sent] = deque()
+        self.written = 0
+        self.last_seq: int | None = None
+
+    def next(self) -> _Sent | None:
+        for batch, piece in self._coming:
+            one = _Sent(batch, piece)
+            self.sent.append(one)
+            return one
+        return None
+
+    @property
+    def in_doubt(self) -> int:
+        return sum(one.batch.num_rows for one in self.sent if one.is_in_doubt)
+
+
+class FlightWriter(Writer):
+    """Appends to a stream behind a Flight server. What a call returned for is appended there.
+
+    When the connection breaks, the server is asked what it has, and gets the rest: every message
+    once. If it was started anew meanwhile nobody knows, and `Unacknowledged` says so.
+    """
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.url)
+        self._target = target
+        self._connection = Connection(target)
+        self._is_closed = False
+        self._messages = self._bytes = self._refused = self._headers_dropped = 0
+        self._waited = 0.0
+        self._last_seq: int | None = None
+        try:
+            self._open_when_there()
+        except BaseException:
+            self._is_closed = True
+            self._connection.drop()
+            raise
+
+    def _open_when_there(self) -> None:
+        deadline = time.monotonic() + self._target.options.wait
+        options = dict(self._target.passed_on)
+        if self._target.options.hold is not None:
+            options["hold"] = self._target.options.hold  # for a writer: the readers it waits for
+        self._options = options
+        while True:
+            try:
+                self._open()
+            except NotFound:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_FOR_STREAM)
+            else:
+                break
+        # It empties the stream once, and not again when the connection was broken.
+        if self._options.get("create") == "always":
+            del self._options["create"]
+
+    def _open(self) -> None:
+        """Become known to the server, under a name that it has not heard before."""
+        self._id = secrets.token_hex(16)
+        self._number = 0
+        self._attempt = 0
+        question = OpenWriter(**self._target.names(options=self._options, writer=self._id))
+        answer = self._connection.ask(ActionKind.OPEN_WRITER, question)
+        opened = WriterOpened.from_bytes(answer)
+        self._instance = opened.instance
+        self._largest = min(opened.max_message, 1 << 30)
+        self.cannot_carry = opened.cannot_carry  # type: ignore[misc]
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        self._check_open()
+        now = time.time_ns()
+        time_ns = now if time_ns is None else time_ns
+        kept = now if created_ns is None else created_ns
+        message = Message(0, time_ns, kept, type, subtype, stream, attributes, bytes(payload))
+        batch = batch_from_messages([message])
+        last = self._append([batch], exact=created_ns is not None)
+        assert last is not None
+        return last
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        self._check_open()
+        return self._append(_batches(payloads, type, subtype))
+
+    def write_batch(self, batch: Batch) -> int | None:
+        self._check_open()
+        check_batch(batch)
+        return self._append([batch])
+
+    def flush(self) -> None:
+        """Do on the server what the stream's own `flush` does: bring it to the disk, or nothing."""
+        self._check_open()
+        self._deliver(_Call(iter([(EMPTY, self._piece(flush=True))])))
+
+    def _append(self, batches: Iterable[Batch], *, exact: bool = False) -> int | None:
+        def pieces() -> Iterator[tuple[Batch, Piece]]:
+            for batch in batches:
+                for piece in pieces_of(batch, min(self._target.options.chunk, self._largest)):
+                    self._check_size(piece)
+                    yield piece, self._piece(exact=exact)
+
+        return self._deliver(_Call(pieces()))
+
+    def _piece(self, *, flush: bool = False, exact: bool = False) -> Piece:
+        self._number += 1
+        return Piece(number=self._number, flush=flush, exact=exact)
+
+    def _check_size(self, batch: Batch) -> None:
+        if batch.nbytes > self._largest:
+            self._refused += batch.num_rows
+            raise MessageTooLarge(
+                batch.nbytes,
+                self._largest,
+                hint="start the server with a larger --max-message",
+            )
+
+    # --- one call, over as many connections as it takes ------------------------------------------
+
+    def _deliver(self, call: _Call) -> int | None:
+        try:
+            retry(lambda: self._attempt_to_send(call), self._connection.retry_policy(),
+                  on_retry=self._note_break)  # fmt: skip
+        except ConnectionLost as error:
+            self._refused += sum(one.batch.num_rows for one in call.sent)
+            self._begin_afresh()
+            if not call.in_doubt:
+                error.add_note(f"{call.written:,} messages of this call are appended")
+                raise
+            raise Unacknowledged(
+                self._target.server,
+                error.reason,
+                acknowledged=call.written,
+                in_doubt=call.in_doubt,
+            ) from error
+        except BaseException:
+            self._begin_afresh()
+            raise
+        return call.last_seq
+
+    def _begin_afresh(self) -> None:
+        """Make sure that nothing of a call that failed is taken for a part of the next."""
+        self._connection.drop()
+        self._instance = ""
+
+    def _note_break(self, attempt: int, error: Exception, delay: float) -> None:
+        if attempt == 1:
+            log.warning("%s: %s; trying again", self.url, error)
+        del delay
+
+    def _attempt_to_send(self, call: _Call) -> None:
+        if not self._instance:
+            self._open_again(call)
+        self._attempt += 1
+        command = Put(writer=self._id, instance=self._instance, attempt=self._attempt)
+        descriptor = flight.FlightDescriptor.for_command(command.to_bytes())
+        try:
+            client, options = self._connection.client, self._connection.options()
+            stream, answers = client.do_put(descriptor, BATCH_SCHEMA, options)
+            self._exchange(call, stream, answers)
+            stream.close()
+        except _BROKEN as error:
+            self._handle(call, self._connection.understood(error))
+
+    def _exchange(self, call: _Call, stream: Any, answers: Any) -> None:
+        """Send batches, some ahead of the answers, until all of them are answered."""
+        again = deque(call.sent)
+        waiting = 0
+        while True:
+            while waiting < _AHEAD and (one := again.popleft() if again else call.next()):
+                stream.write_with_metadata(one.batch, one.piece.to_bytes())
+                waiting += 1
+            if not waiting:
+                stream.done_writing()
+                return
+            answer = answers.read()
+            if answer is None:
+                stream.close()  # says why
+                raise OSError("the server ended the call")
+            waiting -= 1
+            outcome = Outcome.from_bytes(answer.to_pybytes())
+            self._enter(call, outcome)
+            if outcome.failure is not None:
+                with suppress(*_BROKEN):
+                    stream.done_writing()
+                    stream.close()
+                raise self._refusal(call, outcome)
+
+    def _enter(self, call: _Call, outcome: Outcome) -> None:
+        """Take over what became of a batch."""
+        one = call.sent[0]
+        if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
+            raise OSError(f"the server answered for batch {outcome.number}")
+        call.sent.popleft()
+        call.written += outcome.written
+        self._messages += outcome.written
+        self._bytes += payload_bytes(one.batch.slice(0, outcome.written))
+        self._refused += one.batch.num_rows - outcome.written if outcome.failure else 0
+        self._waited += outcome.waited
+        self._headers_dropped += outcome.headers_dropped
+        if outcome.last_seq is not None:
+            call.last_seq = self._last_seq = outcome.last_seq
+
+    def _refusal(self, call: _Call, outcome: Outcome) -> PenstockError:
+        assert outcome.failure is not None
+        self._refused += sum(one.batch.num_rows for one in call.sent)
+        error = error_from(outcome.failure)
+        error.add_note(f"{call.written:,} messages of this call are appended")
+        return error
+
+    def _handle(self, call: _Call, failure: PenstockError) -> None:
+        """Decide what a failed attempt means for what is not answered."""
+        if isinstance(failure, ConnectionLost):
+            self._connection.drop()
+            for one in call.sent:
+                one.is_in_doubt = True
+            raise failure
+        if not isinstance(failure, UnknownWriter):
+            raise failure
+        # Nothing of this attempt was appended. Of an earlier one, nobody knows.
+        if call.in_doubt:
+            raise Unacknowledged(
+                self._target.server,
+                "the server was started anew, or has forgotten this writer",
+                acknowledged=call.written,
+                in_doubt=call.in_doubt,
+            )
+        self._instance = ""
+        raise ConnectionLost(self._target.server, str(failure))
+
+    def _open_again(self, call: _Call) -> None:
+        """Become known anew, and number what is not sent yet from the beginning."""
+        self._open()
+        for one in call.sent:
+            one.piece = one.piece.model_copy(update={"number": self._piece().number})
+            one.is_in_doubt = False
+
+    # --- books and closing ------------------------------------------------------------------------
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            refused=self._refused,
+            headers_dropped=self._headers_dropped,
+            waited=self._waited,
+            last_seq=self._last_seq,
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(PenstockError):  # it would be forgotten anyway, later
+            self._connection.ask(ActionKind.CLOSE_WRITER, CloseWriter(writer=self._id), FAREWELL)
+        self._connection.drop()
+
+
+def _batches(payloads: Iterable[BytesLike], type: int, subtype: int) -> Iterator[Batch]:
+    """Yield many payloads as batches of a good size, as they come."""
+    coming = iter(payloads)
+    while some := list(islice(coming, _AT_ONCE)):
+        now = time.time_ns()
+        yield batch_from_messages(
+            [Message(0, now, now, type, subtype, None, None, bytes(each)) for each in some]
+        )

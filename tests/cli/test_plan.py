@@ -1,0 +1,66 @@
+"""`penstock plan`, as a process: what it prints, what it writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.command import run
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "pipelines" / "storm-watch.yaml")
+
+
+def test_plan_prints_the_graph_and_its_queries() -> None:
+    done = run("plan", EXAMPLE)
+    assert done.returncode == 0
+    text = done.stdout.decode()
+    assert "└── beams  source  fmq:/tmp/radar/iq [1]" in text
+    assert "[1] storm-watch-moments_out  foreach batch" in text
+    assert done.stderr == b""
+
+
+def test_plan_draws_pictures_and_prints_json(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    svg, png = tmp_path / "plan.svg", tmp_path / "plan.png"
+    done = run("plan", EXAMPLE, "--svg", str(svg), "--png", str(png), "--json")
+    assert done.returncode == 0, done.stderr
+    assert svg.read_text().startswith("<svg ")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(done.stdout)
+    assert [query["kind"] for query in found["queries"]] == ["foreach_batch"]
+    assert found["pipelines"][0]["settings"]["trigger"] == "1000 milliseconds"
+
+
+def test_a_mistake_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(Path(EXAMPLE).read_text().replace("from: strong", "from: strnog"))
+    done = run("plan", str(file))
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr.decode() == (
+        f"penstock: {file}:11: sinks.alerts.from: there is no source or stage strnog "
+        "(hint: did you mean strong?)\n"
+    )
+
+
+def test_a_warning_goes_beside_the_output(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(Path(EXAMPLE).read_text().replace("from: strong", "from: moments"))
+    done = run("plan", str(file))
+    assert done.returncode == 0
+    assert f"penstock: warning: {file}:7: stages.strong: nothing uses it" in done.stderr.decode()
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = run("plan", str(tmp_path / "none.yaml"))
+    assert done.returncode == 1
+    assert b"none.yaml: cannot be read: No such file or directory" in done.stderr
+    assert run("plan").returncode == 2
+
+
+def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    done = run("plan", EXAMPLE, "--svg", str(tmp_path / "none" / "plan.svg"))
+    assert done.returncode == 1
+    assert b"plan.svg: No such file or directory" in done.stderr

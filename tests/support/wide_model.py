@@ -150,8 +150,8 @@ class Follower:
         self._hand_out(chosen)
         return chosen
 
-    def deliver_batch(self, model: RingModel, n: int) -> list[Stored]:
-        """What a batch must be: those wanted of the next `n`, or of the `n` behind them."""
+    def lend(self, model: RingModel, n: int) -> list[Stored]:
+        """What a batch in place must be: those wanted of the next `n`, or of the `n` behind."""
         self._catch_up(model)
         chosen: list[Stored] = []
         while not chosen:

@@ -44,9 +44,10 @@ def warnings(pipelines: Sequence[Pipeline]) -> list[str]:
     return [
         str(pipeline.error((section, name), f"nothing uses it, so it {effect}", at_key=True))
         for pipeline in pipelines
+        for graph in (pipeline.graph(),)
         for section, effect in (("sources", "is not read"), ("stages", "does not run"))
         for name in getattr(pipeline, section)
-        if not pipeline.graph().children(name)
+        if not graph.children(name)
     ]
 
 

@@ -1,10 +1,10 @@
 """How is a batch appended exactly once, whatever dies in between?
 
-Before anything is appended, a note beside the stream says which batch of which query begins at which
-number. After it, the note says that it is done. A batch that Spark replays is skipped if it is done.
-If it is not, what follows that number in the stream is what an earlier attempt appended, which is
-compared, and the rest is appended. A stream of ours has one writer at a time, so nobody else's
-messages are among them.
+Before anything is appended, a note beside the stream says which batch of which query begins at
+which number. After it, the note says that it is done. A batch that Spark replays is skipped if it
+is done. If it is not, what follows that number in the stream is what an earlier attempt appended,
+which is compared, and the rest is appended. A stream of ours has one writer at a time, so nobody
+else's messages are among them.
 """
 
 from __future__ import annotations

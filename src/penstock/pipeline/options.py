@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.core.errors import InvalidOption
-from penstock.core.options import Size
+from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
 from penstock.core.units import parse_time
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def parse_spark_options(given: Mapping[str, Any], model: type[_AnyOptions]) -> _
                 name, first["input"], "there is no such option", hint=hint
             ) from None
         if first["type"] == "missing":
-            hint = f'.option("{name}", "fmq:/path/name")' if name == "url" else None
-            raise InvalidOption(name, None, "is missing", hint=hint) from None
+            example = f'.option("{name}", "fmq:/path/name")' if name == "url" else None
+            raise InvalidOption(name, None, "is missing", hint=example) from None
         raise InvalidOption(
             name, first["input"], str(first["msg"]).removeprefix("Value error, ")
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -51,7 +52,8 @@ class LostRange:
         return self.last - self.first + 1
 
     def __str__(self) -> str:
-        return f"{self.url}: {self.count:,} messages lost (seq {self.first} to {self.last}): {self.reason}"
+        which = f"seq {self.first} to {self.last}"
+        return f"{self.url}: {self.count:,} messages lost ({which}): {self.reason}"
 
 
 class DataLoss(PenstockError):
@@ -76,7 +78,7 @@ def split(whole: Range, parts: int | None, cores: int) -> list[Range]:
     cuts = [whole.start + count * i // wanted for i in range(wanted + 1)]
     return [
         Range(whole.url, whole.epoch, low, high, whole.type)
-        for low, high in zip(cuts, cuts[1:], strict=False)
+        for low, high in itertools.pairwise(cuts)
     ]
 
 

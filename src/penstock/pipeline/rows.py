@@ -14,9 +14,9 @@ __all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "rows_of"]
 
 #: As Spark declares it. Spark's timestamps have microseconds; the exact times are `…_ns`.
 SPARK_SCHEMA: Final = (
-    "url STRING NOT NULL, seq BIGINT NOT NULL, time_ns BIGINT NOT NULL, created_ns BIGINT NOT NULL, "
-    "type INT NOT NULL, subtype INT NOT NULL, stream BINARY, attributes BINARY, "
-    "payload BINARY NOT NULL, time TIMESTAMP NOT NULL"
+    "url STRING NOT NULL, seq BIGINT NOT NULL, time_ns BIGINT NOT NULL, "
+    "created_ns BIGINT NOT NULL, type INT NOT NULL, subtype INT NOT NULL, stream BINARY, "
+    "attributes BINARY, payload BINARY NOT NULL, time TIMESTAMP NOT NULL"
 )
 
 #: The same for Arrow. Spark takes a batch only if its schema is this one exactly.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 __all__ = ["Staged", "Staging", "staged_batches"]
 

@@ -28,12 +28,16 @@ def expand(urls: Sequence[str]) -> list[str]:
         if scheme not in {"fmq", "log"} or not _WILD & set(path):
             found[url] = None
             continue
-        names = glob.glob(path if scheme == "log" else f"{path}.fmq")
+        names = _names(path if scheme == "log" else f"{path}.fmq")
         if scheme == "fmq":
-            names += [n.removesuffix(".stat") for n in glob.glob(f"{path}.stat")]
+            names += [name.removesuffix(".stat") for name in _names(f"{path}.stat")]
         for name in sorted(names):
             found[f"{scheme}:{name.removesuffix('.fmq')}{mark}{options}"] = None
     return list(found)
+
+
+def _names(pattern: str) -> list[str]:
+    return glob.glob(pattern)  # noqa: PTH207 - a Path has no pattern from the root
 
 
 class Streams:

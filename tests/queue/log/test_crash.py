@@ -46,7 +46,6 @@ def test_after_a_kill_every_published_message_is_there(
     following = lives.start("consume", url=url_of(log), report=follower.path, at_once=50)
     follower.wait_for(b"r")
     written: dict[int, tuple[int, int]] = {}
-    rolled = 0
     for life in range(rounds):
         report = Report(tmp_path / f"writer {life}")
         writer = lives.start(
@@ -56,7 +55,6 @@ def test_after_a_kill_every_published_message_is_there(
         assert writer.ended(chance.uniform(0, 0.03)) is None, "it ended by itself"
         writer.kill()
         written |= {seq: (life, number) for _, number, seq in report.records(b"w")}
-        rolled += states(log).count("live") > 1
         check_whole(log)
     with log_writer(log) as last:
         assert last.recovery.cut == 0

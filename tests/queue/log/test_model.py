@@ -311,7 +311,7 @@ class CompressedLogMachine(LogMachine):
 
 @pytest.mark.parametrize("machine", [LogMachine, CompressedLogMachine])
 @pytest.mark.parametrize(
-    "examples", [40, pytest.param(400, marks=[pytest.mark.full, pytest.mark.timeout(900)])]
+    "examples", [25, pytest.param(400, marks=[pytest.mark.full, pytest.mark.timeout(900)])]
 )
 def test_a_log_does_what_a_list_would(machine: type[LogMachine], examples: int) -> None:
     run_state_machine_as_test(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import describe
@@ -332,6 +332,7 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
 # --- whatever happened --------------------------------------------------------------------------
 
 
+@settings(max_examples=60)
 @given(data=st.data())
 def test_whatever_became_of_the_last_segment_the_log_opens_and_counts(data: st.DataObject) -> None:
     """Flip, zero and cut anything: what is read is what was written, and all is accounted for."""

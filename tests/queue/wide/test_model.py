@@ -302,9 +302,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def read_batch(self, follower: Follower, n: int) -> None:
         found = list(messages_from_batch(follower.reader.read_batch(n)))
-        compressed = self.model.compression is not None
-        deliver = follower.deliver if compressed else follower.deliver_batch
-        self._same(found, deliver(self.model, n))
+        self._same(found, follower.deliver(self.model, n))
 
     def view(self, follower: Follower, n: int) -> None:
         if self.model.compression is not None:
@@ -320,7 +318,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         with follower.reader.view_batch(n) as batch:
             found = list(map(Message, *(column.to_pylist() for column in batch.columns)))
-        self._same(found, follower.deliver_batch(self.model, n))
+        self._same(found, follower.lend(self.model, n))
 
     @precondition(lambda self: self.followers)
     @rule(data=st.data(), where=st.sampled_from(["start", "end", "last", "seq", "seq", "time"]))

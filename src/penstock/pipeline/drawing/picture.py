@@ -228,6 +228,7 @@ def _words(plan: Plan, node: Node) -> tuple[str, str, str]:
 
 
 def _shortened(text: str, *, at_end: bool = False) -> str:
+    text = "".join(c if c.isprintable() else "�" for c in text)
     if len(text) <= _LONGEST_DETAIL:
         return text
     if at_end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import Unsupported
@@ -47,7 +48,9 @@ def write_png(plan: Plan, path: str | os.PathLike[str]) -> None:
     axes.set_xlim(0, picture.width)
     axes.set_ylim(picture.height, 0)
     _paint(axes, picture)
-    figure.savefig(path, format="png", dpi=_SCALE * _DOTS_PER_INCH)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # its font has no Chinese; it paints a box
+        figure.savefig(path, format="png", dpi=_SCALE * _DOTS_PER_INCH)
 
 
 def _paint(axes: Axes, picture: Picture) -> None:
@@ -59,8 +62,8 @@ def _paint(axes: Axes, picture: Picture) -> None:
             case Words(at, text, size, colour, bold, anchor):
                 axes.text(
                     *at,
-                    # A dollar sign would start a formula.
-                    text.replace("$", r"\$"),
+                    text,
+                    parse_math=False,  # a dollar sign would start a formula
                     fontsize=size * _POINTS,
                     color=colour,
                     weight="bold" if bold else "normal",

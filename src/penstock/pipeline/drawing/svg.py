@@ -26,7 +26,7 @@ def to_svg(plan: Plan) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
             f'viewBox="0 0 {width} {height}" font-family={quoteattr(_FONTS)}>',
-            f"<title>{_text(picture.title)}</title>",
+            f"<title>{escape(picture.title)}</title>",
             f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
             *(_shape(shape) for shape in picture.shapes),
             "</svg>\n",
@@ -46,7 +46,7 @@ def _shape(shape: Rectangle | Words | Line | Mark) -> str:
             weight = ' font-weight="bold"' if bold else ""
             return (
                 f'<text x="{_number(at[0])}" y="{_number(at[1])}" font-size="{_number(size)}" '
-                f'fill="{colour}" text-anchor="{anchor}"{weight}>{_text(text)}</text>'
+                f'fill="{colour}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'
             )
         case Line(points, colour, dashed, straight):
             dash = ' stroke-dasharray="6 4"' if dashed else ""
@@ -80,8 +80,3 @@ def _pair(point: Point) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(text: str) -> str:
-    # Control characters are not allowed in XML at all, not even escaped.
-    return escape("".join(c if c.isprintable() else "�" for c in text))

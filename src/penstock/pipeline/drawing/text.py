@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -13,10 +12,14 @@ from rich.tree import Tree
 from penstock.pipeline.links import Node, streams_between
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from penstock.pipeline.model import Pipeline
     from penstock.pipeline.plan import Plan
+
+    Streams = Sequence[tuple[Node, Node]]
 
 __all__ = ["render", "to_text"]
 
@@ -27,8 +30,9 @@ _STYLES = {"source": "bold blue", "stage": "bold", "sink": "bold green"}
 def render(plan: Plan) -> RenderableType:
     """Return a tree of each pipeline from its sources to its sinks, and the queries."""
     parts: list[RenderableType] = []
+    streams = streams_between(plan.pipelines)
     for pipeline in plan.pipelines:
-        parts += [_tree(plan, pipeline), Text()]
+        parts += [_tree(plan, pipeline, streams), Text()]
     count = len(plan.queries)
     parts.append(Text(f"{count} {'query' if count == 1 else 'queries'}", style="bold"))
     for index, query in enumerate(plan.queries):
@@ -58,7 +62,7 @@ def to_text(plan: Plan, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def _tree(plan: Plan, pipeline: Pipeline) -> Tree:
+def _tree(plan: Plan, pipeline: Pipeline, streams: Streams) -> Tree:
     root = Tree(
         Text.assemble(
             (pipeline.name, "bold underline"), (f"  trigger: {pipeline.settings.trigger}", "dim")
@@ -73,28 +77,33 @@ def _tree(plan: Plan, pipeline: Pipeline) -> Tree:
             above.add(Text.assemble((name, "italic"), ("  (above)", "dim")))
             continue
         seen.add(name)
-        branch = above.add(_label(plan, pipeline, name))
+        branch = above.add(_label(plan, pipeline, name, streams))
         waiting += [(branch, child) for child in reversed(graph.children(name))]
     return root
 
 
-def _label(plan: Plan, pipeline: Pipeline, name: str) -> Text:
+def _label(plan: Plan, pipeline: Pipeline, name: str, streams: Streams) -> Text:
     node = Node(pipeline.name, name)
     if (source := pipeline.sources.get(name)) is not None:
         role, about = "source", ", ".join(source.urls)
     elif (stage := pipeline.stages.get(name)) is not None:
-        role, about = "stage", textwrap.shorten(stage.describe(), _LONGEST, placeholder=" …")
+        role, about = "stage", _cut(stage.describe())
     else:
         sink = pipeline.sinks[name]
         role, about = "sink", sink.describe()
         about += "" if sink.mode == "append" else f", mode {sink.mode}"
+    about = "".join(c if c.isprintable() else "?" for c in about)  # a terminal obeys some of them
     queries = "".join(f" [{plan.queries.index(query) + 1}]" for query in plan.queries_of(node))
     label = Text.assemble(
         (name, _STYLES[role]), (f"  {role}", "dim"), f"  {about}", (queries, "magenta")
     )
-    for sink_node, source_node in streams_between(plan.pipelines):
+    for sink_node, source_node in streams:
         if node == source_node:
             label.append(f"  <- {sink_node}", style="yellow")
         elif node == sink_node:
             label.append(f"  -> {source_node}", style="yellow")
     return label
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

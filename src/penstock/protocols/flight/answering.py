@@ -210,7 +210,9 @@ class Answers:
 
     def _forget(self, body: bytes, peer: str) -> Record:
         del peer
-        self.readers.forget(Forget.from_bytes(body).reader)
+        reader = Forget.from_bytes(body).reader
+        self.holds.forget(reader)
+        self.readers.forget(reader)
         return Record()
 
     # --- named places -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import CursorInUse
 from penstock.core.position import Position
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Holds"]
 
 log = logging.getLogger(__name__)
+
+#: A client that died is noticed within this time (seconds), and the name is free for the next.
+_TIME_TO_LEAVE: Final = 0.5
+_LOOK_FOR_LEAVING: Final = 0.05
 
 
 class _Held:
@@ -78,19 +82,26 @@ class Holds:
 
         :raises CursorInUse: it is held for another reader.
         """
-        key = (place.path, asked.name)
-        with self._lock:
-            held = self._held.get(key)
-            if held is not None and held.reader != asked.reader:
+        deadline = time.monotonic() + _TIME_TO_LEAVE
+        while (taken := self._take(place, asked)) is None:
+            if time.monotonic() >= deadline:
                 raise CursorInUse(asked.name, 0, hint="another client reads by this name")
-            if held is None:
-                held = self._held[key] = _Held(place, asked)
-            # A client that comes again after its connection broke takes over from itself.
-            held.lease += 1
-            lease = held.lease
+            time.sleep(_LOOK_FOR_LEAVING)
+        lease, held = taken
         if asked.done is not None:
             held.move(asked.done)
         return lease, held.told()
+
+    def _take(self, place: Place, asked: Hold) -> tuple[int, _Held] | None:
+        with self._lock:
+            held = self._held.get((place.path, asked.name))
+            if held is not None and held.reader != asked.reader:
+                return None
+            if held is None:
+                held = self._held[place.path, asked.name] = _Held(place, asked)
+            # A client that comes again after its connection broke takes over from itself.
+            held.lease += 1
+            return held.lease, held
 
     def move(self, place: Place, name: str, reader: str, done: Mark | None) -> None:
         """Note that everything before a mark is done with.
@@ -119,6 +130,15 @@ class Holds:
                 return
             del self._held[place.path, name]
         held.close()
+
+    def forget(self, reader: str) -> None:
+        """Let go of the names of a reader that has left."""
+        with self._lock:
+            left = {key: held for key, held in self._held.items() if held.reader == reader}
+            for key in left:
+                del self._held[key]
+        for held in left.values():
+            held.close()
 
     def expire(self, idle: float) -> None:
         """Let go of names whose readers were not heard of for so many seconds."""

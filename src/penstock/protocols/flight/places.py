@@ -84,8 +84,10 @@ class Root:
             real = os.path.realpath(file)
             if not Path(real).is_relative_to(self.folder):
                 raise InvalidURL(name, "it leads out of the directory that is served")
-        if _kind_of(path) == "log" and any(entry.is_symlink() for entry in os.scandir(path)):
-            raise InvalidURL(name, "a link is among its segments")
+        if _kind_of(path) == "log":
+            with os.scandir(path) as entries:
+                if any(entry.is_symlink() for entry in entries):
+                    raise InvalidURL(name, "a link is among its segments")
 
     def streams(self) -> Iterator[Place]:
         """Yield the streams that are there, in the order of their names, up to a limit."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
-from penstock.core.errors import Closed, MessageTooLarge, NotFound, PenstockError
+from penstock.core.errors import Closed, Malformed, MessageTooLarge, NotFound, PenstockError
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.message import Message
 from penstock.core.retry import retry
@@ -75,12 +75,18 @@ class _Call:
         self.sent: deque[_Sent] = deque()
         self.written = 0
         self.last_seq: int | None = None
+        #: Why there is nothing more to send, if it is not the end.
+        self.failure: Exception | None = None
 
     def next(self) -> _Sent | None:
-        for batch, piece in self._coming:
-            one = _Sent(batch, piece)
-            self.sent.append(one)
-            return one
+        """Return what is to be sent next; None: that was all."""
+        try:
+            for batch, piece in self._coming:
+                one = _Sent(batch, piece)
+                self.sent.append(one)
+                return one
+        except Exception as error:  # noqa: BLE001 - raised when what was sent is answered
+            self.failure = error
         return None
 
     @property
@@ -222,6 +228,8 @@ class FlightWriter(Writer):
         except BaseException:
             self._begin_afresh()
             raise
+        if call.failure is not None:
+            raise call.failure
         return call.last_seq
 
     def _begin_afresh(self) -> None:
@@ -245,6 +253,10 @@ class FlightWriter(Writer):
             stream, answers = client.do_put(descriptor, BATCH_SCHEMA, options)
             self._exchange(call, stream, answers)
             stream.close()
+        except PenstockError as error:
+            if isinstance(error, ConnectionLost):
+                self._handle(call, error)
+            raise
         except _BROKEN as error:
             self._handle(call, self._connection.understood(error))
 
@@ -262,7 +274,7 @@ class FlightWriter(Writer):
             answer = answers.read()
             if answer is None:
                 stream.close()  # says why
-                raise OSError("the server ended the call")
+                raise ConnectionLost(self._target.server, "it ended the call")
             waiting -= 1
             outcome = Outcome.from_bytes(answer.to_pybytes())
             self._enter(call, outcome)
@@ -276,7 +288,8 @@ class FlightWriter(Writer):
         """Take over what became of a batch."""
         one = call.sent[0]
         if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
-            raise OSError(f"the server answered for batch {outcome.number}")
+            answered = f"the answer for batch {one.piece.number}"
+            raise Malformed("flight Outcome", "number", answered, outcome.number)
         call.sent.popleft()
         call.written += outcome.written
         self._messages += outcome.written

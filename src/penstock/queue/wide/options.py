@@ -46,9 +46,9 @@ def _stream(value: object) -> object:
 
 
 def _sync(value: object) -> object:
-    if value in {"none", "batch"}:
+    if value in {"none", "batch"} or not isinstance(value, str | int | float):
         return value
-    return parse_duration(value) if isinstance(value, str | int | float) else value
+    return parse_duration(value) or "batch"  # no time between is: after every call
 
 
 class WideOptions(Options):

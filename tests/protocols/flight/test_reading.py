@@ -1,0 +1,351 @@
+"""Reading over Flight: everything that a reader of the queue itself gets, and is told."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from penstock import Message, create, describe, open_reader, open_writer
+from penstock.core.batch import messages_from_batch
+from penstock.core.errors import Closed, CursorInUse, InvalidOption, NotFound, WriteTimeout
+from penstock.core.overflow import DropReason
+from penstock.core.stream_id import StreamId
+from penstock.protocols.flight.reader import FlightReader
+from penstock.protocols.flight.server import FlightServer
+from protocols.flight.serving import served
+from support.waiting import SOON, background, waits
+
+STREAM = StreamId(bytes(range(16)))
+
+
+def fill(local: str, count: int, **options: object) -> list[Message]:
+    """Write messages of all kinds to a queue, and return them as it has them."""
+    with open_writer(f"fmq:{local}", **options) as writer:
+        for i in range(count):
+            stream = STREAM if i % 3 == 0 else None
+            attributes = b"attributes %d" % i if i % 2 else None
+            writer.write(b"payload %d" % i, i % 4, -i, 10 + i, None, stream, attributes)
+    with open_reader(f"fmq:{local}") as reader:
+        return list(reader.available())
+
+
+def test_every_field_arrives(url: str, local: str) -> None:
+    there = fill(local, 50)
+    with open_reader(url) as reader:
+        assert list(reader.available()) == there
+        books = reader.statistics()
+    assert (books.messages, books.bytes) == (50, sum(m.size for m in there))
+    assert (books.lost, books.filtered, books.next_seq, books.backlog) == (0, 0, 50, 0)
+
+
+def test_the_forms_of_reading_can_be_mixed(url: str, local: str) -> None:
+    there = fill(local, 40)
+    with open_reader(url, chunk=1024) as reader:
+        got = [reader.read(0)]
+        got += reader.read_many(5)
+        while len(got) < 30:
+            got += messages_from_batch(reader.read_batch(7))
+        while (message := reader.read(0)) is not None:
+            got.append(message)
+        assert got == there
+        assert reader.read_many(0) == []
+        assert reader.read_batch(0).num_rows == reader.read_batch(5).num_rows == 0
+
+
+def test_what_was_written_a_moment_ago_is_there_without_waiting(url: str, local: str) -> None:
+    with open_writer(f"fmq:{local}") as writer, open_reader(url) as reader:
+        for i in range(20):
+            writer.write(b"%d" % i)
+            message = reader.read(0)
+            assert message is not None
+            assert message.payload == b"%d" % i
+
+
+def test_a_reader_waits_for_as_long_as_it_is_told(url: str, local: str) -> None:
+    with open_writer(f"fmq:{local}") as writer, open_reader(url) as reader:
+        began = time.monotonic()
+        assert reader.read(0.3) is None
+        assert 0.3 <= time.monotonic() - began < SOON
+        with background(reader.read) as call:
+            assert waits(call)
+            writer.write(b"now")
+            message = call.result(SOON)
+        assert isinstance(message, Message)
+        assert message.payload == b"now"
+
+
+def test_following_yields_what_comes(url: str, local: str) -> None:
+    with open_writer(f"fmq:{local}") as writer, open_reader(url, "end") as reader:
+        def follow() -> list[bytes]:
+            return [message.payload for message in islice(reader, 100)]
+
+        with background(follow) as call:
+            for i in range(100):
+                writer.write(b"%d" % i)
+                time.sleep(0.001)
+            assert call.result(SOON) == [b"%d" % i for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("start", "first"), [("start", 0), ("end", None), ("last", 29), (7, 7), ("time", 12)]
+)
+def test_a_reader_starts_and_seeks_where_it_is_told(
+    url: str, local: str, start: str | int, first: int | None
+) -> None:
+    if not Path(f"{local}.fmq").exists():
+        for _ in range(30):
+            with open_writer(f"fmq:{local}") as writer:
+                writer.write(b"x")
+    with open_reader(f"fmq:{local}") as reader:
+        there = list(reader.available())
+    from penstock import Position
+
+    place = Position.time(there[12].created_ns) if start == "time" else Position.of(start)
+    with open_reader(url, place) as reader:
+        message = reader.read(0)
+        assert (None if message is None else message.seq) == first
+        reader.seek(3)
+        assert [m.seq for m in reader.read_many(2)] == [3, 4]
+        reader.seek(place)
+        message = reader.read(0)
+        assert (None if message is None else message.seq) == first
+
+
+def test_the_server_filters_by_type_and_says_how_many(url: str, local: str) -> None:
+    there = fill(local, 100)
+    with open_reader(url, type=2) as reader:
+        assert list(reader.available()) == [m for m in there if m.type == 2]
+        assert reader.read(0) is None
+        books = reader.statistics()
+    assert (books.messages, books.filtered, books.lost, books.next_seq) == (25, 75, 0, 100)
+
+
+def test_bounds_and_the_newest_number_are_those_of_the_queue(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=16&size=4k")
+    with open_reader(url) as reader, open_reader(f"fmq:{local}") as own:
+        assert reader.newest_seq() is None
+        assert reader.bounds() == own.bounds()
+        fill(local, 40)
+        assert reader.newest_seq() == 39
+        assert reader.bounds() == own.bounds()
+
+
+def test_overrun_is_told_to_the_message(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=16&size=64k")
+    fill(local, 10)
+    with open_reader(url) as reader:
+        assert [m.seq for m in reader.read_many(4)] == [0, 1, 2, 3]
+        reader.seek(4)  # leaves nothing here that was copied before
+        fill(local, 30)
+        message = reader.read(0)
+        assert message is not None
+        books = reader.statistics()
+        assert [(loss.first, loss.last, loss.reason) for loss in books.losses] == [
+            (4, message.seq - 1, DropReason.OVERRUN)
+        ]
+        rest = list(reader.available())
+        books = reader.statistics()
+    assert books.messages == 4 + 1 + len(rest)
+    assert books.messages + books.lost == 40
+
+
+def test_a_lossy_ring_keeps_exact_books_while_it_is_overrun(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=64&size=16k")
+    seen: list[int] = []
+    with open_writer(f"fmq:{local}") as writer, open_reader(url, chunk=1024) as reader:
+        for turn in range(40):
+            writer.write_many([b"x" * 40] * (turn * 7))
+            seen += [m.seq for m in reader.read_many(13)]
+        total = sum(turn * 7 for turn in range(40))
+        seen += [m.seq for m in reader.available()]
+        books = reader.statistics()
+    assert books.lost > 0
+    assert books.messages == len(seen) == len(set(seen))
+    assert seen == sorted(seen)
+    missing = set(range(total)) - set(seen)
+    told = {seq for loss in books.losses for seq in range(loss.first, loss.last + 1)}
+    assert told == missing
+    assert books.lost == len(missing)
+
+
+def test_what_retention_removed_is_told(server: FlightServer, url: str, local: str) -> None:
+    log_url = f"log:{local}?segment=4k&segment_slots=16"
+    with open_writer(log_url) as writer:
+        writer.write_many([b"x" * 100] * 20)
+    with open_reader(url) as reader:
+        assert len(reader.read_many(3)) == 3
+        reader.seek(3)
+        with open_writer(log_url, retain="16k") as writer:
+            writer.write_many([b"x" * 100] * 200)
+        rest = list(reader.available())
+        books = reader.statistics()
+    assert books.lost > 0
+    assert {loss.reason for loss in books.losses} == {DropReason.RETENTION}
+    assert 3 + len(rest) + books.lost == 220
+    assert server.statistics().lost >= books.lost
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_stream_that_was_created_anew_is_noticed(server: FlightServer, root: Path, kind: str) -> None:
+    local, url = f"{kind}:{root}/anew-{kind}", f"{server.url}anew-{kind}"
+    with open_writer(local) as writer:
+        writer.write_many([b"old"] * 5)
+    with open_reader(url) as reader:
+        assert len(reader.read_many(3)) == 3
+        reader.seek(3)
+        create(local, replace=True)
+        with open_writer(local) as writer:
+            writer.write_many([b"new"] * 4)
+        payloads = []
+        while (message := reader.read(1)) is not None and len(payloads) < 10:
+            payloads.append(message.payload)
+        books = reader.statistics()
+    assert [p for p in payloads if p == b"new"] == [b"new"] * 4
+    assert books.restarts == 1
+
+
+def test_small_chunks_and_large_messages_pass(url: str, local: str) -> None:
+    sizes = [0, 10, 5_000_000, 3, 2_000_000, 1, 100_000] * 2
+    with open_writer(f"fmq:{local}?size=64M") as writer:
+        for i, size in enumerate(sizes):
+            writer.write(bytes([i]) * size)
+    with open_reader(url, chunk=1024) as reader:
+        assert [m.payload for m in reader.available()] == [bytes([i]) * s for i, s in enumerate(sizes)]
+
+
+def test_a_stream_that_is_not_there_is_not_found(url: str) -> None:
+    with pytest.raises(NotFound, match="no stream tests/"):
+        open_reader(url)
+    with pytest.raises(NotFound):
+        describe(url)
+
+
+def test_a_reader_can_wait_for_its_stream(url: str, local: str) -> None:
+    with background(lambda: open_reader(url, wait="10s")) as call:
+        assert waits(call)
+        create(f"fmq:{local}")
+        reader = call.result(SOON)
+    assert isinstance(reader, FlightReader)
+    reader.close()
+
+
+def test_an_unknown_option_is_named_by_the_server(url: str, local: str) -> None:
+    create(f"fmq:{local}")
+    with pytest.raises(InvalidOption) as caught:
+        open_reader(url, tpye=5)
+    assert caught.value.option == "tpye"
+    assert "type" in str(caught.value.hint)
+
+
+def test_a_closed_reader_says_so(url: str, local: str) -> None:
+    fill(local, 3)
+    reader = open_reader(url)
+    reader.close()
+    reader.close()
+    with pytest.raises(Closed):
+        reader.read(0)
+    assert reader.statistics().messages == 0
+
+
+def test_a_classic_queue_is_read_too(url: str, local: str) -> None:
+    with open_writer(f"fmq:{local}?layout=classic&slots=20&size=8k") as writer:
+        writer.write_many([b"%d" % i for i in range(10)], type=3)
+    with open_reader(f"fmq:{local}") as reader:
+        there = list(reader.available())
+    with open_reader(url) as reader:
+        assert list(reader.available()) == there
+
+
+# --- named readers --------------------------------------------------------------------------------
+
+
+def test_the_writer_waits_for_a_held_reader(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=8&size=4k")
+    with (
+        open_writer(f"fmq:{local}?hold=archive&timeout=200ms") as writer,
+        open_reader(url, hold="archive") as reader,
+    ):
+        writer.write_many([b"x"] * 8)
+        with pytest.raises(WriteTimeout, match="archive"):
+            writer.write(b"one too many")
+        assert len(reader.read_many(4)) == 4
+        with pytest.raises(WriteTimeout):  # they are with the caller, who is not done
+            writer.write(b"one too many")
+        assert reader.read(0) is not None
+        time.sleep(0.1)
+        assert reader.read(0) is not None
+        writer.write_many([b"y"] * 4)
+        got = [m.payload for m in reader.read_many(100)]
+        got += [m.payload for m in reader.read_many(100)]
+        assert got == [b"x"] * 2 + [b"y"] * 4
+        assert reader.statistics().lost == 0
+
+
+def test_acknowledge_gives_back_at_once(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=8&size=4k")
+    with (
+        open_writer(f"fmq:{local}?hold=archive&timeout=5s") as writer,
+        open_reader(url, hold="archive") as reader,
+    ):
+        writer.write_many([b"x"] * 8)
+        assert isinstance(reader, FlightReader)
+        reader.read_many(8)
+        reader.acknowledge()
+        writer.write_many([b"y"] * 8)
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_named_reader_goes_on_where_it_was(server: FlightServer, root: Path, kind: str) -> None:
+    local, url = f"{kind}:{root}/named-{kind}", f"{server.url}named-{kind}"
+    with open_writer(local) as writer:
+        writer.write_many([b"%d" % i for i in range(20)])
+    with open_reader(url, hold="archive") as reader:
+        assert [m.seq for m in reader.read_many(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError), open_reader(url, hold="archive") as reader:
+        assert [m.seq for m in reader.read_many(3)] == [5, 6, 7]
+        _ = 1 / 0  # what it was working on comes again
+    with open_reader(url, hold="archive") as reader:
+        assert [m.seq for m in reader.read_many(2)] == [5, 6]
+        reader.seek(15)
+    with open_reader(url, cursor="archive") as reader:
+        assert [m.seq for m in reader.read_many(2)] == [15, 16]
+
+
+def test_a_name_is_for_one_client_at_a_time(url: str, local: str) -> None:
+    fill(local, 3)
+    with open_reader(url, hold="archive"):
+        with pytest.raises(CursorInUse) as caught:
+            open_reader(url, hold="archive")
+        assert caught.value.name == "archive"
+    open_reader(url, hold="archive").close()
+
+
+def test_a_named_reader_is_told_what_it_lost_while_it_was_away(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=16&size=64k")
+    fill(local, 4)
+    with open_reader(url, hold="archive") as reader:
+        assert len(reader.read_many(2)) == 2
+    fill(local, 30)
+    with open_reader(url, hold="archive") as reader:
+        rest = list(reader.available())
+        books = reader.statistics()
+    assert [(loss.first, loss.last) for loss in books.losses] == [(2, rest[0].seq - 1)]
+    assert rest[-1].seq == 33
+
+
+def test_a_hold_that_was_idle_too_long_is_taken_again(tmp_path: Path) -> None:
+    create(f"fmq:{tmp_path}/a?slots=8&size=4k")
+    with served(tmp_path, idle=0.3) as server, open_writer(f"fmq:{tmp_path}/a") as writer:
+        with open_reader(f"{server.url}a", hold="archive") as reader:
+            writer.write_many([b"x"] * 4)
+            assert len(reader.read_many(2)) == 2
+            deadline = time.monotonic() + SOON
+            while server.statistics().holds:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            writer.write_many([b"y"] * 4)
+            assert len(list(reader.available())) == 6
+            assert server.statistics().holds == 1

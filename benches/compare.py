@@ -56,7 +56,7 @@ class Plan:
     thin: bool = False
 
 
-FULL = Plan(Pace(warm_up=0.15, seconds=0.6, messages=800), rounds=3, limit=480)
+FULL = Plan(Pace(warm_up=0.12, seconds=0.45, messages=600), rounds=3, limit=480)
 QUICK = Plan(Pace(warm_up=0.05, seconds=0.15, messages=150), rounds=1, limit=100, thin=True)
 
 

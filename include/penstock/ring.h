@@ -240,8 +240,10 @@ static inline penstock_ring penstock_over(void *base, bool writable) {
 static inline const char *penstock_map(const char *path, bool writable, penstock_ring *ring, int *fd) {
     *fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     struct stat status;
-    if (*fd < 0 || fstat(*fd, &status) != 0)
+    if (*fd < 0)
         return "open";
+    if (fstat(*fd, &status) != 0)
+        return close(*fd), "open";
     size_t size = (size_t)status.st_size;
     const char *fault = "file size";
     if (size >= PENSTOCK_PAGE) {
@@ -439,6 +441,21 @@ static inline bool penstock_resume(penstock_writer *w) {
     return penstock_slot_is_sane(ring, &last, w->head - 1);
 }
 
+/* What this run of the machine is told by; zeros where that is not known. */
+static inline void penstock_boot_id(uint8_t id[16]) {
+    char text[40] = "";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC), digits = 0;
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    memset(id, 0, 16);
+    for (ssize_t i = 0; i < n && digits < 32; i++) {
+        const char *hex = "0123456789abcdef", *digit = text[i] ? strchr(hex, text[i]) : NULL;
+        if (digit != NULL)
+            id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | (digit - hex)), digits++;
+    }
+}
+
 /* Become a writer of a mapped queue: 0, EBUSY when another is, EPIPE when it was sealed, or what the
  * lock met. */
 static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, int fd) {
@@ -465,13 +482,22 @@ static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, 
     return error;
 }
 
-/* The same, ready to write: also EBADMSG when the queue is damaged. Many writers resume each time
- * that they have the lock. */
+/* The same, ready to write: also EBADMSG when the queue is damaged, EOPNOTSUPP when it is compressed or
+ * sparse, and ENOTRECOVERABLE when the machine went down since the last writer: let penstock open it to
+ * write first. Many writers resume each time that they have the lock. */
 static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd) {
+    static const uint8_t unknown[16] = {0};
+    uint8_t boot[16];
+    if (ring.header->compression != 0 || (ring.header->flags & PENSTOCK_SPARSE))
+        return EOPNOTSUPP;
+    penstock_boot_id(boot);
+    if (memcmp(ring.header->boot_id, unknown, 16) != 0 && memcmp(ring.header->boot_id, boot, 16) != 0)
+        return ENOTRECOVERABLE;
     int error = penstock_writer_claim(w, ring, fd);
-    if (error != 0 || w->number != 0)
+    if (error != 0)
         return error;
-    return penstock_resume(w) ? 0 : EBADMSG;
+    memcpy(ring.header->boot_id, boot, 16);
+    return w->number != 0 || penstock_resume(w) ? 0 : EBADMSG;
 }
 
 /* Sleep while *word is `seen`; 0 or an errno (ETIMEDOUT, EINTR, EAGAIN: it was not). */
@@ -504,7 +530,8 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
         return 0;
     const int64_t slice = 20000000; /* how soon a death is noticed */
     mine |= PENSTOCK_LOCK_WAITERS;  /* others may sleep, too */
-    for (bool again = true;; again = nanoseconds > 0) {
+    int64_t deadline = penstock_clock(CLOCK_MONOTONIC) + nanoseconds;
+    for (bool again = nanoseconds > 0;; again = (nanoseconds = deadline - penstock_clock(CLOCK_MONOTONIC)) > 0) {
         seen = __atomic_load_n(lock, __ATOMIC_RELAXED);
         uint32_t holder = seen & ~PENSTOCK_LOCK_WAITERS;
         if (holder == 0 || !penstock_is_alive(w->fd, PENSTOCK_LIVE_WRITER + holder)) {
@@ -526,8 +553,6 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
         int error = penstock_futex_wait(lock, seen, turn);
         if (error == EINTR)
             return EINTR;
-        if (error == ETIMEDOUT)
-            nanoseconds -= turn;
     }
 }
 
@@ -719,6 +744,27 @@ static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t se
     return penstock_still_there(ring, seq) ? PENSTOCK_OK : PENSTOCK_LAPPED;
 }
 
+/* Copy the payloads of messages first .. end-1 one behind the other, or only check them (to is NULL).
+ * Returns the number of the first that is not right or does not fit, or `end`. Then ask
+ * penstock_still_there(ring, first). */
+static inline uint64_t penstock_copy_run(const penstock_ring *ring, uint64_t first, uint64_t end,
+                                         uint8_t *to, uint64_t room) {
+    for (; first < end; first++) {
+        penstock_slot slot;
+        penstock_load_slot(&slot, &ring->slots[first & ring->mask]);
+        if (!penstock_slot_is_sane(ring, &slot, first) || (to != NULL && slot.length > room))
+            break;
+        if (to != NULL) {
+            penstock_copy(to, penstock_bytes(ring, &slot) + slot.block, slot.length);
+            to += slot.length;
+            room -= slot.length;
+        }
+        if (!penstock_crc_holds(ring, &slot))
+            break;
+    }
+    return first;
+}
+
 /* A held reader is done with everything before `seq`. */
 static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t reader, uint64_t seq) {
     PENSTOCK_FAULT_POINT();
@@ -731,16 +777,16 @@ static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t read
  * second at most at a time: a writer that was killed may not have woken anybody. */
 static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_t nanoseconds) {
     penstock_header *h = ring->header;
+    if (!ring->writable) { /* it cannot leave a mark for the writer */
+        struct timespec pause = {0, nanoseconds < 2000000 ? nanoseconds : 2000000};
+        return nanosleep(&pause, NULL) == 0 ? 0 : errno;
+    }
     int64_t start = penstock_clock(CLOCK_MONOTONIC), spin = nanoseconds < PENSTOCK_SPIN ? nanoseconds : PENSTOCK_SPIN;
     while (penstock_clock(CLOCK_MONOTONIC) - start < spin) {
         if (penstock_head(ring) > seq)
             return 0;
         for (int i = 0; i < 20; i++)
             penstock_pause();
-    }
-    if (!ring->writable) {
-        struct timespec pause = {0, nanoseconds < 1000000 ? nanoseconds : 1000000};
-        return nanosleep(&pause, NULL) == 0 ? 0 : errno;
     }
     uint32_t wakes = __atomic_load_n(&h->wakes, __ATOMIC_SEQ_CST);
     __atomic_store_n(&h->sleeping, 1, __ATOMIC_SEQ_CST);

@@ -145,6 +145,9 @@ class Reader(_Endpoint):
         """Return the sequence number of the newest message there now, or None if unknown."""
         return None
 
+    def acknowledge(self) -> None:
+        """Say that everything read so far is done, where a writer or a cursor waits for that."""
+
     def bounds(self) -> Bounds:
         """Return what can be read again by `seek` now.
 

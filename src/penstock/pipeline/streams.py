@@ -53,7 +53,12 @@ class Streams:
         :raises NotFound: there is none that a plain URL names.
         :raises Unsupported: one cannot be read again.
         """
-        return {url: self.reader(url).bounds() for url in expand(self._patterns)}
+        found = {}
+        for url in expand(self._patterns):
+            reader = self.reader(url)
+            reader.seek(Position.END)  # it reads nothing, and so never stays with an old queue
+            found[url] = reader.bounds()
+        return found
 
     def reader(self, url: str) -> Reader:
         reader = self._readers.get(url)

@@ -21,11 +21,10 @@ from penstock.queue.classic.writer import ClassicWriter
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import create_from_options
 from penstock.queue.wide.info import describe_wide
+from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import READER_OPTIONS, WRITER_OPTIONS, WideOptions
 from penstock.queue.wide.queue_file import SUFFIX, file_of
-from penstock.queue.wide.reader import open_wide_reader
 from penstock.queue.wide.verification import check_wide
-from penstock.queue.wide.writer import open_wide_writer
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

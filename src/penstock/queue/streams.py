@@ -15,9 +15,10 @@ from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.options import Creation
 from penstock.queue.stream_places import StreamKind, StreamPlace
+from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.reader import WideReader, open_wide_reader
-from penstock.queue.wide.writer import WideWriter, open_wide_writer
+from penstock.queue.wide.reader import WideReader
+from penstock.queue.wide.writer import WideWriter
 
 if TYPE_CHECKING:
     import os

@@ -62,6 +62,8 @@ class Waiter:
     def wait(self, readers: Iterable[Reader], timeout: float | None = None) -> list[Reader]:
         """Return the readers that have something to read; none when time is over or interrupted."""
         every = list(readers)
+        for reader in every:
+            reader.acknowledge()  # this is the call after the last read
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
         look_around = now + between_looks(len(every))

@@ -79,6 +79,7 @@ def test_a_reader_waits_for_as_long_as_it_is_told(url: str, local: str) -> None:
 
 def test_following_yields_what_comes(url: str, local: str) -> None:
     with open_writer(f"fmq:{local}") as writer, open_reader(url, "end") as reader:
+
         def follow() -> list[bytes]:
             return [message.payload for message in islice(reader, 100)]
 
@@ -189,7 +190,9 @@ def test_what_retention_removed_is_told(server: FlightServer, url: str, local: s
 
 
 @pytest.mark.parametrize("kind", ["fmq", "log"])
-def test_a_stream_that_was_created_anew_is_noticed(server: FlightServer, root: Path, kind: str) -> None:
+def test_a_stream_that_was_created_anew_is_noticed(
+    server: FlightServer, root: Path, kind: str
+) -> None:
     local, url = f"{kind}:{root}/anew-{kind}", f"{server.url}anew-{kind}"
     with open_writer(local) as writer:
         writer.write_many([b"old"] * 5)
@@ -213,7 +216,9 @@ def test_small_chunks_and_large_messages_pass(url: str, local: str) -> None:
         for i, size in enumerate(sizes):
             writer.write(bytes([i]) * size)
     with open_reader(url, chunk=1024) as reader:
-        assert [m.payload for m in reader.available()] == [bytes([i]) * s for i, s in enumerate(sizes)]
+        assert [m.payload for m in reader.available()] == [
+            bytes([i]) * s for i, s in enumerate(sizes)
+        ]
 
 
 def test_a_stream_that_is_not_there_is_not_found(url: str) -> None:

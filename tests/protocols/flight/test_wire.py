@@ -194,7 +194,8 @@ def test_a_name_is_decoded_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "position", [Position.START, Position.END, Position.LAST, Position.sequence(7), Position.time(9)]
+    "position",
+    [Position.START, Position.END, Position.LAST, Position.sequence(7), Position.time(9)],
 )
 def test_a_position_arrives_as_it_was(position: Position) -> None:
     assert Spot.of(position).position() == position

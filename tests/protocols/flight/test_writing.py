@@ -209,8 +209,8 @@ def test_what_went_before_a_bad_payload_is_appended(url: str, local: str) -> Non
     with open_writer(url) as writer:
         with pytest.raises(KeyError):
             writer.write_many(payloads())
-        assert len(there(local)) == writer.statistics().messages == 8192
-        assert writer.write(b"goes on") == 8192
+        assert len(there(local)) == writer.statistics().messages == 10_000
+        assert writer.write(b"goes on") == 10_000
 
 
 def test_other_columns_are_malformed(url: str) -> None:

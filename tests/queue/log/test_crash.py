@@ -138,7 +138,7 @@ def test_a_process_that_trims_is_killed_and_the_log_is_whole(
 
 
 @pytest.mark.parametrize("doing", ["roll", "open", "trim", "replace"])
-@pytest.mark.parametrize("step", [13, pytest.param(1, marks=MANY)])
+@pytest.mark.parametrize("step", [31, pytest.param(1, marks=MANY)])
 def test_whichever_line_is_the_last_the_log_is_whole(
     step: int, doing: str, memory: Path, tmp_path: Path, lives: Lives
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.core.errors import WriteTimeout
+from penstock.core.errors import Closed, WriteTimeout
 from penstock.core.overflow import DropReason, QueueFull
 from support.lives import Lives, Report
 from support.waiting import A_WHILE, SOON, background, waits
@@ -205,6 +205,19 @@ def test_a_writer_that_waits_hears_signals(url: str) -> None:
             assert writer.statistics().refused == 1
     finally:
         signal.signal(signal.SIGALRM, previous)
+
+
+def test_a_writer_that_waits_is_ended_by_closing_it(url: str) -> None:
+    writer = wide_writer(f"{url}?hold=a")
+    with wide_reader(f"{url}?hold=a"):
+        fill(writer)
+        with background(writer.write, b"one too many") as write:
+            assert waits(write)
+            writer.close()
+            with pytest.raises(Closed):
+                write.result(SOON)
+    with wide_writer(url) as again:
+        assert again.write(b"after") == 4
 
 
 def test_readers_that_the_writer_does_not_name_are_not_waited_for(url: str) -> None:

@@ -17,7 +17,12 @@ from penstock.core.options import parse_options
 from penstock.core.retry import Backoff, RetryPolicy
 from penstock.core.url import URL
 from penstock.protocols.flight.access import check_token, load_token
-from penstock.protocols.flight.errors import AccessRefused, ConnectionLost, ServerBusy
+from penstock.protocols.flight.errors import (
+    AccessRefused,
+    ConnectionLost,
+    ServerBusy,
+    Unacknowledged,
+)
 from penstock.protocols.flight.failures import error_from
 from penstock.protocols.flight.options import DEFAULT_PORT, ClientOptions, is_loopback
 from penstock.protocols.flight.wire import (
@@ -180,7 +185,7 @@ class Connection:
     def retry_policy(self) -> RetryPolicy:
         """Return how a broken connection is tried again."""
         return RetryPolicy(
-            retry_on=(ConnectionLost, ServerBusy),
+            retry_on=_may_pass,
             backoff=_BACKOFF,
             max_attempts=None,
             max_elapsed=self.target.options.retry,
@@ -192,6 +197,13 @@ class Connection:
         if client is not None:
             with suppress(Exception):
                 client.close()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether an error may be gone at the next attempt."""
+    if isinstance(error, Unacknowledged):
+        return False
+    return isinstance(error, (ConnectionLost, ServerBusy))
 
 
 def _reason(error: BaseException) -> str:

@@ -115,7 +115,7 @@ class FlightServer:
                 tls_certificates=certificates,
                 middleware=middleware,
             )
-        except (OSError, flight.FlightError) as error:
+        except (OSError, flight.FlightError, pa.ArrowException) as error:
             cause = OSError(None, f"the address cannot be served ({_first_line(error)})")
             raise StorageError(
                 "listening on", f"{host}:{options.port}", cause, hint="choose another --port"

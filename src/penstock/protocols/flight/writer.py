@@ -8,7 +8,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from penstock.core.statistics import WriterStatistics
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
 from penstock.protocols.flight.errors import ConnectionLost, Unacknowledged, UnknownWriter
 from penstock.protocols.flight.failures import error_from
-from penstock.protocols.flight.pieces import payload_bytes, pieces_of
+from penstock.protocols.flight.pieces import OVERHEAD, payload_bytes, pieces_of
 from penstock.protocols.flight.sources import EMPTY
 from penstock.protocols.flight.wire import (
     ActionKind,
@@ -49,8 +48,6 @@ log = logging.getLogger(__name__)
 _AHEAD: Final = 8
 #: Messages of `write_many` in one batch, at most.
 _AT_ONCE: Final = 8192
-#: Bytes of a batch besides its messages: what Arrow writes around it.
-_AROUND: Final = 4096
 #: While a stream is not there yet, look this often (seconds).
 _LOOK_FOR_STREAM: Final = 0.1
 
@@ -173,7 +170,7 @@ class FlightWriter(Writer):
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
     ) -> int | None:
         self._check_open()
-        return self._append(_batches(payloads, type, subtype))
+        return self._append(_batches(payloads, type, subtype, self._target.options.chunk))
 
     def write_batch(self, batch: Batch) -> int | None:
         self._check_open()
@@ -211,26 +208,44 @@ class FlightWriter(Writer):
 
     def _deliver(self, call: _Call) -> int | None:
         try:
-            retry(lambda: self._attempt_to_send(call), self._connection.retry_policy(),
-                  on_retry=self._note_break)  # fmt: skip
+            # The time to mend a connection is counted from when it broke, and each time anew.
+            while not retry(
+                lambda: self._get_on_with(call),
+                self._connection.retry_policy(),
+                on_retry=self._note_break,
+            ):
+                pass
         except ConnectionLost as error:
             self._refused += sum(one.batch.num_rows for one in call.sent)
             self._begin_afresh()
-            if not call.in_doubt:
+            if isinstance(error, Unacknowledged) or not call.in_doubt:
                 error.add_note(f"{call.written:,} messages of this call are appended")
                 raise
-            raise Unacknowledged(
-                self._target.server,
-                error.reason,
-                acknowledged=call.written,
-                in_doubt=call.in_doubt,
-            ) from error
+            raise self._unacknowledged(call, error.reason) from error
         except BaseException:
             self._begin_afresh()
             raise
         if call.failure is not None:
             raise call.failure
         return call.last_seq
+
+    def _get_on_with(self, call: _Call) -> bool:
+        """Send what is left; False: the connection broke, but it got on."""
+        before = call.sent[0] if call.sent else None
+        try:
+            self._attempt_to_send(call)
+        except ConnectionLost as error:
+            after = call.sent[0] if call.sent else None
+            if isinstance(error, Unacknowledged) or before is after:
+                raise
+            self._note_break(1, error, 0.0)
+            return False
+        return True
+
+    def _unacknowledged(self, call: _Call, reason: str) -> Unacknowledged:
+        return Unacknowledged(
+            self._target.server, reason, acknowledged=call.written, in_doubt=call.in_doubt
+        )
 
     def _begin_afresh(self) -> None:
         """Make sure that nothing of a call that failed is taken for a part of the next."""
@@ -252,7 +267,6 @@ class FlightWriter(Writer):
             client, options = self._connection.client, self._connection.options()
             stream, answers = client.do_put(descriptor, BATCH_SCHEMA, options)
             self._exchange(call, stream, answers)
-            stream.close()
         except PenstockError as error:
             if isinstance(error, ConnectionLost):
                 self._handle(call, error)
@@ -269,7 +283,8 @@ class FlightWriter(Writer):
                 stream.write_with_metadata(one.batch, one.piece.to_bytes())
                 waiting += 1
             if not waiting:
-                stream.done_writing()
+                with suppress(*_BROKEN):  # everything is answered
+                    stream.close()
                 return
             answer = answers.read()
             if answer is None:
@@ -280,7 +295,6 @@ class FlightWriter(Writer):
             self._enter(call, outcome)
             if outcome.failure is not None:
                 with suppress(*_BROKEN):
-                    stream.done_writing()
                     stream.close()
                 raise self._refusal(call, outcome)
 
@@ -318,12 +332,8 @@ class FlightWriter(Writer):
             raise failure
         # Nothing of this attempt was appended. Of an earlier one, nobody knows.
         if call.in_doubt:
-            raise Unacknowledged(
-                self._target.server,
-                "the server was started anew, or has forgotten this writer",
-                acknowledged=call.written,
-                in_doubt=call.in_doubt,
-            )
+            reason = "the server was started anew, or has forgotten this writer"
+            raise self._unacknowledged(call, reason)
         self._instance = ""
         raise ConnectionLost(self._target.server, str(failure))
 
@@ -359,11 +369,26 @@ class FlightWriter(Writer):
         self._connection.drop()
 
 
-def _batches(payloads: Iterable[BytesLike], type: int, subtype: int) -> Iterator[Batch]:
-    """Yield many payloads as batches of a good size, as they come."""
-    coming = iter(payloads)
-    while some := list(islice(coming, _AT_ONCE)):
-        now = time.time_ns()
-        yield batch_from_messages(
-            [Message(0, now, now, type, subtype, None, None, bytes(each)) for each in some]
-        )
+def _batches(payloads: Iterable[BytesLike], type: int, subtype: int, chunk: int) -> Iterator[Batch]:
+    """Yield many payloads as batches of a good size, as they come.
+
+    When the next one cannot be had, those before it come first.
+    """
+    messages: list[Message] = []
+    size = 0
+    try:
+        for payload in payloads:
+            now = time.time_ns()
+            messages.append(Message(0, now, now, type, subtype, None, None, bytes(payload)))
+            size += len(messages[-1].payload) + OVERHEAD
+            if size >= chunk or len(messages) >= _AT_ONCE:
+                yield batch_from_messages(messages)
+                messages, size = [], 0
+    except GeneratorExit:
+        raise
+    except Exception:
+        if messages:
+            yield batch_from_messages(messages)
+        raise
+    if messages:
+        yield batch_from_messages(messages)

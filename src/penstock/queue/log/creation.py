@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.queue.cursors import CursorFile
-from penstock.queue.log.freeing import remove_segment
+from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.places import Places
 from penstock.queue.log.recovery import Recovery, recover, set_aside
@@ -105,10 +105,19 @@ def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
             file = open_segment(folder, recovery.newest, to_write=True)
         else:
             file = begin_segment(folder, settings, recovery.next_seq, sync=sync)
+            _seal(folder, recovery.newest)
         undo.callback(file.close)
         _make_held_cursors(folder, settings)
         undo.pop_all()
     return Opened(settings, file, lock, recovery)
+
+
+def _seal(folder: Path, newest: int | None) -> None:
+    """Let the segment that was the newest up to now take no more messages."""
+    if newest is not None:
+        file = open_segment(folder, newest, to_write=True)
+        seal(file)
+        file.close()
 
 
 def _make_folder(folder: Path) -> None:

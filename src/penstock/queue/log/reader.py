@@ -14,9 +14,10 @@ from penstock.core.position import Position
 from penstock.queue.log.places import Places
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
+from penstock.queue.wide.compressed import CompressedReader
 from penstock.queue.wide.layout import State
 from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.reader import CompressedReader, WideReader
+from penstock.queue.wide.reader import WideReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -267,7 +268,7 @@ class LogReader(WideReader):
         books = super().statistics()
         if self._is_closed:
             return books
-        return books._replace(backlog=max(0, self._end() - max(self._next, self._oldest)))
+        return books._replace(backlog=max(0, self._end() - self._next))
 
     def _confirm(self) -> None:
         """Keep the place for who comes later; a reader without a name has none to keep."""

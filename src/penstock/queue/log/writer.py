@@ -26,11 +26,12 @@ from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
 from penstock.queue.options import Creation
 from penstock.queue.wide import _ring
+from penstock.queue.wide.compressed import CompressingWriter
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import slots_of
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.space import Space
-from penstock.queue.wide.writer import CompressingWriter, WideWriter
+from penstock.queue.wide.writer import WideWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,9 +168,9 @@ class LogWriter(WideWriter):
 
     def _go_over(self) -> None:
         """Make the log again, which was removed, and go on in it."""
-        self._let_go()
         with contextlib.ExitStack() as undo:
             undo.callback(self._give_up)
+            self._let_go()
             options = self._log_options.model_copy(update={"create": Creation.MISSING})
             opened = open_to_write(self._folder, options)
             kind, self._settings = self._settings.compress, opened.settings

@@ -95,13 +95,13 @@ typedef struct {
 } Mapped;
 
 static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
+    self->closing = self->closing && self->memory.obj != NULL; /* a thread may close it meanwhile */
     if (PyObject_GetBuffer(mapping, &self->memory, PyBUF_SIMPLE) != 0)
         return false;
     const char *fault = penstock_header_fault(self->memory.buf, (uint64_t)self->memory.len);
     if (fault != NULL)
         return PyBuffer_Release(&self->memory), PyErr_Format(PyExc_ValueError, "the %s is not right", fault), false;
     *ring = penstock_over(self->memory.buf, !self->memory.readonly);
-    self->closing = false;
     return true;
 }
 
@@ -114,6 +114,15 @@ static bool enter(Mapped *self) {
     else
         return self->busy = true;
     return false;
+}
+
+/* Close, as another thread asked for; an error that is set stays. */
+static void close_now(PyObject *self) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallMethod(self, "close", NULL));
+    if (kind != NULL)
+        PyErr_Restore(kind, value, trace);
 }
 
 /* --- the writer ------------------------------------------------------------------------------ */
@@ -136,9 +145,8 @@ typedef struct {
 } Entry;
 
 static int hook(Writer *self, const char *name, long code, uint64_t bytes) {
-    PyObject *result = PyObject_CallMethod((PyObject *)self, name, "lK", code, bytes);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, name, "lK", code, bytes));
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Take the lock of many writers. */
@@ -177,11 +185,12 @@ static bool writer_enter(Writer *self) {
         return true;
     give_lock(self);
     self->mapped.busy = false;
+    if (self->mapped.closing)
+        close_now((PyObject *)self);
     return false;
 }
 
-/* Free a place for a message, put its block there, and return where its payload goes. Python
- * makes room where there is none. NULL: an error is set. */
+/* Free a place for a message, put its block there, and return where its payload goes, or NULL. */
 static uint8_t *begin(Writer *self, const Entry *e) {
     const penstock_slot *slot = &e->slot;
     uint8_t *to;
@@ -226,8 +235,11 @@ static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t d
     self->refused += offered - done;
     self->mapped.busy = false;
     failed = failed || (self->sync_each && hook(self, "_sync", 0, 0) != 0);
-    if (!failed && self->w.created_ns - self->looked > SLICE) {
-        self->looked = self->w.created_ns;
+    int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
+    if (self->mapped.closing) {
+        close_now((PyObject *)self);
+    } else if (!failed && now - self->looked > SLICE) {
+        self->looked = now;
         failed = hook(self, "_look", 0, 0) != 0;
     }
     return failed ? NULL : PyLong_FromUnsignedLongLong(last);
@@ -299,15 +311,14 @@ static PyObject *writer_write_many(Writer *self, PyObject *const *args, Py_ssize
     Entry e = {0};
     if (!parse_arguments(names, 3, args, n, keywords, given))
         return NULL;
-    PyObject *items = PySequence_Fast(given[0], "payloads are many payloads");
+    PyObject *items = PySequence_Tuple(given[0]); /* nobody changes that meanwhile */
     if (items == NULL)
         return NULL;
-    uint64_t count = (uint64_t)PySequence_Fast_GET_SIZE(items), done = 0;
+    uint64_t count = (uint64_t)PyTuple_GET_SIZE(items), done = 0;
     bool ready = count > 0 && parse_header(given + 1, &e) && writer_enter(self);
     int failed = 0;
-    /* Its size is asked for each time: a hook may run anything, also what changes the list. */
-    while (ready && !failed && done < (uint64_t)PySequence_Fast_GET_SIZE(items)) {
-        failed = offer(self, PySequence_Fast_GET_ITEM(items, (Py_ssize_t)done), &e);
+    while (ready && !failed && done < count) {
+        failed = offer(self, PyTuple_GET_ITEM(items, (Py_ssize_t)done), &e);
         done += failed == 0;
     }
     Py_DECREF(items);
@@ -318,8 +329,7 @@ static PyObject *writer_write_many(Writer *self, PyObject *const *args, Py_ssize
     return self->refused += count, NULL;
 }
 
-/* _write_rows(slots, blocks, payloads): append the messages of slots that Python prepared, whose
- * blocks and payloads lie one behind the other. */
+/* _write_rows(slots, blocks, payloads): append messages that Python prepared, one behind the other. */
 static PyObject *writer_write_rows(Writer *self, PyObject *args) {
     Py_buffer in, blocks, payloads;
     if (!PyArg_ParseTuple(args, "y*y*y*", &in, &blocks, &payloads))
@@ -362,6 +372,8 @@ static PyObject *writer_reserve(Writer *self, PyObject *args) {
     if (to == NULL)
         return conclude(self, 1, 1, 0);
     self->pending = e.slot;
+    if (given[3] == Py_None)
+        self->pending.created_ns = INT64_MIN; /* when it is committed */
     self->reserved = true;
     self->mapped.busy = false;
     return PyLong_FromSsize_t(to - (uint8_t *)self->mapped.memory.buf);
@@ -378,6 +390,8 @@ static PyObject *writer_commit(Writer *self, PyObject *argument) {
     self->reserved = false;
     if (length >= 0) {
         self->pending.length = (uint64_t)length;
+        if (self->pending.created_ns == INT64_MIN)
+            self->pending.created_ns = penstock_clock(CLOCK_REALTIME);
         penstock_finish(&self->w, &self->pending);
         self->bytes += (uint64_t)length;
         return conclude(self, 0, 1, 1);
@@ -456,8 +470,6 @@ static PyObject *writer_wait_for(Writer *self, PyObject *args) {
 /* Sleep until a held reader moved, for so many seconds at most; whether one did. */
 static PyObject *writer_sleep_for_room(Writer *self, PyObject *argument) {
     double seconds = PyFloat_AsDouble(argument);
-    if (PyErr_Occurred())
-        return NULL;
     int error;
     Py_BEGIN_ALLOW_THREADS
     error = penstock_sleep_for_room(&self->w, (int64_t)(seconds * 1e9));
@@ -580,9 +592,8 @@ static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resum
 
 /* A message that is there and is not right: Python raises, or steps over it. */
 static int damaged(Reader *self, uint64_t seq, const char *what) {
-    PyObject *result = PyObject_CallMethod((PyObject *)self, "_damaged", "Ks", seq, what);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 1;
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_damaged", "Ks", seq, what));
+    return PyErr_Occurred() ? -1 : 1;
 }
 
 /* Copy a run of messages to `list`, up to `limit`. Returns 1; 0 when there is nothing new, or, with
@@ -687,6 +698,7 @@ static int look_around(Reader *self) {
 /* Wait for a message: 1 there is one, 0 the time is over, -1 an error is set. */
 static int wait_for_next(Reader *self, int64_t deadline) {
     int result = 2;
+    acknowledge(self); /* what was passed over, too: the writer may wait for that */
     if (__atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE &&
         (result = look_around(self)) != 2)
         return result;
@@ -714,15 +726,11 @@ static int wait_for_next(Reader *self, int64_t deadline) {
 /* End a call; one that was closed by another thread meanwhile raises. */
 static PyObject *leave(Reader *self, PyObject *result) {
     self->mapped.busy = false;
-    if (self->mapped.closing) {
-        Py_XDECREF(result);
-        PyErr_Clear();
-        Py_XDECREF(PyObject_CallMethod((PyObject *)self, "close", NULL));
-        if (!PyErr_Occurred())
-            Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_raise_closed", NULL));
-        return NULL;
-    }
-    return result;
+    if (!self->mapped.closing)
+        return result;
+    Py_XDECREF(result);
+    close_now((PyObject *)self);
+    return PyErr_Occurred() ? NULL : PyObject_CallMethod((PyObject *)self, "_raise_closed", NULL);
 }
 
 static PyObject *take_or_wait(Reader *self, PyObject *timeout, bool in_place) {
@@ -755,9 +763,12 @@ static PyObject *reader_take(Reader *self, PyObject *argument) {
     if ((limit == -1 && PyErr_Occurred()) || !enter(&self->mapped))
         return NULL;
     acknowledge(self);
+    uint64_t next = self->next, taken = self->messages, bytes = self->bytes, filtered = self->filtered;
     PyObject *messages = PyList_New(0);
-    if (messages != NULL && take_all(self, messages, limit) < 0)
-        Py_CLEAR(messages);
+    if (messages != NULL && take_all(self, messages, limit) < 0) {
+        self->next = next, self->messages = taken, self->bytes = bytes, self->filtered = filtered;
+        Py_CLEAR(messages); /* nothing was handed out */
+    }
     return leave(self, messages);
 }
 
@@ -779,15 +790,16 @@ static PyObject *reader_columns(Reader *self, PyObject *args) {
     Py_buffer out;
     if (!PyArg_ParseTuple(args, "KKKw*", &first, &limit, &most, &out))
         return NULL;
-    uint64_t count = 0, bytes = 0;
+    uint64_t count = 0, bytes = 0, blocks = 0;
     uint32_t flags = 0;
-    if (limit <= (uint64_t)out.len / 36 && (uint64_t)out.len >= limit * 36 + 4 && enter(&self->mapped)) {
+    if (limit < 1ull << 56 && (uint64_t)out.len >= limit * 36 + 4 && enter(&self->mapped)) {
         int64_t *seq = out.buf, *time = seq + limit, *created = time + limit;
         int32_t *type = (int32_t *)(created + limit), *subtype = type + limit, *offset = subtype + limit;
         for (offset[0] = 0; count < limit; count++) {
             penstock_slot slot;
             penstock_load_slot(&slot, &self->ring.slots[(first + count) & self->ring.mask]);
-            if (!penstock_slot_is_sane(&self->ring, &slot, first + count) || bytes + slot.length > most)
+            if (!penstock_slot_is_sane(&self->ring, &slot, first + count) || bytes + slot.length > most ||
+                (blocks += slot.block) > most)
                 break;
             seq[count] = (int64_t)slot.seq, time[count] = slot.time_ns, created[count] = slot.created_ns;
             type[count] = slot.type, subtype[count] = slot.subtype;
@@ -800,32 +812,20 @@ static PyObject *reader_columns(Reader *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : Py_BuildValue("KKI", count, bytes, flags);
 }
 
-/* _payloads(first, count, out): copy the payloads of these messages one behind the other, or, when `out`
- * is empty, only check them. Returns the number of the first that is not right, or None. */
+/* _payloads(first, count, out): copy them, or only check (`out` is empty); the first that is not right. */
 static PyObject *reader_payloads(Reader *self, PyObject *args) {
     unsigned long long first, count;
     Py_buffer out;
     if (!PyArg_ParseTuple(args, "KKw*", &first, &count, &out))
         return NULL;
-    bool fine = enter(&self->mapped), entered = fine;
-    uint8_t *to = out.buf, *end = to + out.len;
-    uint64_t seq = first;
+    if (!enter(&self->mapped))
+        return PyBuffer_Release(&out), NULL;
+    uint64_t end = first + count, bad;
     Py_BEGIN_ALLOW_THREADS
-    for (; fine && seq < first + count; seq += fine) {
-        penstock_slot slot;
-        penstock_load_slot(&slot, &self->ring.slots[seq & self->ring.mask]);
-        fine = penstock_slot_is_sane(&self->ring, &slot, seq);
-        if (fine && out.len > 0 && (fine = slot.length <= (uint64_t)(end - to))) {
-            penstock_copy(to, penstock_bytes(&self->ring, &slot) + slot.block, slot.length);
-            to += slot.length;
-        }
-        fine = fine && penstock_crc_holds(&self->ring, &slot);
-    }
+    bad = penstock_copy_run(&self->ring, first, end, out.len > 0 ? out.buf : NULL, (uint64_t)out.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&out);
-    if (!entered)
-        return NULL;
-    return leave(self, fine ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(seq));
+    return leave(self, bad == end ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(bad));
 }
 
 /* _attach(mapping, entry, holds, type or None, stream or None, the mapping as a read-only view) */
@@ -872,7 +872,6 @@ static PyObject *reader_detach(Reader *self, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_TRUE;
 }
 
-/* Say that everything read so far is done. */
 static PyObject *reader_acknowledge(Reader *self, PyObject *Py_UNUSED(ignored)) {
     if (!enter(&self->mapped))
         return NULL;
@@ -958,8 +957,8 @@ static PyObject *wake(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_ssize_t offset;
     if (!PyArg_ParseTuple(args, "w*n", &memory, &offset))
         return NULL;
+    uint32_t *word = (uint32_t *)(void *)((char *)memory.buf + offset);
     if (offset >= 0 && offset % 4 == 0 && offset <= memory.len - 4) {
-        uint32_t *word = (uint32_t *)(void *)((char *)memory.buf + offset);
         __atomic_add_fetch(word, 1, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, Batch, check_batch
+from penstock.core.errors import MessageTooLarge
 from penstock.queue.wide.layout import SLOT, Rows, SlotFlag, slots_of
 
 if TYPE_CHECKING:
@@ -64,17 +65,20 @@ def copied_run(reader: RingReader, file: QueueFile, first: int, limit: int) -> R
     Returns the number of a message that is not right, if there is one, instead. The caller makes
     sure that the writer did not overtake it meanwhile.
     """
-    numbers = _numbers(reader, first, limit)
+    numbers = _numbers(reader, file, first, limit)
     if numbers is None:
         return first
     count = len(numbers.columns[0])
     payloads = pa.allocate_buffer(numbers.size)
     if (bad := reader._payloads(first, count, payloads)) is not None:  # noqa: SLF001
         return bad
+    slots = _slots(file, first, count) if numbers.flags & _HAS_BLOCK else None
+    if reader._oldest > first:  # noqa: SLF001
+        return first  # the slots may be others by now, and what they point to anything
     buffers = [None, numbers.offsets, payloads]
     columns = [
         *numbers.columns,
-        *_block_columns(file, first, count, numbers.flags),
+        *_block_columns(file, count, slots),
         pa.Array.from_buffers(pa.binary(), count, buffers),
     ]
     return Run(pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA), count, numbers.size)
@@ -87,7 +91,7 @@ def lent_run(
 
     Returns the number of a message that is not right, if there is one, instead.
     """
-    numbers = _numbers(reader, first, limit)
+    numbers = _numbers(reader, file, first, limit)
     if numbers is None:
         return first
     count = len(numbers.columns[0])
@@ -95,7 +99,10 @@ def lent_run(
     if bad is not None:
         return bad
     slots = _slots(file, first, count)
-    columns = [*numbers.columns, *_block_columns(file, first, count, numbers.flags)]
+    if reader._oldest > first:  # noqa: SLF001
+        return first  # as above
+    blocks = slots if numbers.flags & _HAS_BLOCK else None
+    columns = [*numbers.columns, *_block_columns(file, count, blocks)]
     if type is not None:
         wanted = slots["type"] == type
         slots = slots[wanted]
@@ -104,10 +111,19 @@ def lent_run(
     return Run(batch, count, int(slots["length"].sum()))
 
 
-def _numbers(reader: RingReader, first: int, limit: int) -> _Numbers | None:
+def _numbers(reader: RingReader, file: QueueFile, first: int, limit: int) -> _Numbers | None:
+    """Return the numbers of up to `limit` messages; None: already the first is not right.
+
+    :raises MessageTooLarge: the first has more bytes than a column can have.
+    """
     room = pa.allocate_buffer(36 * limit + 4)
     count, size, flags = reader._columns(first, limit, _MOST_BYTES, room)  # noqa: SLF001
     if count == 0:
+        slot = _slots(file, first, 1)[0]
+        size = int(slot["length"])
+        is_whole = reader._oldest <= first and int(slot["seq"]) == first  # noqa: SLF001
+        if is_whole and _MOST_BYTES < size <= file.geometry.buffer_size:
+            raise MessageTooLarge(size, _MOST_BYTES, hint="read() takes messages of any size")
         return None
 
     def column(kind: pa.DataType, start: int) -> pa.Array:
@@ -124,7 +140,7 @@ def _numbers(reader: RingReader, first: int, limit: int) -> _Numbers | None:
 
 
 def _slots(file: QueueFile, first: int, count: int) -> Rows:
-    """Copy the slots of messages that were found right."""
+    """Copy the slots of these messages. The caller looks whether they were overwritten."""
     table = slots_of(file.mapping, file.geometry)
     start = first & (len(table) - 1)
     slots = table[start : start + count]
@@ -132,13 +148,12 @@ def _slots(file: QueueFile, first: int, count: int) -> Rows:
     return np.concatenate([slots, table[:rest]]) if rest else slots.copy()
 
 
-def _block_columns(file: QueueFile, first: int, count: int, flags: int) -> list[pa.Array]:
-    """Return the columns `stream` and `attributes`."""
+def _block_columns(file: QueueFile, count: int, slots: Rows | None) -> list[pa.Array]:
+    """Return the columns `stream` and `attributes`; without slots no message has its own."""
     own = bytes(file.header["stream"][0])
     own_stream = own if any(own) else None
-    if not flags & _HAS_BLOCK:
+    if slots is None:
         return [_one_stream(count, own_stream), _nulls(count, pa.binary())]
-    slots = _slots(file, first, count)
     memory = np.frombuffer(file.mapping, np.uint8)
     geometry = file.geometry
     start = (slots["position"] % geometry.buffer_size).astype(np.int64) + geometry.buffer_offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -128,15 +129,20 @@ def _recover(path: str, file: QueueFile, boot: bytes) -> None:
     if any(bytes(file.header["boot_id"][0])):
         oldest, head = whole_run(file)
         lost = file.field("head") - file.field("tail") - (head - oldest)
-        if lost:
+        readers = readers_of(file.mapping, file.geometry)
+        is_ahead = readers["position"] > np.uint64(head)
+        if lost or is_ahead.any():
             log.warning("%s: %s messages did not get to the disk whole", path, f"{lost:,}")
-            # A reader that had got further would wait for numbers that are given again.
-            readers = readers_of(file.mapping, file.geometry)
-            readers["position"] = np.minimum(readers["position"], np.uint64(head))
-            if oldest == head:  # nothing to go on behind
-                file.header["first_seq"] = head
-            file.header["tail"] = oldest
-            file.header["head"] = head
+            # Their numbers are given again. Whoever knows them by the old epoch is to notice.
+            epoch = secrets.randbits(63) | 1
+            readers["position"][is_ahead] = head
+            readers["epoch"] = epoch
+            file.header["epoch"] = epoch
+        # In this order, so that a writer that is killed here leaves a queue that opens.
+        file.header["tail"] = oldest
+        file.header["head"] = head
+        if oldest == head:  # there is no message to go on behind
+            file.header["first_seq"] = head
     file.header["boot_id"] = np.void(boot)
 
 

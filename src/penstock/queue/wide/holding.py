@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from penstock.core.errors import InvalidOption, Unsupported, WriteTimeout
 from penstock.core.overflow import QueueFull
-from penstock.queue.cursors import CursorEntry, CursorTable
-from penstock.queue.wide.layout import LIVE_READER, PAGE, READER_SIZE
 from penstock.queue.wide.options import Policy
+from penstock.queue.wide.queue_file import reader_table
 
 if TYPE_CHECKING:
+    from penstock.queue.cursors import CursorEntry
     from penstock.queue.wide._ring import RingWriter
     from penstock.queue.wide.options import WideOptions
     from penstock.queue.wide.queue_file import QueueFile
@@ -33,14 +34,14 @@ class Holding:
     def __init__(self, writer: RingWriter, file: QueueFile, options: WideOptions) -> None:
         if len(options.hold) > _MOST_HELD:
             raise InvalidOption("hold", len(options.hold), f"names {_MOST_HELD} readers at most")
-        self._writer = writer
+        self._writer: RingWriter = weakref.proxy(writer)  # which has this one
         self._file = file
         self._options = options
-        size = file.geometry.readers * READER_SIZE
-        if not size:
+        self._call = (-1, -1)
+        self._deadline = math.inf
+        if not file.geometry.readers:
             raise Unsupported(f"queue {file.path} was created without a reader table")
-        rows = memoryview(file.mapping)[PAGE : PAGE + size]
-        self._table = CursorTable(file.descriptor, rows, live_base=LIVE_READER)
+        self._table = reader_table(file)
         epoch, oldest = file.field("epoch"), file.field("tail")
         for name in options.hold:  # a row for each, so that one that comes later starts here
             if self._table.find(name) is None:
@@ -57,7 +58,7 @@ class Holding:
             self._look_again()
             return
         timeout = self._options.timeout
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = self._deadline_of_call()
         while not self._writer._sleep_for_room(  # noqa: SLF001 - a part of the writer
             0.0 if self._is_impatient() else min(_LOOK_FOR_DEATH, deadline - time.monotonic())
         ):
@@ -70,6 +71,16 @@ class Holding:
                     f"waited {timeout:g} s for {self._slowest()}",
                     hint="it is slower than the writer, or has stopped; policy=drop overwrites",
                 )
+
+    def _deadline_of_call(self) -> float:
+        """Return when the patience of this call ends, however often it has to wait."""
+        writer = self._writer
+        call = writer._messages, writer._refused  # noqa: SLF001 - they change with every call
+        if call != self._call:
+            self._call = call
+            timeout = self._options.timeout
+            self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        return self._deadline
 
     def _is_impatient(self) -> bool:
         return self._options.policy is Policy.FAIL

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from penstock.core.info import StreamInfo
 from penstock.core.stream_id import StreamId
-from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
-from penstock.queue.wide.layout import (
-    ALIGN,
-    LIVE_READER,
-    LIVE_WRITER,
-    PAGE,
-    READER_SIZE,
-    HeaderFlag,
-    State,
-    slots_of,
-)
-from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.layout import ALIGN, LIVE_WRITER, SLOT, HeaderFlag, State, slots_of
+from penstock.queue.wide.queue_file import QueueFile, reader_table
 
 __all__ = ["describe_wide"]
+
+#: A fast writer may overwrite what is looked at each time; then it is shown as it was last.
+_LOOKS: Final = 100
 
 
 def describe_wide(url: str, path: str) -> StreamInfo:
@@ -39,9 +34,12 @@ def describe_wide(url: str, path: str) -> StreamInfo:
 def _describe(url: str, file: QueueFile) -> StreamInfo:
     geometry = file.geometry
     slots = slots_of(file.mapping, geometry)
-    while True:
+    first = last = np.zeros(1, SLOT)[0]
+    for _ in range(_LOOKS):
         oldest, head = file.field("tail"), file.field("head")
         count = head - oldest
+        if count == 0:  # its slots may have no space on the disk yet
+            break
         first, last = slots[oldest % len(slots)].copy(), slots[(head - 1) % len(slots)].copy()
         if file.field("tail") == oldest:
             break  # else the oldest was overwritten while it was looked at
@@ -94,8 +92,7 @@ def _writer_pid(file: QueueFile) -> int | None:
 def _readers(file: QueueFile) -> list[dict[str, Any]]:
     if not file.writable or not file.geometry.readers:
         return []
-    rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
-    with CursorTable(file.descriptor, rows, live_base=LIVE_READER) as table:
+    with reader_table(file) as table:
         return [
             {
                 "name": entry.name or None,

@@ -34,6 +34,7 @@ __all__ = [
     "SlotFlag",
     "State",
     "check_header",
+    "check_progress",
     "header_of",
     "readers_of",
     "slots_of",
@@ -56,6 +57,9 @@ MAX_READERS: Final = 1 << 16
 #: Whoever uses a queue locks a byte this far behind its end; the kernel unlocks it when he dies.
 LIVE_READER: Final = 1 << 62
 LIVE_WRITER: Final = LIVE_READER + (1 << 24)
+
+#: A writer may have gone around the queue between two looks at it.
+_LOOKS: Final = 100
 
 #: A structured array of numpy.
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[np.void]]"
@@ -150,7 +154,9 @@ SLOT: Final = _dtype(
 
 
 #: What of a row in the reader table others may look at; `queue/cursors.py` has all of it.
-READER: Final = _dtype(READER_SIZE, state=("<u4", 0), pid=("<u4", 4), position=("<u8", 16))
+READER: Final = _dtype(
+    READER_SIZE, state=("<u4", 0), pid=("<u4", 4), epoch=("<u8", 8), position=("<u8", 16)
+)
 
 
 class Geometry(NamedTuple):
@@ -244,7 +250,22 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
         raise DamagedQueue(
             path, "the file", 0, f"{geometry.file_size} bytes", file_size, hint="it was cut off"
         )
-    oldest, head, first = found["tail"], found["head"], found["first_seq"]
-    need("tail", f"from {first} to {head}", holds=first <= oldest <= head)
-    need("head", f"up to {oldest + slots}", holds=head - oldest <= slots)
     return geometry
+
+
+def check_progress(path: str, header: Rows, geometry: Geometry) -> None:
+    """Make sure that the numbers which a writer changes all the time fit together.
+
+    :raises DamagedQueue: they do not.
+    """
+    for _ in range(_LOOKS):
+        # In this order: both only grow, so the second is never below the first.
+        first, oldest = int(header["first_seq"][0]), int(header["tail"][0])
+        head = int(header["head"][0])
+        if first <= oldest <= head <= oldest + geometry.slots:
+            return
+    field, expected = "tail", f"from {first} to {head}"
+    if first <= oldest <= head:
+        field, expected = "head", f"up to {oldest + geometry.slots}"
+    assert HEADER.fields is not None
+    raise DamagedQueue(path, field, HEADER.fields[field][1], expected, int(header[field][0]))

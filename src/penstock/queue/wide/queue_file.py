@@ -9,33 +9,49 @@ import os
 import re
 import secrets
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, LockTimeout, NotFound
+from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import storage_error, storage_errors
 from penstock.queue.wide import _ring
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import (
     HEADER,
+    LIVE_READER,
     LIVE_WRITER,
     MAGIC,
     PAGE,
+    READER_SIZE,
     VERSION,
     Geometry,
     HeaderFlag,
     State,
     check_header,
+    check_progress,
     header_of,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.core.stream_id import StreamId
 
-__all__ = ["SUFFIX", "QueueFile", "create_queue", "file_of", "mark", "new_header", "write_new_file"]
+__all__ = [
+    "SUFFIX",
+    "QueueFile",
+    "create_queue",
+    "file_of",
+    "mark",
+    "new_header",
+    "reader_table",
+    "write_new_file",
+]
 
 SUFFIX: Final = ".fmq"
 _NO_FLAGS: Final = HeaderFlag(0)
@@ -66,6 +82,7 @@ class QueueFile:
         self.path = path
         self.descriptor = descriptor
         self.writable = writable
+        self._close: Callable[[], object] = lambda: None
         with storage_errors("opening", path):
             status = os.fstat(descriptor)
             self.identity = status.st_dev, status.st_ino
@@ -74,6 +91,7 @@ class QueueFile:
             self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
         #: The header's fields, as they are at any moment; an array of one.
         self.header = header_of(self.mapping)
+        check_progress(path, self.header, self.geometry)
         try:
             self.compression = Compression.of_code(int(self.header["compression"][0]))
         except ValueError as error:
@@ -96,14 +114,14 @@ class QueueFile:
                 f"there is no queue at {path}", hint=f"create it with: penstock create fmq:{path}"
             ) from None
         except OSError as error:
-            with storage_errors("opening", file):
-                raise error from None
-            raise
+            raise storage_error("opening", file, error) from error
         try:
-            return cls(file, descriptor, writable=writable)
+            queue = cls(file, descriptor, writable=writable)
         except BaseException:
             os.close(descriptor)
             raise
+        queue._close = weakref.finalize(queue, os.close, descriptor)
+        return queue
 
     @classmethod
     def open_to_read(cls, path: str) -> QueueFile:
@@ -130,6 +148,8 @@ class QueueFile:
 
     def is_named(self) -> bool:
         """Tell whether the path names this queue, and not another or none."""
+        if _DESCRIPTOR.fullmatch(self.path):
+            return True  # it has no other name
         try:
             # Once a second for every idle reader: a Path costs five times as much.
             status = os.stat(self.path)  # noqa: PTH116
@@ -154,7 +174,13 @@ class QueueFile:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
         del self.header
         del self.mapping
-        os.close(self.descriptor)
+        self._close()
+
+
+def reader_table(file: QueueFile) -> CursorTable:
+    """Return the rows of those who read a queue."""
+    rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
+    return CursorTable(file.descriptor, rows, live_base=LIVE_READER)
 
 
 def mark(file: QueueFile, state: State) -> None:
@@ -232,12 +258,13 @@ def _to_be_replaced(path: str) -> QueueFile | None:
     locks = LockFile(old.descriptor)
     has_writer = locks.is_locked(LIVE_WRITER)
     locks.close()
-    if has_writer:
-        raise LockTimeout(
-            f"process {old.field('writer_pid')} writes to {path} now",
-            hint="end it first; what it writes would be lost",
-        )
-    return old
+    if not has_writer:
+        return old
+    writer = old.field("writer_pid")
+    old.close()
+    raise LockTimeout(
+        f"process {writer} writes to {path} now", hint="end it first; what it writes would be lost"
+    )
 
 
 def new_header(

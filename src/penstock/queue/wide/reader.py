@@ -7,15 +7,13 @@ import os
 import time
 import weakref
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.errors import (
     Closed,
     CursorTableFull,
     DamagedQueue,
-    InvalidOption,
-    NotFound,
     Overrun,
     PenstockError,
     Unsupported,
@@ -25,20 +23,11 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.stream_id import StreamId
-from penstock.queue.cursors import Cursor, CursorTable
 from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
 from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run, lent_run
-from penstock.queue.wide.compression import Compression
-from penstock.queue.wide.layout import (
-    HEADER,
-    LIVE_READER,
-    PAGE,
-    READER_SIZE,
-    Rows,
-    slots_of,
-)
-from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.layout import HEADER, Rows, slots_of
+from penstock.queue.wide.queue_file import QueueFile, reader_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,16 +36,15 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
+    from penstock.queue.cursors import Cursor, CursorTable
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["WideReader", "open_wide_reader"]
+__all__ = ["WideReader"]
 
 log = logging.getLogger(__name__)
 
 #: A reader that is overrun again and again says so this often (seconds).
 _BETWEEN_WARNINGS = 1.0
-#: While the queue is not there yet, look this often (seconds).
-_LOOK_FOR_QUEUE = 0.02
 
 
 class WideReader(_ring.RingReader, Reader):
@@ -70,8 +58,6 @@ class WideReader(_ring.RingReader, Reader):
         self, url: str, path: str, start: Position, options: WideOptions, file: QueueFile
     ) -> None:
         Reader.__init__(self, url)
-        if len(options.hold) > 1:
-            raise InvalidOption("hold", ",".join(options.hold), "a reader has one name")
         self._path = path
         self._options = options
         self._restarts = 0
@@ -99,7 +85,7 @@ class WideReader(_ring.RingReader, Reader):
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
         elif cursor.epoch == file.field("epoch"):
-            self._next = max(cursor.seq, file.field("first_seq"))
+            self._next = min(max(cursor.seq, file.field("first_seq")), self._head)
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1
@@ -117,10 +103,14 @@ class WideReader(_ring.RingReader, Reader):
             file.mapping,
             -1 if self._cursor is None else self._cursor.index,
             bool(self._options.hold),
-            self._options.type,
+            self._wanted_type(),
             StreamId(own) if any(own) else None,
             memoryview(file.mapping).toreadonly(),
         )
+
+    def _wanted_type(self) -> int | None:
+        """Return the type that the core is to filter by."""
+        return self._options.type
 
     def _goes_on(self) -> bool:
         """Tell whether a read would go on elsewhere; for those who wait for many readers."""
@@ -136,8 +126,7 @@ class WideReader(_ring.RingReader, Reader):
                     hint="check the file's permissions, or create it with readers=…",
                 )
             return
-        rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
-        self._table = CursorTable(file.descriptor, rows, live_base=LIVE_READER)
+        self._table = reader_table(file)
         try:
             self._cursor = self._table.claim(hold[0] if hold else None, epoch=file.field("epoch"))
         except CursorTableFull:
@@ -195,7 +184,8 @@ class WideReader(_ring.RingReader, Reader):
 
     def bounds(self) -> Bounds:
         self._check_open()
-        self._idle()
+        if self._head <= self._next:  # else there is something left in this one
+            self._idle()
         return Bounds(self._file.field("epoch"), self._oldest, self._head)
 
     # --- reading; `read` and `_take` are in C -------------------------------------------------
@@ -217,7 +207,8 @@ class WideReader(_ring.RingReader, Reader):
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         if self._options.type is not None:
             return batch_from_messages(self.read_many(n, timeout))
-        while limit := self._wait_for_run(n, timeout):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while limit := self._wait_for_run(n, deadline):
             first = self._next
             run = copied_run(self, self._file, first, limit)
             if isinstance(run, int):
@@ -236,15 +227,18 @@ class WideReader(_ring.RingReader, Reader):
         self._bytes += run.size
         self._filtered += run.count - len(run.batch)
 
-    def _wait_for_run(self, n: int, timeout: float | None) -> int:
+    def _wait_for_run(self, n: int, deadline: float | None) -> int:
         """Return how many of up to `n` messages are there; wait for the first."""
         self._check_open()
         self.acknowledge()
-        if n < 1 or (self._head <= self._next and not self._wait(timeout)):
-            return 0
-        if self._oldest > self._next:
-            self._next = self._lapped(self._next, self._oldest)
-        return max(0, min(n, self._head - self._next, self._file.geometry.slots))
+        while n > 0:
+            if self._oldest > self._next:
+                self._next = self._lapped(self._next, self._oldest)
+            if self._head > self._next:
+                return min(n, self._head - self._next, self._file.geometry.slots)
+            if not self._wait(None if deadline is None else deadline - time.monotonic()):
+                break
+        return 0
 
     def _meet_bad(self, seq: int) -> int:
         """Deal with a message that is not right; return how many come before it.
@@ -266,7 +260,7 @@ class WideReader(_ring.RingReader, Reader):
         """Lend the next message, its payload a memoryview of the queue: nothing is copied.
 
         What was computed from it counts only when the block ends without `Overrun`. With
-        `hold=NAME` the writer waits, and that cannot happen.
+        `hold=NAME` and a writer that waits for it, that cannot happen.
 
         :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
         """
@@ -285,7 +279,7 @@ class WideReader(_ring.RingReader, Reader):
         """
         run: Run | int = 0
         deadline = None if timeout is None else time.monotonic() + timeout
-        while limit := self._wait_for_run(n, timeout):
+        while limit := self._wait_for_run(n, deadline):
             first = self._next
             run = lent_run(self, self._file, first, limit, self._options.type)
             if isinstance(run, int):
@@ -294,9 +288,7 @@ class WideReader(_ring.RingReader, Reader):
             self._pass(first, run)
             if len(run.batch):
                 break
-            # All of these are filtered out: go on to those that are wanted.
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            run = 0
+            run = 0  # all of these are filtered out: go on to those that are wanted
         if isinstance(run, int):
             yield EMPTY_BATCH
             return
@@ -356,9 +348,15 @@ class WideReader(_ring.RingReader, Reader):
             )
         log.warning("%s was created anew; reading it from its start", self.url)
         self._restarts += 1
-        self._let_go_of_row()
-        self._file = new
-        self._meet(Position.START)
+        old, self._file = self._file, new
+        try:
+            self._let_go_of_row()
+            self._meet(Position.START)
+        except BaseException:
+            self.close()  # there is nothing that could be read
+            raise
+        finally:
+            old.close()
         return True
 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
@@ -371,7 +369,8 @@ class WideReader(_ring.RingReader, Reader):
     # --- books and closing --------------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
-        backlog = 0 if self._is_closed else max(0, self._head - max(self._next, self._oldest))
+        # With what is overwritten by now: that is not known to be lost before it is looked for.
+        backlog = 0 if self._is_closed else max(0, self._head - self._next)
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -438,69 +437,6 @@ class WideReader(_ring.RingReader, Reader):
             self._table = None
 
 
-class CompressedReader(WideReader):
-    """Reads a queue whose payloads are compressed."""
-
-    def read(self, timeout: float | None = None) -> Message | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := super().read(timeout)) is not None:
-            if whole := self._expanded([message]):
-                return whole[0]
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return None
-
-    def _take(self, limit: int) -> list[Message]:
-        while messages := super()._take(limit):
-            if whole := self._expanded(messages):
-                return whole
-        return []
-
-    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
-        return batch_from_messages(self.read_many(n, timeout))
-
-    def _expanded(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with their payloads as they were written, up to a damaged one.
-
-        The damaged one is met again by the next call, and then stepped over or raised.
-        """
-        decompress, limit = self._file.compression.decompress, self._file.geometry.buffer_size
-        whole: list[Message] = []
-        for message in messages:
-            try:
-                payload = decompress(message.payload, limit)
-            except ValueError as error:
-                rest = messages[len(whole) :]
-                self._messages -= len(rest)
-                self._bytes -= sum(len(m.payload) for m in rest)
-                self._next = message.seq
-                if not whole:
-                    self._damaged(message.seq, f"payload ({error})")
-                break
-            self._bytes += len(payload) - len(message.payload)
-            whole.append(message._replace(payload=payload))
-        return whole
-
-    def view(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
-        raise self._no_views()
-
-    def view_batch(self, n: int, timeout: float | None = 0) -> NoReturn:  # noqa: ARG002
-        raise self._no_views()
-
-    def _no_views(self) -> Unsupported:
-        return Unsupported(f"{self.url} is compressed: its messages cannot be used in place")
-
-
-def open_wide_reader(url: str, path: str, start: Position, options: WideOptions) -> WideReader:
-    """Open a reader, of the kind that the queue needs.
-
-    :raises NotFound: there is no such queue.
-    :raises DamagedQueue: it is not readable.
-    """
-    file = _open_when_there(path, options.wait)
-    kind = WideReader if file.compression is Compression.NONE else CompressedReader
-    return kind(url, path, start, options, file)
-
-
 _readers: weakref.WeakSet[WideReader] = weakref.WeakSet()
 
 
@@ -510,14 +446,3 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _open_when_there(path: str, patience: float) -> QueueFile:
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return QueueFile.open_to_read(path)
-        except NotFound:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(_LOOK_FOR_QUEUE)

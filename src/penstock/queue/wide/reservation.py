@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
+
+from penstock.core.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,35 +20,52 @@ class Reservation:
     As a context manager it commits at the end, and aborts when an error ends it.
     """
 
-    __slots__ = ("_finish", "buffer")
+    __slots__ = ("__weakref__", "_abort", "_commit", "_is_open", "buffer")
 
-    def __init__(self, buffer: memoryview, finish: Callable[[int], int | None]) -> None:
+    def __init__(
+        self,
+        buffer: memoryview,
+        commit: Callable[[int], int | None],
+        abort: Callable[[], None],
+    ) -> None:
         #: The payload's place, to be written to.
         self.buffer = buffer
-        self._finish: Callable[[int], int | None] | None = finish
+        self._commit = commit
+        self._abort = abort
+        self._is_open = True
 
     def commit(self, size: int | None = None) -> int:
         """Append the message, with all of the buffer or its first `size` bytes; return its number.
 
         :raises ValueError: it was committed or aborted before, or has not that many bytes.
         """
-        finish = self._finish
-        if finish is None:
+        if not self._is_open:
             raise ValueError("this reservation was committed or aborted before")
         if size is not None and not 0 <= size <= self.buffer.nbytes:
             raise ValueError(f"{size} bytes of a reservation of {self.buffer.nbytes}")
-        seq = finish(self.buffer.nbytes if size is None else size)
-        assert seq is not None
-        self._finish = None
+        size = self.buffer.nbytes if size is None else size
+        self._is_open = False  # it is over, also if what follows the append meets an error
         self.buffer.release()
+        seq = self._commit(size)
+        assert seq is not None
         return seq
 
     def abort(self) -> None:
         """Give it up; there is no message then. Again, or after commit: nothing."""
-        if self._finish is not None:
-            self._finish(-1)
-            self._finish = None
+        if self._is_open:
+            self._is_open = False
             self.buffer.release()
+            with suppress(Closed):  # the writer gave it up then
+                self._abort()
+
+    def give_up(self) -> None:
+        """Let go of the memory: the writer was closed."""
+        self._is_open = False
+        with suppress(BufferError):  # somebody has taken a part of it
+            self.buffer.release()
+
+    def __del__(self) -> None:
+        self.abort()  # a writer with a reservation writes nothing else
 
     def __enter__(self) -> Self:
         return self
@@ -58,5 +78,5 @@ class Reservation:
     ) -> None:
         if kind is not None:
             self.abort()
-        elif self._finish is not None:
+        elif self._is_open:
             self.commit()

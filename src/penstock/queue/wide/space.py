@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import StorageError
@@ -24,7 +25,7 @@ class Space:
     """What of a sparse queue has its space. A write beyond it would be a signal, not an error."""
 
     def __init__(self, writer: RingWriter, file: QueueFile) -> None:
-        self._writer = writer
+        self._writer: RingWriter = weakref.proxy(writer)  # which has this one
         self._file = file
 
     def begin(self) -> None:

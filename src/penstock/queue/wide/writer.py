@@ -7,42 +7,41 @@ import logging
 import os
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import (
+    AlreadyExists,
     Closed,
     DamagedQueue,
     LockTimeout,
     MessageTooLarge,
-    NotFound,
-    PenstockError,
     StorageError,
     Unsupported,
 )
-from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.interfaces import Writer
 from penstock.core.overflow import QueueFull
 from penstock.core.statistics import WriterStatistics
+from penstock.core.stream_id import StreamId
 from penstock.queue.liveness import LockFile
 from penstock.queue.options import Creation
 from penstock.queue.wide import _ring
 from penstock.queue.wide.columns import rows_of
-from penstock.queue.wide.compression import Compression
-from penstock.queue.wide.creation import create_from_options, recover
+from penstock.queue.wide.creation import recover
 from penstock.queue.wide.holding import Holding
-from penstock.queue.wide.layout import HeaderFlag, State
-from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.layout import HeaderFlag
+from penstock.queue.wide.queue_file import QueueFile, create_queue
 from penstock.queue.wide.reservation import Reservation
 from penstock.queue.wide.space import Space
 from penstock.queue.wide.syncing import Syncing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from penstock.core.batch import Batch
-    from penstock.core.stream_id import StreamId
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["WideWriter", "open_wide_writer"]
+__all__ = ["WideWriter"]
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +59,13 @@ class WideWriter(_ring.RingWriter, Writer):
         self._file = file
         self._waited = 0.0
         self._seen = 0  # messages, when the path was looked at last
+        self._reservation: Callable[[], Reservation | None] = lambda: None
         self._is_closed = False
         self._holding: Holding | None = None
         self._syncing: Syncing | None = None
-        self._locks = LockFile(file.descriptor)
-        self._space = Space(self, file)
         try:
+            self._locks = LockFile(file.descriptor)
+            self._space = Space(self, file)
             self._open()
         except BaseException:
             self.close()
@@ -140,7 +140,14 @@ class WideWriter(_ring.RingWriter, Writer):
             self._refused += 1
             raise self._too_large(size)
         start = self._reserve(size, type, subtype, time_ns, created_ns, stream, attributes)
-        return Reservation(memoryview(self._file.mapping)[start : start + size], self._commit)
+        place = memoryview(self._file.mapping)[start : start + size]
+        reservation = Reservation(place, self._commit, self._abort)
+        self._reservation = weakref.ref(reservation)
+        return reservation
+
+    def _abort(self) -> None:
+        """Give up the reservation under way."""
+        self._commit(-1)
 
     def flush(self) -> None:
         """With a `sync` policy, as `sync`. Otherwise readers see everything already: nothing."""
@@ -171,15 +178,17 @@ class WideWriter(_ring.RingWriter, Writer):
 
     def _make_room(self, code: int, size: int) -> None:
         """Do what it takes before a message of `size` bytes can be placed, or raise."""
-        began = time.monotonic()
         match code:
             case _ring.TOO_LARGE:
                 raise self._too_large(size)
             case _ring.FULL if HeaderFlag.KEEPS in self._file.flags:
                 raise QueueFull(self._file.geometry.slots, hint="nothing is overwritten in a log")
             case _ring.FULL | _ring.CHANGED if self._holding:
-                self._holding.make_room(is_full=code == _ring.FULL)
-                self._waited += time.monotonic() - began
+                began = time.monotonic()
+                try:
+                    self._holding.make_room(is_full=code == _ring.FULL)
+                finally:
+                    self._waited += time.monotonic() - began
             case _ring.NO_SPACE:
                 self._space.make_room(size)
             case _ring.CLOSED:
@@ -233,19 +242,38 @@ class WideWriter(_ring.RingWriter, Writer):
         self._seen = self._messages
 
     def _go_over(self) -> None:
-        options = self._options.model_copy(update={"create": Creation.MISSING})
-        new = _open_or_make(self._path, options)
-        if new.compression is not self._file.compression:
+        """Write to the queue that the path names now; make one like this if it names none."""
+        try:
+            new = self._successor()
+            self._let_go()
+            self._holding = self._syncing = None
+            self._file = new
+            self._locks = LockFile(new.descriptor)
+            self._space = Space(self, new)
+            self._open()
+        except BaseException:
+            self.close()  # there is nothing that could be written to
+            raise
+
+    def _successor(self) -> QueueFile:
+        old = self._file
+        if self._options.create is not Creation.NEVER:
+            stream = bytes(old.header["stream"][0])
+            with suppress(AlreadyExists):
+                create_queue(
+                    self._path,
+                    old.geometry,
+                    flags=old.flags,
+                    compression=old.compression,
+                    stream=StreamId(stream) if any(stream) else None,
+                )
+        new = QueueFile.open(self._path, writable=True)
+        if new.compression is not old.compression:
             new.close()
             raise Unsupported(
                 f"{self.url} was created anew with other compression", hint="open it again"
             )
-        self._let_go()
-        self._holding = self._syncing = None
-        self._file = new
-        self._locks = LockFile(new.descriptor)
-        self._space = Space(self, new)
-        self._open()
+        return new
 
     # --- closing --------------------------------------------------------------------------------
 
@@ -260,6 +288,8 @@ class WideWriter(_ring.RingWriter, Writer):
         if self._is_closed or not self._detach(False):
             return
         self._is_closed = True
+        if (reservation := self._reservation()) is not None:
+            reservation.give_up()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -269,106 +299,14 @@ class WideWriter(_ring.RingWriter, Writer):
         finally:
             if self._holding is not None:
                 self._holding.close()
-            self._locks.close()
+            if hasattr(self, "_locks"):
+                self._locks.close()
             self._file.close()
 
     def leave_to_parent(self) -> None:
         """Stop being a writer in a forked process: the queue has one, the parent."""
         self._is_closed = True
         self._detach(True)
-
-
-class CompressingWriter(WideWriter):
-    """Appends to a queue whose payloads are compressed."""
-
-    def write(
-        self,
-        payload: BytesLike,
-        type: int = 0,
-        subtype: int = 0,
-        time_ns: int | None = None,
-        created_ns: int | None = None,
-        stream: StreamId | None = None,
-        attributes: bytes | None = None,
-    ) -> int:
-        try:
-            small = self._compressed(payload)
-        except BaseException:
-            self._refused += 1
-            raise
-        seq = super().write(small, type, subtype, time_ns, created_ns, stream, attributes)
-        self._bytes += memoryview(payload).nbytes - len(small)
-        return seq
-
-    def write_many(
-        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
-    ) -> int | None:
-        offered = list(payloads)
-        small: list[bytes] = []
-        failure: Exception | None = None
-        for payload in offered:
-            try:
-                small.append(self._compressed(payload))
-            except (PenstockError, TypeError) as error:  # those before it are written
-                failure = error
-                self._refused += len(offered) - len(small)
-                break
-        written = self._messages
-        try:
-            last = super().write_many(small, type, subtype)
-        finally:
-            done = self._messages - written
-            self._bytes += sum(memoryview(payload).nbytes for payload in offered[:done])
-            self._bytes -= sum(map(len, small[:done]))
-        if failure is not None:
-            raise failure
-        return last
-
-    def write_batch(self, batch: Batch) -> int | None:
-        return Writer.write_batch(self, batch)
-
-    def reserve(self, size: int, *_: object, **__: object) -> Reservation:
-        raise Unsupported(
-            f"{self.url} is compressed: {size} bytes of it cannot be used in place",
-            hint="use write()",
-        )
-
-    def _compressed(self, payload: BytesLike) -> bytes:
-        size, limit = memoryview(payload).nbytes, self._file.geometry.buffer_size
-        if size > limit:  # so that a reader can tell a length that cannot be true
-            raise self._too_large(size)
-        return self._file.compression.compress(payload)
-
-
-def open_wide_writer(url: str, path: str, options: WideOptions) -> WideWriter:
-    """Open a writer, of the kind that the queue needs; make the queue if that is asked for.
-
-    :raises NotFound: there is no such queue.
-    :raises LockTimeout: another process writes to it.
-    """
-    file = _open_or_make(path, options)
-    kind = WideWriter if file.compression is Compression.NONE else CompressingWriter
-    return kind(url, path, options, file)
-
-
-def _open_or_make(path: str, options: WideOptions) -> QueueFile:
-    if options.create is Creation.ALWAYS:
-        create_from_options(path, options, replace=True)
-    deadline = time.monotonic() + options.wait
-    while True:
-        try:
-            file = QueueFile.open(path, writable=True)
-        except NotFound:
-            if options.create is Creation.MISSING:
-                create_from_options(path, options, replace=False)
-            elif time.monotonic() >= deadline:
-                raise
-            else:
-                time.sleep(_LOOK_FOR_WRITER)
-            continue
-        if file.field("state") != State.REPLACED or file.is_current():
-            return file
-        file.close()  # it was replaced this moment
 
 
 _writers: weakref.WeakSet[WideWriter] = weakref.WeakSet()

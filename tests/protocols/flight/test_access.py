@@ -1,0 +1,402 @@
+"""Who gets in, how many, and what comes of garbage: a clear error, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import flight
+
+from penstock import Message, batch_from_messages, create, describe, open_reader, open_writer
+from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.errors import InvalidOption, InvalidURL, PenstockError, StorageError
+from penstock.core.url import URL
+from penstock.protocols.flight import AccessRefused, ConnectionLost, ServerBusy
+from penstock.protocols.flight.client import TOKEN_VARIABLE, Connection, Target, list_streams
+from penstock.protocols.flight.server import FlightServer
+from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, WriterOpened
+from protocols.flight.serving import served
+from support.waiting import SOON
+
+TOKEN = "a-secret-that-is-long"
+ID = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def filled(root: Path, server: FlightServer) -> FlightServer:
+    with open_writer(f"fmq:{root}/filled") as writer:
+        writer.write(b"x")
+    return server
+
+
+def raw(server: FlightServer) -> Any:
+    return flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def test_a_token_lets_in_who_has_it(
+    tmp_path: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another")
+    create(f"fmq:{tmp_path}/a")
+    with served(tmp_path, token_file=token_file) as server:
+        url = f"{server.url}a"
+        for options in ({}, {"token_file": str(wrong)}):
+            for call in (open_reader, open_writer, describe, create):
+                with pytest.raises(AccessRefused) as caught:
+                    call(url, **options)
+                assert "token_file" in str(caught.value.hint)
+            with pytest.raises(AccessRefused):
+                list_streams(server.url, **options)
+        with open_writer(url, token_file=str(token_file)) as writer:
+            writer.write(b"x")
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        with open_reader(url) as reader:
+            assert reader.read(0) is not None
+        assert server.statistics().messages_in == 1
+
+
+def test_a_token_is_shown_nowhere(
+    tmp_path: Path, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    create(f"fmq:{tmp_path}/a")
+    with served(tmp_path, token_file=token_file) as server:
+        with open_reader(f"{server.url}a", token_file=str(token_file)) as reader:
+            target = Target.of(URL.parse(f"{server.url}a?token_file={token_file}"))
+            shown = f"{reader!r} {vars(reader)!r} {Connection(target)!r} {target!r} {server!r}"
+        with pytest.raises(AccessRefused) as caught:
+            open_reader(f"{server.url}a")
+    assert TOKEN not in shown + caplog.text + str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two words", "ümlaut", "x" * 5000])
+def test_a_token_that_cannot_be_one_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(InvalidOption) as caught, served(tmp_path, token_file=file):
+        pass
+    assert caught.value.option == "token_file"
+    assert not content.strip() or content not in str(caught.value)
+    with pytest.raises(InvalidOption):
+        open_reader(f"flight://127.0.0.1:1/a?token_file={file}")
+
+
+def test_a_missing_token_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="reading"):
+        open_reader(f"flight://127.0.0.1:1/a?token_file={tmp_path}/none")
+
+
+def test_more_than_one_token_is_none(tmp_path: Path, token_file: Path) -> None:
+    with served(tmp_path, token_file=token_file) as server:
+        header = (b"authorization", f"Bearer {TOKEN}".encode())
+        with raw(server) as client:
+            options = flight.FlightCallOptions(headers=[header])
+            assert len(list(client.list_actions(options))) == len(ActionKind)
+            options = flight.FlightCallOptions(headers=[header, header])
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                list(client.list_actions(options))
+
+
+def test_others_are_not_served_without_a_token(tmp_path: Path, token_file: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with (
+            pytest.raises(InvalidOption, match="other machines") as caught,
+            served(tmp_path, host=host),
+        ):
+            pass
+        assert "--insecure" in str(caught.value.hint)
+    with served(tmp_path, host="0.0.0.0", insecure=True):
+        pass
+    with served(tmp_path, host="0.0.0.0", token_file=token_file):
+        pass
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not here")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        ],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_everything_works_encrypted(
+    tmp_path: Path, token_file: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    with served(tmp_path, tls_cert=cert, tls_key=key, token_file=token_file) as server:
+        assert server.url.startswith("flight+tls://")
+        options = {"ca": str(cert), "token_file": str(token_file)}
+        with open_writer(f"{server.url}a", **options) as writer:
+            writer.write_many([b"x"] * 1000)
+        with open_reader(f"flight://localhost:{server.port}/a", tls=True, **options) as reader:
+            assert len(list(reader.available())) == 1000
+        assert describe(f"{server.url}a", **options).count == 1000
+        assert [listed.messages for listed in list_streams(server.url, **options)] == [1000]
+        with pytest.raises(AccessRefused):
+            describe(f"{server.url}a", ca=cert)
+
+
+def test_a_server_that_is_not_trusted_is_not_talked_to(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    with served(tmp_path, tls_cert=cert, tls_key=key) as server:
+        with pytest.raises(ConnectionLost):
+            describe(f"{server.url}a", call_timeout="2s")
+        with pytest.raises(ConnectionLost) as caught:
+            describe(f"flight://127.0.0.1:{server.port}/a", call_timeout="2s")
+        assert "flight+tls" in str(caught.value.hint)
+
+
+def test_certificate_and_key_come_together(tmp_path: Path) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("x")
+    with pytest.raises(InvalidOption, match="together"), served(tmp_path, tls_cert=file):
+        pass
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_there_is_a_limit_of_clients(tmp_path: Path) -> None:
+    create(f"fmq:{tmp_path}/a")
+    with served(tmp_path, max_clients=2) as server:
+        readers = [open_reader(f"{server.url}a", hold=f"n{i}") for i in range(2)]
+        for _ in range(3):
+            with pytest.raises(ServerBusy) as caught:
+                describe(f"{server.url}a")
+            assert caught.value.limit == 2
+        assert server.statistics().refused == 3
+        readers[0].close()
+        deadline = time.monotonic() + SOON
+        while server.statistics().clients > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert describe(f"{server.url}a").count == 0
+        readers[1].close()
+
+
+def test_many_clients_read_and_write_at_once(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+    with served(tmp_path) as server:
+
+        def work(own: int) -> None:
+            try:
+                url = f"{server.url}s{own % 4}"
+                with open_writer(f"{url}?size=4M") as writer:
+                    for i in range(10):
+                        writer.write_many([b"%d %d" % (own, i)] * 20)
+                with open_reader(url) as reader:
+                    mine = [m for m in reader.available() if m.payload.startswith(b"%d " % own)]
+                assert len(mine) == 200
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(own,)) for own in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        books = server.statistics()
+    assert not failures
+    assert (books.messages_in, books.clients, books.refused) == (24 * 200, 0, 0)
+    assert books.clients_seen == 48
+
+
+def test_a_client_may_not_make_a_queue_that_is_too_large(tmp_path: Path) -> None:
+    with served(tmp_path, max_queue="1M") as server:
+        for call in (create, open_writer):
+            with pytest.raises(InvalidOption, match="at most"):
+                call(f"{server.url}a?size=2M")
+            with pytest.raises(InvalidOption, match="at most"):
+                call(f"{server.url}a?kind=log&segment=1G")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_may_be_read_only(tmp_path: Path) -> None:
+    with open_writer(f"fmq:{tmp_path}/a") as writer:
+        writer.write(b"x")
+    with served(tmp_path, read_only=True) as server:
+        with open_reader(f"{server.url}a") as reader:
+            assert reader.read(0) is not None
+        for call in (
+            lambda: open_writer(f"{server.url}a"),
+            lambda: create(f"{server.url}b"),
+            lambda: create(f"{server.url}a", replace=True),
+            lambda: open_reader(f"{server.url}a", hold="archive"),
+        ):
+            with pytest.raises(AccessRefused, match="read-only"):
+                call()
+        assert describe(f"{server.url}a").count == 1
+
+
+def test_a_port_that_is_taken_is_an_error(server: FlightServer, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f":{server.port}"), served(tmp_path, port=server.port):
+        pass
+
+
+def test_a_stalled_client_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
+    with open_writer(f"fmq:{tmp_path}/a?size=64M") as writer:
+        writer.write_many([bytes(100_000)] * 500)
+    with served(tmp_path) as server:
+        reader = open_reader(f"{server.url}a", retry=0)
+        assert reader.read(0) is not None  # and no more: the rest stays in the wire
+        time.sleep(0.2)
+        began = time.monotonic()
+        server.close(grace=0.5)
+        assert time.monotonic() - began < SOON
+        reader.close()
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret", "%2e%2e/secret", "..%2Fsecret", "a/../../secret", "/etc/passwd", "link/secret"],
+)
+def test_nobody_gets_out_of_the_root(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    with open_writer(f"fmq:{tmp_path}/secret") as writer:
+        writer.write(b"secret")
+    with served(folder) as server:
+        for call in (open_reader, open_writer, describe, create):
+            with pytest.raises(InvalidURL) as caught:
+                call(f"{server.url}{path}")
+            assert str(tmp_path) not in str(caught.value)
+    assert describe(f"fmq:{tmp_path}/secret").count == 1
+
+
+def test_errors_do_not_tell_the_servers_paths(filled: FlightServer, root: Path) -> None:
+    (root / "broken.fmq").write_bytes(bytes(100_000))
+    with pytest.raises(PenstockError) as caught:
+        describe(f"{filled.url}broken")
+    assert "broken" in str(caught.value)
+    assert str(root) not in f"{caught.value} {caught.value.hint} {vars(caught.value)}"
+
+
+# --- garbage --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200), st.sampled_from(["ticket", "action", "command", "path"]))
+def test_fuzz_garbage_gets_an_error_and_the_server_goes_on(
+    filled: FlightServer, data: bytes, where: str
+) -> None:
+    with raw(filled) as client, pytest.raises(flight.FlightError) as caught:
+        if where == "ticket":
+            client.do_get(flight.Ticket(data)).read_chunk()
+        elif where == "action":
+            list(client.do_action(flight.Action("locate", data)))
+        elif where == "command":
+            stream, _ = client.do_put(flight.FlightDescriptor.for_command(data), BATCH_SCHEMA)
+            stream.close()
+        else:
+            name = data.decode(errors="replace")  # Flight itself takes nothing else
+            client.get_flight_info(flight.FlightDescriptor.for_path(name))
+    assert "internal" not in str(caught.value).lower()
+
+
+def test_the_server_is_whole_after_garbage(filled: FlightServer) -> None:
+    with raw(filled) as client:
+        for ticket in (b"", b"{}", b"x" * 1_000_000, b'{"call": "take"}', b"[" * 10_000):
+            with pytest.raises(flight.FlightServerError):
+                client.do_get(flight.Ticket(ticket)).read_chunk()
+        with pytest.raises(flight.FlightServerError, match="type should be"):
+            list(client.do_action(flight.Action("shutdown", b"")))
+    with socket.create_connection(("127.0.0.1", filled.port)) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
+    assert describe(f"{filled.url}filled").count == 1
+
+
+def test_batches_that_are_not_right_are_refused(filled: FlightServer, root: Path) -> None:
+    good = batch_from_messages([Message(0, 1, 1, 0, 0, None, None, b"x")])
+    two = batch_from_messages([Message(0, 1, 1, 0, 0, None, None, b"x")] * 2)
+    # Both ends are right; what lies between would be read from elsewhere in the memory.
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 1 << 30, 1))
+    payloads = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"x")])
+    lying = pa.RecordBatch.from_arrays([*two.columns[:-1], payloads], schema=BATCH_SCHEMA)
+    nulls = pa.RecordBatch.from_arrays(
+        [*good.columns[:-1], pa.array([None], pa.binary())],
+        schema=BATCH_SCHEMA.set(7, pa.field("payload", pa.binary())),
+    )
+    other = pa.record_batch({"payload": [b"x"]})
+    with raw(filled) as client:
+        for batch, number in ((other, 1), (nulls, 1), (lying, 1)):
+            with pytest.raises(flight.FlightError):
+                _put(client, batch, Piece(number=number).to_bytes())
+        for metadata in (b"", b"{}", b"garbage", Piece(number=7).to_bytes()):
+            with pytest.raises(flight.FlightServerError):
+                _put(client, good, metadata)
+        _put(client, good, Piece(number=1).to_bytes())
+    assert describe(f"fmq:{root}/filled").count == 2
+
+
+def _put(client: Any, batch: Any, metadata: bytes) -> None:
+    question = OpenWriter(stream="filled", writer=ID).to_bytes()
+    action = flight.Action(ActionKind.OPEN_WRITER.value, question)
+    opened = WriterOpened.from_bytes(next(iter(client.do_action(action))).body.to_pybytes())
+    command = Put(writer=ID, instance=opened.instance, attempt=1).to_bytes()
+    stream, answers = client.do_put(flight.FlightDescriptor.for_command(command), batch.schema)
+    try:
+        stream.write_with_metadata(batch, metadata)
+        stream.done_writing()
+        answers.read()
+    finally:
+        stream.close()
+
+
+def test_a_plain_flight_client_can_list_and_read(filled: FlightServer) -> None:
+    with raw(filled) as client:
+        found = {b"/".join(info.descriptor.path): info for info in client.list_flights()}
+        info = found[b"filled"]
+        assert info.total_records >= 1
+        assert info.schema == BATCH_SCHEMA
+        table = client.do_get(info.endpoints[0].ticket).read_all()
+        assert table.column("payload")[0].as_py() == b"x"
+        info = client.get_flight_info(flight.FlightDescriptor.for_path("filled"))
+        assert json.loads(info.endpoints[0].ticket.ticket)["stream"] == "filled"
+
+
+@pytest.mark.parametrize("url", ["flight:/a", "flight://host", "flight://host:1/", "flight:///a"])
+def test_a_url_without_host_or_stream_is_refused(url: str) -> None:
+    with pytest.raises(InvalidURL) as caught:
+        open_reader(url)
+    assert "flight://host" in str(caught.value.hint)

@@ -1,0 +1,257 @@
+"""Connections that break and servers that die: nothing is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock import create, describe, open_reader, open_writer
+from penstock.core.errors import NotFound
+from penstock.protocols.flight import ConnectionLost, Unacknowledged
+from penstock.protocols.flight.server import FlightServer
+from protocols.flight.serving import ServerProcess, server_process, wire_to
+from support.waiting import SOON, background, waits
+
+
+def payloads_of(local: str) -> list[bytes]:
+    with open_reader(local) as reader:
+        return [message.payload for message in reader.available()]
+
+
+def wait_for_count(local: str, count: int) -> None:
+    deadline = time.monotonic() + SOON
+    while describe(local).count < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def test_a_reader_goes_on_after_each_cut(server: FlightServer, name: str, local: str) -> None:
+    with open_writer(f"log:{local}") as writer:
+        writer.write_many([b"%d" % i for i in range(20_000)])
+    seen: list[int] = []
+    with wire_to(server.port) as wire, open_reader(wire.url(name), chunk=4096) as reader:
+        while messages := reader.read_many(700):
+            if len(seen) // 4000 != (len(seen) + len(messages)) // 4000:
+                wire.cut()
+            seen += [m.seq for m in messages]
+        assert wire.connections > 1
+        assert reader.statistics().lost == 0
+    assert seen == list(range(20_000))
+
+
+def test_a_reader_that_waits_goes_on_after_a_cut(
+    server: FlightServer, name: str, local: str
+) -> None:
+    create(f"fmq:{local}")
+    with wire_to(server.port) as wire, open_reader(wire.url(name)) as reader:
+        with background(reader.read, 10) as call:
+            assert waits(call)
+            wire.cut()
+            assert waits(call)
+            with open_writer(f"fmq:{local}") as writer:
+                writer.write(b"after")
+            assert call.result(SOON) is not None
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_reader_survives_kill_and_restart_of_the_server(tmp_path: Path, kind: str) -> None:
+    _read_through_kills(tmp_path, kind, count=40_000, kills=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_reader_survives_many_kills_of_the_server(tmp_path: Path, kind: str) -> None:
+    _read_through_kills(tmp_path, kind, count=1_000_000, kills=12)
+
+
+def _read_through_kills(root: Path, kind: str, count: int, kills: int) -> None:
+    local = f"{kind}:{root}/beams" + ("?slots=1048576&size=256M" if kind == "fmq" else "")
+    rng = random.Random(1)
+    written, read = hashlib.sha256(), hashlib.sha256()
+    with server_process(root) as server, open_writer(local) as writer:
+        at = sorted(rng.sample(range(count // 10, count), kills))
+        with open_reader(f"{server.url}beams", chunk="16k") as reader:
+            seen = 0
+
+            def write() -> None:
+                for start in range(0, count, 1000):
+                    payloads = [b"%d %s" % (i, os.urandom(20)) for i in range(start, start + 1000)]
+                    for payload in payloads:
+                        written.update(payload)
+                    writer.write_many(payloads)
+
+            thread = threading.Thread(target=write)
+            thread.start()
+            while seen < count:
+                for message in reader.read_many(1000, 20):
+                    assert message.seq == seen
+                    read.update(message.payload)
+                    seen += 1
+                if at and seen >= at[0]:
+                    del at[0]
+                    server.kill()
+                    server.start()
+            thread.join()
+            assert reader.read(0) is None
+            books = reader.statistics()
+    assert (books.messages, books.lost, books.restarts) == (count, 0, 0)
+    assert read.digest() == written.digest()
+
+
+def test_a_held_reader_survives_kill_and_restart_of_the_server(tmp_path: Path) -> None:
+    local = f"fmq:{tmp_path}/beams"
+    create(f"{local}?slots=64&size=64k")
+    with (
+        server_process(tmp_path) as server,
+        open_reader(f"{server.url}beams", hold="archive") as reader,
+        open_writer(f"{local}?hold=archive&keep=true&timeout=30s") as writer,
+    ):
+        seen: list[int] = []
+        with background(writer.write_many, [b"%d" % i for i in range(1000)]) as call:
+            while len(seen) < 1000:
+                seen += [m.seq for m in reader.read_many(20, 10)]
+                if 400 < len(seen) < 430:
+                    server.kill()
+                    server.start()
+            call.result(SOON)
+        assert seen == list(range(1000))
+        assert reader.statistics().lost == 0
+
+
+def test_a_client_that_dies_lets_go_of_its_name(
+    server: FlightServer, name: str, local: str
+) -> None:
+    create(f"fmq:{local}?slots=8&size=4k")
+    with wire_to(server.port) as wire:
+        reader = open_reader(wire.url(name), hold="archive", retry=0)
+        with open_writer(f"fmq:{local}?hold=archive&timeout=10s") as writer:
+            writer.write_many([b"x"] * 8)
+            with background(writer.write, b"waits") as call:
+                assert waits(call)
+                wire.cut()  # as when its machine goes down
+                call.result(SOON)
+        reader.close()
+
+
+def test_without_a_server_the_error_comes_at_once_when_opening() -> None:
+    began = time.monotonic()
+    for call in (open_reader, open_writer, describe, create):
+        with pytest.raises(ConnectionLost) as caught:
+            call("flight://127.0.0.1:1/a")
+        assert caught.value.server == "127.0.0.1:1"
+        assert caught.value.hint
+    assert time.monotonic() - began < SOON
+
+
+def test_a_reader_gives_up_when_its_time_is_over(tmp_path: Path) -> None:
+    create(f"fmq:{tmp_path}/a")
+    with server_process(tmp_path) as server:
+        with open_reader(f"{server.url}a", retry="300ms") as reader:
+            server.kill()
+            with pytest.raises(ConnectionLost) as caught:
+                reader.read(0)
+            assert "gave up" in caught.value.__notes__[0]
+            server.start()
+            with open_writer(f"fmq:{tmp_path}/a") as writer:
+                writer.write(b"x")
+            assert reader.read(5) is not None  # and goes on when it is asked again
+
+
+# --- writers --------------------------------------------------------------------------------------
+
+
+def test_a_batch_whose_answer_was_cut_off_is_appended_once(
+    server: FlightServer, name: str, local: str
+) -> None:
+    with wire_to(server.port) as wire, open_writer(wire.url(name), chunk=1024) as writer:
+        writer.write(b"first")
+        wire.answers.clear()
+        with background(writer.write_many, [b"%d" % i for i in range(500)]) as call:
+            wait_for_count(f"fmq:{local}", 20)  # appended, and the client cannot know
+            wire.cut()
+            wire.answers.set()
+            assert call.result(SOON) == 500
+        assert writer.write(b"last") == 501
+        books = writer.statistics()
+        assert wire.connections > 1
+    assert payloads_of(f"fmq:{local}") == [b"first", *(b"%d" % i for i in range(500)), b"last"]
+    assert (books.messages, books.refused) == (502, 0)
+
+
+def test_a_writer_survives_cuts_at_any_moment(server: FlightServer, name: str, local: str) -> None:
+    rng = random.Random(2)
+    with wire_to(server.port) as wire:
+        done = threading.Event()
+
+        def cut() -> None:
+            while not done.wait(rng.uniform(0.03, 0.15)):
+                wire.cut()
+
+        with open_writer(f"{wire.url(name)}?kind=log", chunk=2048) as writer:
+            thread = threading.Thread(target=cut)
+            thread.start()
+            try:
+                for start in range(0, 6000, 600):
+                    writer.write_many([b"%d" % i for i in range(start, start + 600)])
+            finally:
+                done.set()
+                thread.join()
+            assert wire.connections > 2
+            assert writer.statistics().messages == 6000
+    assert payloads_of(f"log:{local}") == [b"%d" % i for i in range(6000)]
+
+
+def test_a_write_that_a_dying_server_did_not_answer_is_told(tmp_path: Path) -> None:
+    local = f"fmq:{tmp_path}/a"
+    create(f"{local}?slots=64&size=64k")
+    with server_process(tmp_path) as server, open_reader(f"{local}?hold=slow") as reader:
+        with open_writer(f"{server.url}a", hold="slow", chunk=1024) as writer:
+            writer.write_many([b"before"] * 10)
+            with background(writer.write_many, [b"%d" % i for i in range(100)]) as call:
+                wait_for_count(local, 64)  # it is in the midst of it: the reader is behind
+                _restart(server)
+                with pytest.raises(Unacknowledged) as caught:
+                    call.result(SOON)
+            error = caught.value
+            stored = describe(local).count - 10
+            assert 0 <= error.acknowledged <= stored <= error.acknowledged + error.in_doubt
+            assert error.in_doubt > 0
+            assert f"{error.in_doubt:,}" in str(error)
+            assert len(reader.read_many(1000)) == stored + 10
+            assert reader.read(0) is None
+            assert writer.write(b"after") == stored + 10
+            books = writer.statistics()
+            assert books.messages == 10 + error.acknowledged + 1
+
+
+def test_a_write_after_a_restart_is_appended_once(tmp_path: Path) -> None:
+    with server_process(tmp_path) as server, open_writer(f"{server.url}a?kind=log") as writer:
+        assert writer.write_many([b"0", b"1"]) == 1
+        _restart(server)
+        assert writer.write_many([b"2", b"3"]) == 3
+        writer.flush()
+    assert payloads_of(f"log:{tmp_path}/a") == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_write_without_a_server_says_that_nothing_was_appended(tmp_path: Path) -> None:
+    with server_process(tmp_path) as server, open_writer(f"{server.url}a", retry="200ms") as writer:
+        server.kill()
+        with pytest.raises(ConnectionLost):
+            writer.write(b"x")
+        assert writer.statistics().messages == 0
+    with pytest.raises(NotFound):
+        open_reader(f"fmq:{tmp_path}/b")
+
+
+def _restart(server: ServerProcess) -> None:
+    server.kill()
+    server.start()

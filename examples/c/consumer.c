@@ -103,7 +103,7 @@ int main(int argc, char **argv)
     uint64_t count = strtoull(argv[2], NULL, 10);
     int64_t patience = (int64_t)(strtod(argv[3], NULL) * SECOND);
 
-    /* Who may write to the file can sleep until a message comes; others look every millisecond. */
+    /* Who may write to the file can sleep until a message comes; others look every 2 ms. */
     penstock_ring ring;
     int fd;
     const char *fault = penstock_map(path, true, &ring, &fd);

@@ -40,6 +40,25 @@ static const char *refusal(penstock_code code)
     }
 }
 
+/* Why there is no writing to a queue. */
+static const char *reason(int error)
+{
+    switch (error) {
+    case EBUSY:
+        return "another process writes to it";
+    case EPIPE:
+        return "it was sealed, or replaced by another";
+    case EBADMSG:
+        return "it is damaged";
+    case EOPNOTSUPP:
+        return "it is compressed or sparse, which is not for the header alone";
+    case ENOTRECOVERABLE:
+        return "the machine went down since it was written to: let penstock open it first";
+    default:
+        return strerror(error);
+    }
+}
+
 /* Text in front, dots behind. */
 static void fill(char *payload, uint64_t size, uint64_t number)
 {
@@ -65,22 +84,10 @@ int main(int argc, char **argv)
     if (fault != NULL)
         return fail(path, fault, strcmp(fault, "open") == 0 || strcmp(fault, "map") == 0 ? errno : 0);
 
-    /* What this program cannot do. A held reader is waited for by those who ask for it. */
-    if (ring.header->compression != 0)
-        return fail(path, "its payloads are compressed", 0);
-    if (ring.header->flags & PENSTOCK_SPARSE)
-        return fail(path, "it is sparse: a full disk would be a signal here", 0);
-
     penstock_writer writer;
     int error = penstock_writer_open(&writer, ring, fd);
-    if (error == EBUSY)
-        return fail(path, "another process writes to it", 0);
-    if (error == EPIPE)
-        return fail(path, "it was sealed", 0);
-    if (error == EBADMSG)
-        return fail(path, "it is damaged", 0);
     if (error != 0)
-        return fail(path, "lock", error);
+        return fail(path, reason(error), 0);
 
     char *payload = malloc(size > 0 ? size : 1);
     if (payload == NULL)

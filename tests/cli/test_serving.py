@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from cli.command import PENSTOCK, json_lines, run
-from penstock import Message, StreamId, batch_from_messages, describe, open_reader, open_writer
+from penstock import (
+    Message,
+    StreamId,
+    batch_from_messages,
+    create,
+    describe,
+    open_reader,
+    open_writer,
+)
 from protocols.flight.serving import ServerProcess, server_process
 
 
@@ -46,7 +53,7 @@ def test_create_put_cat_and_info_work_by_url(server: ServerProcess, root: Path) 
 
 def test_cat_follows_and_filters(server: ServerProcess, root: Path) -> None:
     url = f"{server.url}followed"
-    run("create", url)
+    create(url)
     arguments = [PENSTOCK, "cat", url, "--follow", "--raw", "--type", "2", "--count", "3"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as cat:
         with open_writer(f"fmq:{root}/followed") as writer:
@@ -92,7 +99,7 @@ def _copy_there_and_back(server: ServerProcess, tmp_path: Path, count: int) -> N
 
 def test_losses_are_named_by_cat(server: ServerProcess, root: Path) -> None:
     url = f"{server.url}lossy"
-    run("create", f"{url}?slots=16&size=4k")
+    create(f"{url}?slots=16&size=4k")
     with open_writer(f"fmq:{root}/lossy") as writer:
         writer.write_many([b"x"] * 50)
     shown = run("cat", url, "--from", "10", "--json")
@@ -106,9 +113,6 @@ def test_an_error_of_the_server_is_one_line(server: ServerProcess) -> None:
     done = run("info", f"{server.url}nothing")
     assert done.returncode == 1
     assert done.stderr.startswith(b"penstock: there is no stream nothing")
-    done = run("cat", "flight://127.0.0.1:1/a")
-    assert done.returncode == 1
-    assert b"127.0.0.1:1 cannot be reached" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
 
 
@@ -137,6 +141,7 @@ def _made(server: ServerProcess, name: str) -> str:
     return f"{server.url}{name}"
 
 
+@pytest.mark.full
 def test_a_stalled_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with open_writer(f"fmq:{tmp_path}/a?size=128M") as writer:
         writer.write_many([bytes(100_000)] * 1000)
@@ -144,9 +149,12 @@ def test_a_stalled_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
         "import sys, time, penstock; reader = penstock.open_reader(sys.argv[1]); "
         "reader.read(0); print('read', flush=True); time.sleep(60)"
     )
-    with server_process(tmp_path, "--quiet") as server, subprocess.Popen(
-        [sys.executable, "-c", code, f"{server.url}a"], stdout=subprocess.PIPE
-    ) as client:
+    with (
+        server_process(tmp_path, "--quiet") as server,
+        subprocess.Popen(
+            [sys.executable, "-c", code, f"{server.url}a"], stdout=subprocess.PIPE
+        ) as client,
+    ):
         assert client.stdout is not None
         assert client.stdout.readline() == b"read\n"
         time.sleep(0.3)
@@ -163,7 +171,6 @@ def test_a_stalled_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
     [
         (("--root", "/nowhere"), b"no directory /nowhere"),
         (("--root", ".", "--host", "0.0.0.0"), b"--token-file"),
-        (("--root", ".", "--max-message", "much"), b"max_message"),
     ],
 )
 def test_what_is_wrong_with_its_arguments_is_one_line(
@@ -187,25 +194,6 @@ def test_a_token_is_given_by_the_environment(tmp_path: Path) -> None:
         assert b"PENSTOCK_FLIGHT_TOKEN" in refused.stderr
         put = run("put", url, "--text", "x", PENSTOCK_FLIGHT_TOKEN="secret-of-this-test")
         assert put.returncode == 0
-        assert run("cat", f"{url}?token_file={token}", "--raw").stdout == b"x"
+        assert describe(url, token_file=token).count == 1
         _, output, errors = server.stop()
     assert "secret" not in output + errors
-
-
-def test_a_process_that_was_forked_can_open_its_own(server: ServerProcess, root: Path) -> None:
-    with open_writer(f"fmq:{root}/forked") as writer:
-        writer.write_many([b"x"] * 10)
-    code = (
-        "import os, sys, penstock\n"
-        "r = penstock.open_reader(sys.argv[1]); assert len(r.read_many(3)) == 3; r.close()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    r = penstock.open_reader(sys.argv[1])\n"
-        "    os._exit(0 if len(list(r.available())) == 10 else 1)\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{server.url}forked"], timeout=30, check=False,
-        capture_output=True, env={**os.environ},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

@@ -126,7 +126,8 @@ def _hand_over(url: str, number: int, size: int) -> None:
 def _die_with_lock(url: str, size: int) -> None:
     """Die in the middle of a message, among many writers."""
     writer = wide_writer(url)
-    writer.reserve(size).buffer[: size // 2] = b"?" * (size // 2)
+    place = writer.reserve(size)
+    place.buffer[: size // 2] = b"?" * (size // 2)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -121,7 +121,8 @@ def open_and_wait(url: str, report: str) -> None:
 def reserve_and_wait(url: str, report: str) -> None:
     """Have half a message in a queue, and wait to be killed."""
     with wide_writer(url) as writer:
-        writer.reserve(1000).buffer[:500] = b"?" * 500
+        place = writer.reserve(1000)
+        place.buffer[:500] = b"?" * 500
         Reporter(report).add(b"r", 0, 0, 0)
         time.sleep(120)
 

@@ -6,9 +6,10 @@ import math
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self, cast
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Closed, PenstockError
 from penstock.core.interfaces import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -63,7 +64,8 @@ class Waiter:
         """Return the readers that have something to read; none when time is over or interrupted."""
         every = list(readers)
         for reader in every:
-            reader.acknowledge()  # this is the call after the last read
+            with suppress(Closed):  # it is returned, and says so when it is read
+                reader.acknowledge()  # this is the call after the last read
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
         look_around = now + between_looks(len(every))

@@ -102,7 +102,7 @@ class Wire:
     def _carry(self) -> None:
         while self._is_open:
             with self._lock:
-                ends = {a: b for a, b in self._pairs} | {b: a for a, b in self._pairs}
+                ends = dict(self._pairs) | {b: a for a, b in self._pairs}
                 from_server = {b for _, b in self._pairs}
             watched = [s for s in ends if self.answers.is_set() or s not in from_server]
             try:

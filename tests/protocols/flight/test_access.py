@@ -64,7 +64,8 @@ def test_a_token_lets_in_who_has_it(
     create(f"fmq:{tmp_path}/a")
     with served(tmp_path, token_file=token_file) as server:
         url = f"{server.url}a"
-        for options in ({}, {"token_file": str(wrong)}):
+        given: list[dict[str, Any]] = [{}, {"token_file": str(wrong)}]
+        for options in given:
             for call in (open_reader, open_writer, describe, create):
                 with pytest.raises(AccessRefused) as caught:
                     call(url, **options)
@@ -224,7 +225,7 @@ def test_many_clients_read_and_write_at_once(tmp_path: Path) -> None:
                 with open_reader(url) as reader:
                     mine = [m for m in reader.available() if m.payload.startswith(b"%d " % own)]
                 assert len(mine) == 200
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whatever it is
                 failures.append(error)
 
         threads = [threading.Thread(target=work, args=(own,)) for own in range(24)]
@@ -320,7 +321,7 @@ def test_errors_do_not_tell_the_servers_paths(filled: FlightServer, root: Path) 
 def test_fuzz_garbage_gets_an_error_and_the_server_goes_on(
     filled: FlightServer, data: bytes, where: str
 ) -> None:
-    with raw(filled) as client, pytest.raises(flight.FlightError) as caught:
+    with raw(filled) as client, pytest.raises(flight.FlightError) as caught:  # noqa: PT012
         if where == "ticket":
             client.do_get(flight.Ticket(data)).read_chunk()
         elif where == "action":
@@ -393,6 +394,14 @@ def test_a_plain_flight_client_can_list_and_read(filled: FlightServer) -> None:
         assert table.column("payload")[0].as_py() == b"x"
         info = client.get_flight_info(flight.FlightDescriptor.for_path("filled"))
         assert json.loads(info.endpoints[0].ticket.ticket)["stream"] == "filled"
+
+
+@pytest.mark.parametrize(
+    "end", ["x" * 3100, "a?type=%ff", "a?" + "&".join(f"o{i}=1" for i in range(70))]
+)
+def test_what_cannot_be_said_to_a_server_is_refused_here(end: str) -> None:
+    with pytest.raises(InvalidURL):
+        open_reader(f"flight://127.0.0.1:1/{end}")
 
 
 @pytest.mark.parametrize("url", ["flight:/a", "flight://host", "flight://host:1/", "flight:///a"])

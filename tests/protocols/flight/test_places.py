@@ -42,9 +42,9 @@ def test_what_is_missing_is_a_queue_unless_said_otherwise(root: Root) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "../secret", "radar/../../secret", "/etc/passwd", "", "/", "radar//beams", "./old", "radar/.",
+        "../secret", "radar/../../secret", "/etc/passwd", "", "/", "radar//beams", "./old",
         "%2e%2e/secret", "..%2fsecret", "radar%2f..%2f..%2fsecret", "a%00b", "a%0ab", "radar/",
-        "x" * 300, "/".join("a" * 40), "y/" * 600 + "y", "%2fetc%2fpasswd",
+        "radar/.", "x" * 300, "/".join("a" * 40), "y/" * 600 + "y", "%2fetc%2fpasswd",
     ],
 )  # fmt: skip
 def test_a_name_that_leads_elsewhere_is_refused(root: Root, name: str) -> None:

@@ -202,7 +202,7 @@ def test_a_stream_that_was_created_anew_is_noticed(
         create(local, replace=True)
         with open_writer(local) as writer:
             writer.write_many([b"new"] * 4)
-        payloads = []
+        payloads: list[bytes] = []
         while (message := reader.read(1)) is not None and len(payloads) < 10:
             payloads.append(message.payload)
         books = reader.statistics()
@@ -309,7 +309,7 @@ def test_a_named_reader_goes_on_where_it_was(server: FlightServer, root: Path, k
         writer.write_many([b"%d" % i for i in range(20)])
     with open_reader(url, hold="archive") as reader:
         assert [m.seq for m in reader.read_many(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ZeroDivisionError), open_reader(url, hold="archive") as reader:
+    with pytest.raises(ZeroDivisionError), open_reader(url, hold="archive") as reader:  # noqa: PT012
         assert [m.seq for m in reader.read_many(3)] == [5, 6, 7]
         _ = 1 / 0  # what it was working on comes again
     with open_reader(url, hold="archive") as reader:
@@ -343,14 +343,17 @@ def test_a_named_reader_is_told_what_it_lost_while_it_was_away(url: str, local: 
 
 def test_a_hold_that_was_idle_too_long_is_taken_again(tmp_path: Path) -> None:
     create(f"fmq:{tmp_path}/a?slots=8&size=4k")
-    with served(tmp_path, idle=0.3) as server, open_writer(f"fmq:{tmp_path}/a") as writer:
-        with open_reader(f"{server.url}a", hold="archive") as reader:
-            writer.write_many([b"x"] * 4)
-            assert len(reader.read_many(2)) == 2
-            deadline = time.monotonic() + SOON
-            while server.statistics().holds:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            writer.write_many([b"y"] * 4)
-            assert len(list(reader.available())) == 6
-            assert server.statistics().holds == 1
+    with (
+        served(tmp_path, idle=0.3) as server,
+        open_writer(f"fmq:{tmp_path}/a") as writer,
+        open_reader(f"{server.url}a", hold="archive") as reader,
+    ):
+        writer.write_many([b"x"] * 4)
+        assert len(reader.read_many(2)) == 2
+        deadline = time.monotonic() + SOON
+        while server.statistics().holds:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        writer.write_many([b"y"] * 4)
+        assert len(list(reader.available())) == 6
+        assert server.statistics().holds == 1

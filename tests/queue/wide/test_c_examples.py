@@ -275,8 +275,8 @@ def test_a_python_reader_that_sleeps_is_woken_by_a_c_producer(
 
 def test_a_c_producer_says_why_it_does_not_write(programs: Programs, queue_path: str) -> None:
     for options, reason in {
-        "compress=lz4": "compressed",
-        "sparse=true": "sparse",
+        "compress=lz4": "compressed or sparse",
+        "sparse=true": "compressed or sparse",
         "size=4096": "larger than the queue's buffer",
     }.items():
         create(f"fmq:{queue_path}?{options}", replace=True)
@@ -284,6 +284,16 @@ def test_a_c_producer_says_why_it_does_not_write(programs: Programs, queue_path:
         assert refused.code == 1
         assert reason in refused.error
         assert list_queue(f"{queue_path}.fmq").messages == []
+    with open_writer(f"fmq:{queue_path}") as writer:
+        writer.write(b"before the machine went down")
+    data = bytearray(Path(f"{queue_path}.fmq").read_bytes())
+    data[400:416] = bytes(range(16))
+    Path(f"{queue_path}.fmq").write_bytes(data)
+    refused = run(programs.producer, f"{queue_path}.fmq", 1, 10)
+    assert "let penstock open it first" in refused.error
+    assert Path(f"{queue_path}.fmq").read_bytes() == data
+    open_writer(f"fmq:{queue_path}").close()
+    assert run(programs.producer, f"{queue_path}.fmq", 1, 10).says == {"written": 1}
     Path(f"{queue_path}.fmq").write_bytes(bytes(5000))
     assert "magic" in run(programs.producer, f"{queue_path}.fmq", 1, 1).error
     assert "No such file" in run(programs.producer, f"{queue_path}.none", 1, 1).error

@@ -261,7 +261,7 @@ class QueueMachine(RuleBasedStateMachine):
         follower.stand_at(self.model.tail)
         if holds:
             if self.held_at is not None:
-                follower.stand_at(self.held_at)
+                follower.stand_at(min(self.held_at, self.model.head))
             self.held_at = follower.next
         self.followers.append(follower)
 
@@ -388,9 +388,7 @@ class QueueMachine(RuleBasedStateMachine):
             # delivered + lost + filtered + what is still to come = what was written
             passed = follower.books - follower.settled
             assert passed == follower.next - follower.start
-            gone = max(0, self.model.tail - follower.next)
-            ahead = max(0, self.model.head - follower.next)
-            assert books.backlog == max(0, ahead - gone)
+            assert books.backlog == max(0, self.model.head - follower.next)
 
     @invariant()
     def the_reader_table_says_where_held_readers_are(self) -> None:
@@ -421,5 +419,5 @@ def test_any_history_of_a_wide_queue_is_what_the_model_says() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_very_many_histories_of_a_wide_queue_are_what_the_model_says() -> None:
-    chosen = settings(max_examples=3000, stateful_step_count=80, suppress_health_check=_CHECKS)
+    chosen = settings(max_examples=2000, stateful_step_count=80, suppress_health_check=_CHECKS)
     run_state_machine_as_test(QueueMachine, settings=chosen)

@@ -15,6 +15,7 @@ from penstock.core.endpoints import create, describe
 from penstock.core.errors import Malformed, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.appending import Writers
+from penstock.protocols.flight.arrivals import check_buffers
 from penstock.protocols.flight.errors import AccessRefused, UnknownWriter
 from penstock.protocols.flight.holds import Holds
 from penstock.protocols.flight.places import check_size
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 #: Readers kept open between two calls, for each client allowed. One that is closed is opened again.
 _READERS_PER_CLIENT: Final = 4
+#: Readers, cursors or files told of a stream.
+_MOST_DETAILS: Final = 50
 #: A held name looks this often (seconds) whether its client is still there.
 _LOOK_FOR_CLIENT: Final = 0.1
 
@@ -266,10 +269,7 @@ class Answers:
         def append(batch: Batch, piece: Piece) -> Outcome:
             if batch.nbytes > self._options.max_message:
                 return pen.refuse(piece, batch.nbytes, self._options.max_message)
-            try:
-                batch.validate(full=True)  # offsets from outside, before anything goes by them
-            except ValueError as error:
-                raise Malformed("batch", "its buffers", "whole", error) from None
+            check_buffers(batch)
             check_batch(batch)
             return pen.append(asked.attempt, batch, piece, self._is_stopping)
 
@@ -301,7 +301,11 @@ class Answers:
         place = self._root.place(name, None)
         info = describe(place.url).as_dict()
         info["url"] = place.name
-        info["details"]["kind"] = place.kind
+        details = {"kind": place.kind, **info["details"]}
+        # A list of readers or of damaged files may be long; its beginning has to do.
+        info["details"] = {
+            k: v[:_MOST_DETAILS] if isinstance(v, list) else v for k, v in details.items()
+        }
         return Described(info=self._root.hide(json.dumps(info, default=str)))
 
     def streams(self) -> Iterator[tuple[str, int, int]]:

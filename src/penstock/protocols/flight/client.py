@@ -6,12 +6,13 @@ import json
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
+from pydantic import ValidationError
 
-from penstock.core.errors import InvalidURL, Malformed, PenstockError
+from penstock.core.errors import InvalidURL, Malformed, PenstockError, Unsupported
 from penstock.core.info import StreamInfo
 from penstock.core.options import parse_options
 from penstock.core.retry import Backoff, RetryPolicy
@@ -101,6 +102,14 @@ class Target(NamedTuple):
         options = parse_options(
             URL(url.text, url.scheme, url.host, url.port, url.path, own), ClientOptions
         )
+        passed_on = {k: v for k, v in url.options.items() if k not in own}
+        name = encode_name(path)
+        try:
+            Stream(stream=name or "/", options=passed_on)
+        except ValidationError:
+            raise InvalidURL(
+                url.text[:60], "the name or an option is too long, or is no text"
+            ) from None
         is_tls = options.tls or url.scheme == "flight+tls"
         host = f"[{url.host}]" if ":" in url.host else url.host
         server = f"{host}:{url.port or DEFAULT_PORT}"
@@ -108,9 +117,9 @@ class Target(NamedTuple):
             url.text,
             server,
             f"{'grpc+tls' if is_tls else 'grpc+tcp'}://{server}",
-            encode_name(path),
+            name,
             options,
-            {k: v for k, v in url.options.items() if k not in own},
+            passed_on,
         )
 
     @property
@@ -136,6 +145,7 @@ class Connection:
 
     @property
     def client(self) -> Any:
+        _check_fork()
         if self._client is None:
             self._client = flight.FlightClient(
                 self.target.location,
@@ -194,9 +204,31 @@ class Connection:
     def drop(self) -> None:
         """Let go of the connection; the next call makes a new one."""
         client, self._client = self._client, None
-        if client is not None:
-            with suppress(Exception):
-                client.close()
+        if client is None:
+            return
+        if _Process.first != os.getpid():
+            _Process.left_to_parent.append(client)  # to let go of it would wait for ever
+            return
+        with suppress(Exception):
+            client.close()
+
+
+class _Process:
+    """Which process uses gRPC. Its threads are not in a child that is forked then."""
+
+    first: int | None = None
+    left_to_parent: ClassVar[list[Any]] = []
+
+
+def _check_fork() -> None:
+    if _Process.first is None:
+        _Process.first = os.getpid()
+    elif _Process.first != os.getpid():
+        raise Unsupported(
+            "flight: was in use in the process that this one was forked from, and gRPC cannot "
+            "be used in both",
+            hint='start the process anew: multiprocessing.get_context("spawn")',
+        )
 
 
 def _may_pass(error: Exception) -> bool:

@@ -33,7 +33,7 @@ class ClientOptions(Options):
     call_timeout: Annotated[Duration, Field(gt=0)] = 20.0
     #: Bytes of one record batch.
     chunk: Annotated[Size, Field(ge=1024, le=1 << 30)] = 1 << 20
-    #: Wait for the stream to appear: `true`, or for how long.
+    #: Wait for the server and the stream to appear: `true`, or for how long.
     wait: Patience = 0.0
     #: Reader: be the one of that name, which the writer waits for. A log's `cursor` is the same.
     hold: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.core.batch import check_batch, messages_from_batch
-from penstock.core.errors import Closed, Malformed, NotFound, PenstockError
+from penstock.core.errors import Closed, NotFound, PenstockError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.position import Position
 from penstock.core.retry import retry
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.protocols.flight.arrivals import Arrivals, read_chunk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
 from penstock.protocols.flight.errors import ConnectionLost, HoldLost
-from penstock.protocols.flight.pieces import payload_bytes
 from penstock.protocols.flight.sources import EMPTY
 from penstock.protocols.flight.wire import (
     Acknowledge,
@@ -80,12 +78,8 @@ class FlightReader(Reader):
         self._lease: Any = None
         self._is_closed = False
         self._wait = 0.0
-        #: Batches that came and are not read yet: those of one run, which count together.
-        self._batches: deque[Batch] = deque()
-        self._offset = 0
-        self._messages_of_batch: list[Message] | None = None
-        #: Books.
-        self._messages = self._bytes = self._filtered = self._restarts = 0
+        self._arrivals = Arrivals()
+        self._filtered = self._restarts = 0
         self._losses = LossLedger()
         self._acknowledged_at = 0.0
         try:
@@ -104,7 +98,7 @@ class FlightReader(Reader):
                     located = self._locate(start)
                     return located.mark, located.end
                 told = self._hold(start, None)
-            except NotFound:
+            except (NotFound, ConnectionLost):
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_LOOK_FOR_STREAM)
@@ -135,7 +129,7 @@ class FlightReader(Reader):
         except _BROKEN as error:
             self._drop_lease()
             raise self._connection.understood(error) from None
-        return _told(chunk)
+        return read_chunk(chunk)[1]
 
     def _get(self, ticket: Take | Hold) -> Any:
         client, options = self._connection.client, self._connection.options()
@@ -153,37 +147,19 @@ class FlightReader(Reader):
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         if n < 1 or not self._has_messages(timeout):
             return EMPTY
-        batch = self._batches[0].slice(self._offset, n)
-        self._pass(batch.num_rows, payload_bytes(batch))
-        return batch
+        return self._arrivals.take_batch(n)
 
     def _take(self, limit: int) -> list[Message]:
         return self._next_messages(limit, 0)
 
     def _next_messages(self, n: int, timeout: float | None) -> list[Message]:
-        if not self._has_messages(timeout):
-            return []
-        if self._messages_of_batch is None:
-            self._messages_of_batch = list(messages_from_batch(self._batches[0]))
-        messages = self._messages_of_batch[self._offset : self._offset + n]
-        self._pass(len(messages), sum(len(message.payload) for message in messages))
-        return messages
-
-    def _pass(self, count: int, size: int) -> None:
-        """Count messages as delivered."""
-        self._offset += count
-        self._messages += count
-        self._bytes += size
-        if self._offset >= self._batches[0].num_rows:
-            self._batches.popleft()
-            self._offset = 0
-            self._messages_of_batch = None
+        return self._arrivals.take_messages(n) if self._has_messages(timeout) else []
 
     def _has_messages(self, timeout: float | None) -> bool:
         """Tell whether there are messages to hand out; wait for them."""
         self._check_open()
         self._give_back()
-        if self._batches:
+        if self._arrivals:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
         policy = self._connection.retry_policy()
@@ -214,7 +190,7 @@ class FlightReader(Reader):
             try:
                 if not self._receive():
                     self._stream = None
-                elif self._batches:
+                elif self._arrivals:
                     return True
             except HoldLost as error:
                 if asked_again:
@@ -253,14 +229,14 @@ class FlightReader(Reader):
                 return False
             except _BROKEN as error:
                 raise self._broken(error) from None
-            told = _told(chunk)
-            if chunk.data is not None and chunk.data.num_rows:
-                batches.append(_checked(chunk.data))
+            batch, told = read_chunk(chunk)
+            if batch is not None:
+                batches.append(batch)
             if not told.more:
                 break
         self._enter(told)
         self._mark, self._end = told.mark, told.end
-        self._batches.extend(batches)
+        self._arrivals.add(batches)
         return True
 
     def _broken(self, error: BaseException) -> PenstockError:
@@ -290,10 +266,8 @@ class FlightReader(Reader):
 
     def _position(self) -> Mark:
         """Return where the next message to hand out is."""
-        if not self._batches:
-            return self._mark
-        seq = self._batches[0].column("seq")[self._offset].as_py()
-        return Mark(epoch=self._mark.epoch, seq=seq)
+        seq = self._arrivals.next_seq()
+        return self._mark if seq is None else Mark(epoch=self._mark.epoch, seq=seq)
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
@@ -301,9 +275,7 @@ class FlightReader(Reader):
         place = Position.of(position)
         policy = self._connection.retry_policy()
         located = retry(lambda: self._seek(place), policy)
-        self._batches.clear()
-        self._offset = 0
-        self._messages_of_batch = None
+        self._arrivals.clear()
         self._mark, self._end = located.mark, located.end
         if self._name:
             self._note_done(self._mark)
@@ -349,7 +321,7 @@ class FlightReader(Reader):
 
     def _give_back(self) -> None:
         """Acknowledge what the call before returned, unless the next question does it anyway."""
-        if self._name is None or (not self._batches and self._stream is None):
+        if self._name is None or (not self._arrivals and self._stream is None):
             return
         if time.monotonic() - self._acknowledged_at > _BETWEEN_ACKNOWLEDGEMENTS:
             self.acknowledge()
@@ -363,8 +335,8 @@ class FlightReader(Reader):
     def statistics(self) -> ReaderStatistics:
         next_seq = self._position().seq
         return ReaderStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
+            messages=self._arrivals.messages,
+            bytes=self._arrivals.bytes,
             lost=self._losses.total,
             filtered=self._filtered,
             restarts=self._restarts,
@@ -419,19 +391,3 @@ def _cancel(stream: Any) -> None:
     if stream is not None:
         with suppress(*_BROKEN):
             stream.cancel()
-
-
-def _told(chunk: Any) -> Told:
-    if chunk.app_metadata is None:
-        raise Malformed("flight Told", "metadata", "there", "none")
-    return Told.from_bytes(chunk.app_metadata.to_pybytes())
-
-
-def _checked(batch: Batch) -> Batch:
-    """Make sure that what came is what it says, before anything goes by its offsets."""
-    try:
-        batch.validate(full=True)
-    except ValueError as error:
-        raise Malformed("batch", "its buffers", "whole", error) from None
-    check_batch(batch)
-    return batch

@@ -308,7 +308,7 @@ class Told(Record):
 class Described(Record):
     """What a stream holds: the fields of `StreamInfo` but the URL, as JSON."""
 
-    info: Annotated[str, Field(max_length=MAX_RECORD // 2)]
+    info: Annotated[str, Field(max_length=MAX_RECORD - 4096)]
 
 
 class WriterOpened(Record):

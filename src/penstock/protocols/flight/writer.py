@@ -102,6 +102,7 @@ class FlightWriter(Writer):
         super().__init__(target.url)
         self._target = target
         self._connection = Connection(target)
+        self._id = ""
         self._is_closed = False
         self._messages = self._bytes = self._refused = self._headers_dropped = 0
         self._waited = 0.0
@@ -122,7 +123,7 @@ class FlightWriter(Writer):
         while True:
             try:
                 self._open()
-            except NotFound:
+            except (NotFound, ConnectionLost):
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_LOOK_FOR_STREAM)
@@ -134,7 +135,7 @@ class FlightWriter(Writer):
 
     def _open(self) -> None:
         """Become known to the server, under a name that it has not heard before."""
-        self._id = secrets.token_hex(16)
+        before, self._id = self._id, secrets.token_hex(16)
         self._number = 0
         self._attempt = 0
         question = OpenWriter(**self._target.names(options=self._options, writer=self._id))
@@ -142,6 +143,8 @@ class FlightWriter(Writer):
         opened = WriterOpened.from_bytes(answer)
         self._instance = opened.instance
         self._largest = min(opened.max_message, 1 << 30)
+        if before:
+            self._forget(before)
         self.cannot_carry = opened.cannot_carry  # type: ignore[misc]
 
     # --- writing ----------------------------------------------------------------------------------
@@ -364,9 +367,12 @@ class FlightWriter(Writer):
         if self._is_closed:
             return
         self._is_closed = True
-        with suppress(PenstockError):  # it would be forgotten anyway, later
-            self._connection.ask(ActionKind.CLOSE_WRITER, CloseWriter(writer=self._id), FAREWELL)
+        self._forget(self._id)
         self._connection.drop()
+
+    def _forget(self, id: str) -> None:
+        with suppress(PenstockError):  # it would be forgotten anyway, later
+            self._connection.ask(ActionKind.CLOSE_WRITER, CloseWriter(writer=id), FAREWELL)
 
 
 def _batches(payloads: Iterable[BytesLike], type: int, subtype: int, chunk: int) -> Iterator[Batch]:

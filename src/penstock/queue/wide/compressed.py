@@ -34,10 +34,19 @@ class CompressedReader(WideReader):
         return None
 
     def _take(self, limit: int) -> list[Message]:
-        while messages := super()._take(limit):
-            if whole := self._expanded(messages):
-                return whole
-        return []
+        whole: list[Message] = []
+        row, end = self._entry, self._head
+        try:
+            while len(whole) < limit and (self._next < end or not whole):
+                messages = super()._take(limit - len(whole))
+                whole += self._expanded(messages)
+                if not messages or (whole and self._next <= messages[-1].seq):
+                    break  # nothing more, or a damaged one, which is for the next call
+                if whole:
+                    self._entry = -1  # nothing is acknowledged before these are handed out
+        finally:
+            self._entry = row
+        return whole
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         return batch_from_messages(self.read_many(n, timeout))

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from penstock.core.errors import AlreadyExists, InvalidOption
+from penstock.core.options import parse_options
+from penstock.core.url import URL
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import LIVE_WRITER, Geometry, HeaderFlag, readers_of
+from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, write_new_file
 from penstock.queue.wide.verification import whole_run
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.queue.liveness import LockFile
-    from penstock.queue.wide.options import WideOptions
 
 __all__ = ["MemoryQueue", "boot_id", "create_from_options", "recover"]
 
@@ -72,12 +74,18 @@ class MemoryQueue:
         subprocess.run([..., queue.url], pass_fds=[queue.fd])
     """
 
-    def __init__(self, slots: int = 16384, size: int = 16 << 20, readers: int = 128) -> None:
+    def __init__(self, **options: object) -> None:
+        """Make one, with the options that `fmq:` has for queues that it creates.
+
+        :raises InvalidOption: there is no such option, or its value does not fit.
+        """
+        chosen = parse_options(URL.parse("fmq:/memory", options), WideOptions)
+        geometry = Geometry.fitting(chosen.slots, chosen.size, chosen.readers)
+        header = new_header(geometry, flags_of(chosen), chosen.compress, chosen.stream)
         self.fd = os.memfd_create("penstock")
-        geometry = Geometry.fitting(slots, size, readers)
         try:
             with storage_errors("creating", "a queue in memory"):
-                write_new_file(self.fd, new_header(geometry), geometry, sparse=False)
+                write_new_file(self.fd, header, geometry, sparse=chosen.sparse)
         except BaseException:
             os.close(self.fd)
             raise
@@ -130,9 +138,10 @@ def _recover(path: str, file: QueueFile, boot: bytes) -> None:
         oldest, head = whole_run(file)
         lost = file.field("head") - file.field("tail") - (head - oldest)
         readers = readers_of(file.mapping, file.geometry)
-        is_ahead = readers["position"] > np.uint64(head)
+        is_ahead = (readers["state"] != 0) & (readers["position"] > np.uint64(head))
         if lost or is_ahead.any():
-            log.warning("%s: %s messages did not get to the disk whole", path, f"{lost:,}")
+            what = f"{lost:,} messages" if lost else "the last messages that were read"
+            log.warning("%s: %s did not get to the disk", path, what)
             # Their numbers are given again. Whoever knows them by the old epoch is to notice.
             epoch = secrets.randbits(63) | 1
             readers["position"][is_ahead] = head

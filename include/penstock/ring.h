@@ -486,17 +486,20 @@ static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, 
  * sparse, and ENOTRECOVERABLE when the machine went down since the last writer: let penstock open it to
  * write first. Many writers resume each time that they have the lock. */
 static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd) {
-    static const uint8_t unknown[16] = {0};
-    uint8_t boot[16];
+    uint64_t boot[2], *known = (uint64_t *)(void *)ring.header->boot_id;
     if (ring.header->compression != 0 || (ring.header->flags & PENSTOCK_SPARSE))
         return EOPNOTSUPP;
-    penstock_boot_id(boot);
-    if (memcmp(ring.header->boot_id, unknown, 16) != 0 && memcmp(ring.header->boot_id, boot, 16) != 0)
-        return ENOTRECOVERABLE;
+    penstock_boot_id((uint8_t *)boot);
+    for (int i = 0; i < 2; i++) { /* word by word: many writers may be at it */
+        uint64_t word = __atomic_load_n(&known[i], __ATOMIC_RELAXED);
+        if (word != 0 && word != boot[i])
+            return ENOTRECOVERABLE;
+    }
     int error = penstock_writer_claim(w, ring, fd);
     if (error != 0)
         return error;
-    memcpy(ring.header->boot_id, boot, 16);
+    for (int i = 0; i < 2; i++)
+        __atomic_store_n(&known[i], boot[i], __ATOMIC_RELAXED);
     return w->number != 0 || penstock_resume(w) ? 0 : EBADMSG;
 }
 

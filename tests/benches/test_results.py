@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.lineup import ICEORYX, ICEORYX_EVENT, RING
+from peers.lineup import ICEORYX, ICEORYX_EVENT, ICEORYX_IN_PLACE, RING
 from peers.queues import Form
 from peers.report import BEGIN, END, grids, markdown, write_docs
 from peers.results import LATENCY, Results
@@ -51,6 +51,14 @@ def test_a_target_that_is_missed_says_so(results: Results) -> None:
 
 def test_a_target_without_figures_is_not_measured(results: Results) -> None:
     assert the(f"{RING[Form.SINGLE]}, 1 KiB", ICEORYX, results).verdict == "not measured"
+
+
+def test_in_place_is_held_against_the_better_row_of_the_peer(results: Results) -> None:
+    results.figure("1 MiB", RING[Form.IN_PLACE], MEMORY).values += [30e3]
+    results.figure("1 MiB", ICEORYX, MEMORY).values += [40e3]
+    results.figure("1 MiB", ICEORYX_IN_PLACE, MEMORY).values += [10e3]
+
+    assert the(RING[Form.IN_PLACE] + ", 1 MiB", ICEORYX, results).verdict == "not reached"
 
 
 def test_for_latency_less_is_better(results: Results) -> None:

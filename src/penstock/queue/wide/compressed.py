@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.batch import batch_from_messages
-from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.errors import DamagedQueue, PenstockError, Unsupported
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.queue.wide.reader import WideReader
 from penstock.queue.wide.writer import WideWriter
@@ -38,7 +38,12 @@ class CompressedReader(WideReader):
         row, end = self._entry, self._head
         try:
             while len(whole) < limit and (self._next < end or not whole):
-                messages = super()._take(limit - len(whole))
+                try:
+                    messages = super()._take(limit - len(whole))
+                except DamagedQueue:
+                    if not whole:
+                        raise
+                    break  # it is for the next call, which meets it again
                 whole += self._expanded(messages)
                 if not messages or (whole and self._next <= messages[-1].seq):
                     break  # nothing more, or a damaged one, which is for the next call

@@ -89,6 +89,7 @@ class QueueFile:
             self.geometry = check_header(path, os.pread(descriptor, PAGE, 0), status.st_size)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
+        self.memory = memoryview(self.mapping)
         #: The header's fields, as they are at any moment; an array of one.
         self.header = header_of(self.mapping)
         check_progress(path, self.header, self.geometry)
@@ -173,6 +174,7 @@ class QueueFile:
     def close(self) -> None:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
         del self.header
+        del self.memory
         del self.mapping
         self._close()
 

@@ -31,6 +31,7 @@ from penstock.queue.wide.queue_file import QueueFile, reader_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from penstock.core.batch import Batch
@@ -255,8 +256,7 @@ class WideReader(_ring.RingReader, Reader):
 
     # --- reading in place ---------------------------------------------------------------------
 
-    @contextmanager
-    def view(self, timeout: float | None = None) -> Iterator[Message | None]:
+    def view(self, timeout: float | None = None) -> AbstractContextManager[Message | None]:
         """Lend the next message, its payload a memoryview of the queue: nothing is copied.
 
         What was computed from it counts only when the block ends without `Overrun`. With
@@ -264,10 +264,7 @@ class WideReader(_ring.RingReader, Reader):
 
         :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
         """
-        message = self._peek(timeout)
-        yield message
-        if message is not None and self._oldest > message.seq:
-            self._take_back(message.seq, message.seq, 1, len(message.payload))
+        return _View(self, timeout)
 
     @contextmanager
     def view_batch(self, n: int, timeout: float | None = 0) -> Iterator[Batch]:
@@ -435,6 +432,26 @@ class WideReader(_ring.RingReader, Reader):
         if self._table is not None:
             self._table.close()
             self._table = None
+
+
+class _View:
+    """A message on loan. Not a generator: that would cost more than all the rest of it."""
+
+    __slots__ = ("_message", "_reader", "_timeout")
+
+    def __init__(self, reader: WideReader, timeout: float | None) -> None:
+        self._reader = reader
+        self._timeout = timeout
+        self._message: Message | None = None
+
+    def __enter__(self) -> Message | None:
+        self._message = message = self._reader._peek(self._timeout)
+        return message
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        message, reader = self._message, self._reader
+        if message is not None and reader._oldest > message.seq and kind is None:
+            reader._take_back(message.seq, message.seq, 1, len(message.payload))
 
 
 _readers: weakref.WeakSet[WideReader] = weakref.WeakSet()

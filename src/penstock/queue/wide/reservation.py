@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Self
 from penstock.core.errors import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
+
+    from penstock.queue.wide.writer import WideWriter
 
 __all__ = ["Reservation"]
 
@@ -20,18 +21,12 @@ class Reservation:
     As a context manager it commits at the end, and aborts when an error ends it.
     """
 
-    __slots__ = ("__weakref__", "_abort", "_commit", "_is_open", "buffer")
+    __slots__ = ("__weakref__", "_is_open", "_writer", "buffer")
 
-    def __init__(
-        self,
-        buffer: memoryview,
-        commit: Callable[[int], int | None],
-        abort: Callable[[], None],
-    ) -> None:
+    def __init__(self, buffer: memoryview, writer: WideWriter) -> None:
         #: The payload's place, to be written to.
         self.buffer = buffer
-        self._commit = commit
-        self._abort = abort
+        self._writer = writer
         self._is_open = True
 
     def commit(self, size: int | None = None) -> int:
@@ -46,7 +41,7 @@ class Reservation:
         size = self.buffer.nbytes if size is None else size
         self._is_open = False  # it is over, also if what follows the append meets an error
         self.buffer.release()
-        seq = self._commit(size)
+        seq = self._writer._commit(size)  # noqa: SLF001 - a part of it
         assert seq is not None
         return seq
 
@@ -56,7 +51,7 @@ class Reservation:
             self._is_open = False
             self.buffer.release()
             with suppress(Closed):  # the writer gave it up then
-                self._abort()
+                self._writer._abort()  # noqa: SLF001
 
     def give_up(self) -> None:
         """Let go of the memory: the writer was closed."""

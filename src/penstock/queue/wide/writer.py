@@ -140,8 +140,7 @@ class WideWriter(_ring.RingWriter, Writer):
             self._refused += 1
             raise self._too_large(size)
         start = self._reserve(size, type, subtype, time_ns, created_ns, stream, attributes)
-        place = memoryview(self._file.mapping)[start : start + size]
-        reservation = Reservation(place, self._commit, self._abort)
+        reservation = Reservation(self._file.memory[start : start + size], self)
         self._reservation = weakref.ref(reservation)
         return reservation
 

@@ -445,13 +445,13 @@ class _View:
         self._message: Message | None = None
 
     def __enter__(self) -> Message | None:
-        self._message = message = self._reader._peek(self._timeout)
+        self._message = message = self._reader._peek(self._timeout)  # noqa: SLF001 - its part
         return message
 
     def __exit__(self, kind: object, *_: object) -> None:
         message, reader = self._message, self._reader
-        if message is not None and reader._oldest > message.seq and kind is None:
-            reader._take_back(message.seq, message.seq, 1, len(message.payload))
+        if message is not None and reader._oldest > message.seq and kind is None:  # noqa: SLF001
+            reader._take_back(message.seq, message.seq, 1, len(message.payload))  # noqa: SLF001
 
 
 _readers: weakref.WeakSet[WideReader] = weakref.WeakSet()

@@ -253,9 +253,10 @@ def _expand(who: str, header: Header, stored: bytes) -> bytes:
     need(length <= header.buffer_size, f"{who}: length before compression", length)
     if length == 0:
         return b""
-    codec = pa.Codec(CODECS[header.compression])
+    frame = pa.BufferReader(stored[LENGTH_SIZE:])
     try:
-        payload: bytes = codec.decompress(stored[LENGTH_SIZE:], length, asbytes=True)
+        # Not `Codec.decompress`, which believes the length that it is given.
+        payload: bytes = pa.CompressedInputStream(frame, CODECS[header.compression]).read()
     except (OSError, pa.ArrowException) as error:
         raise Inconsistent(f"{who}: {error}") from error
     need(len(payload) == length, f"{who}: bytes after decompression", len(payload))

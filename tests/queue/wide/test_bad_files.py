@@ -31,6 +31,7 @@ from penstock.queue.wide.writer import WideWriter
 from support.unprivileged import run_without_rights
 from support.wide_files import SMALL, row, stored
 from support.wide_opening import wide_reader, wide_writer
+from support.wide_oracle import list_queue
 
 
 def writer_of(path: str, options: str = SMALL) -> WideWriter:
@@ -135,6 +136,31 @@ def test_a_header_that_is_not_right_is_refused_by_the_name_of_its_field(
         open_reader(f"fmq:{queue_path}")
     assert caught.value.path.startswith(queue_path)
     assert (caught.value.field, caught.value.offset) == (field, offset)
+
+
+@pytest.mark.parametrize("method", ["lz4", "zstd"])
+@pytest.mark.parametrize("length", [0, 1, 99, 101, 300, 4096, 4097, 2**40, 2**63, 2**64 - 1])
+def test_a_compressed_message_that_lies_about_its_length_is_damaged(
+    queue_path: str, method: str, length: int
+) -> None:
+    with writer_of(queue_path, f"{SMALL}&compress={method}") as writer:
+        writer.write_many([b"before", b"x" * 100, b"behind"])
+    listing = list_queue(f"{queue_path}.fmq")
+    with Path(f"{queue_path}.fmq").open("r+b") as file:
+        file.seek(listing.header.buffer_offset + listing.messages[1].position)
+        file.write(length.to_bytes(8, "little"))
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        assert [m.payload for m in reader.read_many(1)] == [b"before"]
+        if length == 0:  # by the format, whatever comes behind it
+            assert [m.payload for m in reader.read_many(9)] == [b"", b"behind"]
+            return
+        for _ in range(2):
+            with pytest.raises(DamagedQueue, match="message 1"):
+                reader.read(timeout=0)
+    with wide_reader(f"fmq:{queue_path}?damaged=skip") as reader:
+        messages = [*reader.read_many(9), *reader.read_many(9)]
+        assert [m.payload for m in messages] == [b"before", b"behind"]
+        assert reader.statistics().lost == 1
 
 
 def test_a_directory_in_the_place_of_a_queue_is_an_error_of_ours(queue_path: str) -> None:

@@ -199,7 +199,7 @@ def look_case(path: str, original: Original, data: bytes, chance: random.Random)
             with contextlib.suppress(PenstockError):
                 reader.seek(place)
                 list(itertools.islice(chance.choice(ways_of(reader))(reader), 20))
-                reader.acknowledge()  # type: ignore[attr-defined]
+                reader.acknowledge()
         books = reader.statistics()
         assert books.lost == sum(loss.count for loss in books.losses)
     return "damaged" if count is None else "whole"

@@ -156,6 +156,9 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
 
 def serve_operations() -> None:
     """Be the server, with the core that was built here (`support.faulty_core`)."""
+    batch_from_messages(
+        [message_of(0, 0)]
+    )  # imports what Arrow wants at its first use, once for all
     serve(_OPERATIONS, ["penstock.queue.endpoint"], _set_fault)
 
 

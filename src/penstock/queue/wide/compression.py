@@ -27,6 +27,8 @@ class Compression(StrEnum):
     @classmethod
     def parse(cls, value: object) -> object:
         """Accept `off` and `false` for none, and `true` for zstd."""
+        if value in {"gzip", "bzip2"}:
+            raise ValueError("should be none, lz4 or zstd; gzip and bzip2 are for layout=classic")
         return {"off": "none", "false": "none", "true": "zstd", "on": "zstd"}.get(str(value), value)
 
     @property

@@ -173,6 +173,8 @@ class QueueFile:
 
     def close(self) -> None:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
+        if not hasattr(self, "mapping"):
+            return  # closed before, by one who then met an error
         del self.header
         del self.memory
         del self.mapping

@@ -64,7 +64,7 @@ def test_the_good_file_has_no_fault() -> None:
         ("    url: fmq:/radar/iq", "    ulr: fmq:/radar/iq\n    url: fmq:/a", 4,
          "sources.beams.ulr", "unknown key", "did you mean url?"),
         ("    use: radar", "    maxOffset: 1\n    use: radar", 8, "stages.moments.maxOffset",
-         "unknown key", "known keys: decode, from, options, sql, use, watermark"),
+         "unknown key", "known keys: decode, from, options, sql, stateful, use, watermark"),
         ("settings:\n", "setings:\n", 23, "setings", "unknown key", "did you mean settings?"),
         ("    url: fmq:/radar/iq\n", "    type: 3\n", 3, "sources.beams.url", "is required", None),
         ("    url: fmq:/radar/iq\n", "    url:\n", 4, "sources.beams.url",

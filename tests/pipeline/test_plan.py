@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.pipeline import Pipeline, Plan, plan
 from penstock.pipeline.links import streams_between
+from penstock.pipeline.trunks import keeps_state, trunk
 from pipeline.random_pipelines import pipelines
 
 BASE = (
@@ -30,16 +31,83 @@ def test_one_sink_is_one_query() -> None:
     assert query.reason == "x is the only sink"
 
 
-def test_streams_that_share_a_stage_become_one_multiplexed_query() -> None:
+def test_streams_of_the_same_rows_become_one_multiplexed_query() -> None:
     made = plan(
         BASE.sink("x", from_="s", url="log:/x")
-        .sink("y", from_="a", url="fmq:/y")
+        .sink("y", from_="s", url="fmq:/y")
         .sink("dead", from_="s", dead_letter="log:/dead")
     )
     assert shape(made) == [("p-x", "multiplexed", ("x", "y", "dead"))]
+    assert made.queries[0].trunk == "s"
     assert made.queries[0].reason == (
-        "x, y and dead share a and are all streams: one writer, which tells them apart by a column"
+        "x, y and dead share s and are all streams: one writer, which tells them apart by a column"
     )
+
+
+def test_streams_that_part_after_a_stage_take_their_rows_from_its_batches() -> None:
+    made = plan(
+        BASE.stage("u", from_="s", use="m:f")
+        .sink("x", from_="s", url="log:/x")
+        .sink("y", from_="u", url="log:/y")
+    )
+    assert shape(made) == [("p-x", "foreach_batch", ("x", "y"))]
+    assert made.queries[0].trunk == "s"
+    assert made.queries[0].reason == (
+        "x and y share s: each batch is kept, and written to each of them"
+    )
+
+
+STATEFUL = BASE.stage(
+    "tally", from_="s", sql="select k, count(*) from s group by k", watermark={"time": "1s"}
+)
+
+
+def test_streams_of_which_one_keeps_state_stay_one_query() -> None:
+    made = plan(
+        STATEFUL.sink("x", from_="s", url="log:/x").sink("y", from_="tally", url="log:/y")
+    )
+    assert shape(made) == [("p-x", "multiplexed", ("x", "y"))]
+    assert made.queries[0].trunk is None
+
+
+def test_what_keeps_state_is_never_worked_out_batch_by_batch() -> None:
+    made = plan(STATEFUL.sink("x", from_="s", parquet="/x").sink("y", from_="tally", url="log:/y"))
+    assert shape(made) == [("p-x", "single", ("x",)), ("p-y", "single", ("y",))]
+    assert made.queries[1].reason == (
+        "y has nobody to share a query with; a is read by p-x as well"
+    )
+
+
+def test_a_function_keeps_state_if_it_is_said() -> None:
+    base = BASE.stage("u", from_="s", use="m:f", stateful=True).sink("x", from_="s", parquet="/x")
+    made = plan(base.sink("y", from_="u", url="log:/y"))
+    assert shape(made) == [("p-x", "single", ("x",)), ("p-y", "single", ("y",))]
+
+
+def test_what_was_not_decoded_goes_to_the_dead_letters_of_its_source() -> None:
+    decode = {"format": "json", "on_error": "dead_letter"}
+    made = plan(
+        Pipeline("p")
+        .source("a", url="fmq:/a", decode=decode)
+        .sink("x", from_="a", url="log:/x")
+        .sink("dead", from_="a", dead_letter="log:/dead")
+    )
+    assert shape(made) == [("p-x", "foreach_batch", ("x", "dead"))]
+    assert made.queries[0].trunk == "a"
+    assert made.pipelines[0].takes_failures("dead")
+    assert not made.pipelines[0].takes_failures("x")
+
+
+def test_what_a_stage_did_not_decode_is_taken_from_what_it_got() -> None:
+    decode = {"format": "json", "on_error": "dead_letter"}
+    made = plan(
+        Pipeline("p")
+        .source("a", url="fmq:/a")
+        .stage("s", from_="a", decode=decode)
+        .sink("x", from_="s", url="log:/x")
+        .sink("dead", from_="s", dead_letter="log:/dead")
+    )
+    assert (made.queries[0].kind, made.queries[0].trunk) == ("foreach_batch", "a")
 
 
 def test_files_beside_streams_are_written_batch_by_batch() -> None:
@@ -162,8 +230,12 @@ def test_any_plan_covers_each_sink_once_in_an_order_that_works(
         modes = {pipeline.sinks[sink].mode for sink in query.sinks}
         assert modes == {"append"} or len(query.sinks) == 1
         streams = [pipeline.sinks[sink].stream is not None for sink in query.sinks]
-        expected = "multiplexed" if all(streams) else "foreach_batch"
-        assert query.kind == ("single" if len(streams) == 1 else expected)
+        assert (query.kind == "single") == (len(streams) == 1)
+        assert query.kind != "multiplexed" or all(streams)
+        if query.kind == "foreach_batch":  # whatever follows the trunk works on single rows
+            assert query.trunk is not None
+            for node in graph.descendants(query.trunk) & set(query.stages) - {query.trunk}:
+                assert not keeps_state(pipeline.stages[node])
         assert query.reason
     started: set[str] = set()
     for query in made.queries:
@@ -184,5 +256,7 @@ def test_without_streams_between_there_is_one_query_for_what_shares_a_source(
     appending = [q for q in made.queries if pipeline.sinks[q.sinks[0]].mode == "append"]
     for one in appending:
         for other in appending:
-            if one is not other:
-                assert not set(one.sources) & set(other.sources)
+            if one is not other and set(one.sources) & set(other.sources):
+                # Files part them: what they are written from is not in the same batches.
+                assert any(not pipeline.sinks[s].stream for s in (*one.sinks, *other.sinks))
+                assert trunk(pipeline, (*one.sinks, *other.sinks)) is None

@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 import penstock
-from penstock.cli import doctor, logs, messages, pipelines, queues, serving, stream_ids
+from penstock.cli import (
+    chaos,
+    doctor,
+    logs,
+    messages,
+    pipelines,
+    queues,
+    running,
+    serving,
+    stream_ids,
+)
 from penstock.cli.output import drop_output, note, one_line
 
 __all__ = ["app", "main"]
@@ -44,7 +54,9 @@ messages.add_to(app)
 queues.add_to(app)
 logs.add_to(app)
 serving.add_to(app)
+chaos.add_to(app)
 pipelines.add_to(app)
+running.add_to(app)
 app.add_typer(stream_ids.app, name="id", rich_help_panel="Streams")
 app.command(rich_help_panel="This machine")(doctor.doctor)
 

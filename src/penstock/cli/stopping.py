@@ -29,10 +29,10 @@ class StopSign:
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[StopSign]:
+def stop_on_signal(grace: float = _GRACE) -> Iterator[StopSign]:
     """Let Ctrl-C and SIGTERM end a loop between two messages.
 
-    A loop that does not end soon, or a second signal, is ended at once.
+    A loop that does not end within the seconds of `grace`, or a second signal, is ended at once.
 
     :raises KeyboardInterrupt: it was ended at once.
     """
@@ -43,7 +43,7 @@ def stop_on_signal() -> Iterator[StopSign]:
         sign.is_up = True
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, before[one])
-        signal.setitimer(signal.ITIMER_REAL, _GRACE)
+        signal.setitimer(signal.ITIMER_REAL, grace)
 
     handlers = {
         signal.SIGINT: stop,

@@ -88,6 +88,8 @@ class Stage(ConfigModel):
     #: The column of the event time, and how many seconds late a row may be.
     watermark: Watermark | None = None
     decode: Decode | None = None
+    #: Whether it remembers rows of earlier batches; if it is not said, SQL and a watermark tell.
+    stateful: bool | None = None
 
     @field_serializer("use")
     def _name_function(self, use: Any) -> str | None:
@@ -248,6 +250,7 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         watermark: Mapping[str, str | float] | None = None,
         decode: Mapping[str, JsonValue] | None = None,
+        stateful: bool | None = None,
     ) -> Pipeline:
         """Add a stage: `use` is a function, or names one as `module:function`.
 
@@ -260,6 +263,7 @@ class Pipeline:
             "options": dict(options or {}),
             "watermark": None if watermark is None else dict(watermark),
             "decode": None if decode is None else dict(decode),
+            "stateful": stateful,
         }
         stage = self._part(Stage, ("stages", name), given)
         return replace(self, stages={**self.stages, name: stage})
@@ -279,6 +283,14 @@ class Pipeline:
         """
         given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
         return replace(self, settings=self._part(Settings, ("settings",), {**given, **settings}))
+
+    def takes_failures(self, sink: str) -> bool:
+        """Tell whether a sink gets the rows that its source or stage could not decode."""
+        wanted = self.sinks[sink]
+        node = self.stages.get(wanted.from_) or self.sources.get(wanted.from_)
+        decode = None if node is None else node.decode
+        is_kept = decode is not None and decode.get("on_error") == "dead_letter"
+        return is_kept and wanted.kind == "dead_letter"
 
     def inputs(self) -> dict[str, tuple[str, ...]]:
         """Return every name, and the names that it takes its rows from."""

@@ -9,6 +9,7 @@ from penstock.pipeline.checking import check, warnings
 from penstock.pipeline.graph import Graph
 from penstock.pipeline.links import Node, streams_between, whole_graph
 from penstock.pipeline.model import Pipeline
+from penstock.pipeline.trunks import has_branches, stem, trunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Query", "QueryKind", "Session", "plan"]
 
 #: How the rows of a query get to its sinks: `single`, to its only one; `multiplexed`, to many
-#: streams by one writer, which tells them apart by a column; `foreach_batch`, batch by batch to
-#: each of them.
+#: streams by one writer, which tells them apart by a column; `foreach_batch`, batch by batch, each
+#: of which is kept for all that follows the trunk.
 QueryKind = Literal["single", "multiplexed", "foreach_batch"]
 
 
@@ -34,6 +35,8 @@ class Query:
     #: Each after those that it takes its rows from.
     stages: tuple[str, ...]
     sinks: tuple[str, ...]
+    #: The source or stage whose rows all sinks get, or begin with. None: they share a part only.
+    trunk: str | None
     #: Queries that write what this one reads.
     after: tuple[str, ...]
     #: Why these sinks are in one query, and not in more or fewer.
@@ -89,7 +92,8 @@ def plan(pipelines: Pipeline | Iterable[Pipeline]) -> Plan:
 
     Sinks that share a source or a stage share a query, so that it is read and worked out once.
     A sink in another mode than append needs a query of its own, and so does whatever reads a
-    stream that the query would write itself.
+    stream that the query would write itself. Files and the console are written batch by batch, so
+    they share a query only with what is worked out of the same batches.
 
     :raises ConfigError: something does not fit together.
     """
@@ -121,6 +125,19 @@ class _Group:
             if name in needed and name in self.pipeline.stages
         ]
 
+    def trunk(self) -> str | None:
+        return trunk(self.pipeline, self.sinks)
+
+    def kind(self) -> QueryKind:
+        if len(self.sinks) == 1:
+            return "single"
+        if any(self.pipeline.sinks[name].stream is None for name in self.sinks):
+            return "foreach_batch"
+        shared = self.trunk()
+        if shared is None or not has_branches(self.pipeline, self.sinks, shared):
+            return "multiplexed"
+        return "foreach_batch"
+
 
 def _groups(pipeline: Pipeline) -> list[_Group]:
     alone = [name for name, sink in pipeline.sinks.items() if sink.mode != "append"]
@@ -137,9 +154,22 @@ def _joined(pipeline: Pipeline, sinks: Iterable[str]) -> list[tuple[str, ...]]:
     needed = graph.ancestors(*sinks)
     part = Graph({node: graph.parents(node) for node in graph.nodes if node in needed})
     return [
-        tuple(name for name in component if name in pipeline.sinks)
+        piece
         for component in part.components()
+        for piece in _by_batches(pipeline, [name for name in component if name in pipeline.sinks])
     ]
+
+
+def _by_batches(pipeline: Pipeline, sinks: list[str]) -> list[tuple[str, ...]]:
+    """Part those that cannot be written from the same batches, if any is written batch by batch."""
+    if all(pipeline.sinks[name].stream is not None for name in sinks):
+        return [tuple(sinks)]
+    pieces: dict[str, list[str]] = {}
+    for name in sinks:
+        above = stem(pipeline, name)
+        # Without any it stands alone: its own name is nobody else's.
+        pieces.setdefault(above[-1] if above else name, []).append(name)
+    return [tuple(piece) for piece in pieces.values()]
 
 
 def _cut_at_streams(groups: list[_Group], pipelines: Sequence[Pipeline]) -> list[_Group]:
@@ -198,22 +228,16 @@ def _queries(groups: Sequence[_Group], pipelines: Sequence[Pipeline]) -> list[Qu
         Query(
             name=names[index],
             pipeline=groups[index].pipeline.name,
-            kind=_kind(groups[index]),
+            kind=groups[index].kind(),
             sources=tuple(groups[index].sources()),
             stages=tuple(groups[index].stages()),
             sinks=groups[index].sinks,
+            trunk=groups[index].trunk(),
             after=tuple(names[before] for before in feeding.parents(index)),
             reason=_reason(groups[index], [g for g in groups if g is not groups[index]]),
         )
         for index in feeding.topological_order()
     ]
-
-
-def _kind(group: _Group) -> QueryKind:
-    if len(group.sinks) == 1:
-        return "single"
-    sinks = (group.pipeline.sinks[name] for name in group.sinks)
-    return "multiplexed" if all(sink.stream is not None for sink in sinks) else "foreach_batch"
 
 
 def _reason(group: _Group, others: Sequence[_Group]) -> str:
@@ -227,17 +251,18 @@ def _reason(group: _Group, others: Sequence[_Group]) -> str:
         rest = (
             f"; a stream lies between {'it' if len(group.sinks) == 1 else 'them'} and others{rest}"
         )
-    match _kind(group):
+    match group.kind():
         case "multiplexed":
             return (
                 f"{_listed(group.sinks)} share {_shared(group)} and are all streams: "
                 f"one writer, which tells them apart by a column{rest}"
             )
         case "foreach_batch":
-            other = next(name for name in group.sinks if sinks[name].stream is None)
+            other = next((name for name in group.sinks if sinks[name].stream is None), None)
+            why = "" if other is None else f", and {other} is no stream but {sinks[other].kind}"
             return (
-                f"{_listed(group.sinks)} share {_shared(group)}, and {other} is no stream but "
-                f"{sinks[other].kind}: each batch is kept, and written to each of them{rest}"
+                f"{_listed(group.sinks)} share {_shared(group)}{why}: each batch is kept, "
+                f"and written to each of them{rest}"
             )
     if not beside:
         return f"{first} is the only sink"

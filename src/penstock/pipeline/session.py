@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -30,6 +30,9 @@ _LOCAL_CHECKPOINTS: Final = {
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
+
+#: Before Spark has read its settings it would log a page of what is of no interest here.
+_QUIET: Final = Path(__file__).with_name("log4j2.properties").as_uri()
 
 _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -72,11 +75,13 @@ def spark_session(
     master: str | None = "local[*]",
     checkpoint: str | None = None,
     settings: Mapping[str, str] | None = None,
+    python_path: Sequence[str] = (),
 ) -> SparkSession:
     """Make a session, or return the one that is there.
 
     Checkpoints on this machine's disk are made cheap; elsewhere Spark's own way stays. `settings`
-    win over what is chosen here. With `master=None` it is as the environment says.
+    win over what is chosen here. With `master=None` it is as the environment says. In the folders
+    of `python_path` tasks find modules that are not installed.
 
     :raises MissingSpark: PySpark is not installed.
     :raises MissingJava: Spark needs a Java that is not there.
@@ -87,10 +92,17 @@ def spark_session(
         raise MissingSpark(
             "PySpark is not installed", hint="pip install 'penstock[spark]'"
         ) from error
+    from penstock.pipeline.source import PenstockSource  # noqa: PLC0415 - needs PySpark
+
     find_java()
     # Tasks must run in the same environment as the driver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    chosen = dict(_ALWAYS)
+    chosen = {**_ALWAYS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET}"}
+    if python_path:
+        before = os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(dict.fromkeys([*python_path, *before.split(os.pathsep)])).strip(":")
+        os.environ["PYTHONPATH"] = path  # for what is started on this machine
+        chosen["spark.executorEnv.PYTHONPATH"] = path
     if is_local(checkpoint):
         chosen |= _LOCAL_CHECKPOINTS
     builder = SparkSession.builder.appName(name)
@@ -101,7 +113,8 @@ def spark_session(
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    # Spark would find it by itself, but not say why it could not load it.
+    session.dataSource.register(PenstockSource)
     return session
 
 

@@ -1,0 +1,218 @@
+"""The command that runs pipelines: `run`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich import box
+from rich.live import Live
+from rich.table import Table
+
+from penstock.cli.output import bar, console, error_console, note
+from penstock.cli.stopping import stop_on_signal
+from penstock.pipeline import load_pipelines
+from penstock.pipeline import plan as plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from penstock.pipeline import Plan
+    from penstock.pipeline.running import Outcome, Progress
+
+__all__ = ["add_to"]
+
+#: Seconds that batches under way have to get done after Ctrl-C.
+_GRACE = 45.0
+#: Seconds between two lines for a log file.
+_LINE_EVERY = 5.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    app.command(rich_help_panel="Pipelines")(run)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="A YAML file of one pipeline or several.")],
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Spark's master; local[*] unless the file says another."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do all that is there now, and end.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Where queries keep how far they are, so that they can go on."
+        ),
+    ] = None,
+    progress: Annotated[
+        Literal["auto", "json", "none"],
+        typer.Option(help="What to show while it runs: a table, JSON lines, or nothing."),
+    ] = "auto",
+) -> None:
+    """Run pipelines on Spark, until they end or Ctrl-C.
+
+    Ctrl-C finishes the batches under way. Run it again, and each query goes on where it was.
+    """
+    from penstock.pipeline.running import run as run_plan  # noqa: PLC0415 - loads Spark
+
+    plan = plan_of(load_pipelines(file))
+    for warning in plan.warnings:
+        note(f"penstock: warning: {warning}")
+    shown = _display(progress, plan)
+    with stop_on_signal(_GRACE) as stop, shown:
+        outcome = run_plan(
+            plan,
+            master=master,
+            checkpoint=checkpoint,
+            once=once,
+            on_progress=shown.take,
+            should_stop=stop,
+            show=shown.rows,
+            say=lambda text: note(f"penstock: {text}"),
+        )
+    shown.finish(outcome)
+
+
+class _Silent:
+    """Shows nothing while it runs; the base of what does."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def take(self, progress: Progress) -> None:
+        """Show how far a query is."""
+
+    def rows(self, name: str, frame: DataFrame) -> None:
+        """Show rows that a pipeline writes to the console."""
+        table = Table(title=name, box=box.SIMPLE, title_justify="left")
+        for column in frame.columns:
+            table.add_column(column)
+        for row in frame.collect():
+            table.add_row(*(str(value) for value in row))
+        console.print(table)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Show how it ended."""
+
+
+class _Json(_Silent):
+    """One JSON object on a line for every batch."""
+
+    def take(self, progress: Progress) -> None:
+        typer.echo(json.dumps({"event": "progress", **progress.as_dict()}))
+
+    def rows(self, name: str, frame: DataFrame) -> None:
+        for row in frame.collect():
+            typer.echo(json.dumps({"event": "row", "sink": name, **row.asDict()}, default=str))
+
+    def finish(self, outcome: Outcome) -> None:
+        typer.echo(
+            json.dumps(
+                {
+                    "event": "end",
+                    "rows": outcome.rows,
+                    "lost": outcome.lost,
+                    "stopped": outcome.was_stopped,
+                }
+            )
+        )
+
+
+class _Lines(_Silent):
+    """A line now and then, for a log file."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._said: dict[str, float] = {query.name: 0.0 for query in plan.queries}
+        self._states: dict[str, str] = {}
+
+    def take(self, progress: Progress) -> None:
+        now = time.monotonic()
+        is_news = self._states.get(progress.query) != progress.state
+        if is_news or now - self._said[progress.query] >= _LINE_EVERY:
+            self._states[progress.query] = progress.state
+            self._said[progress.query] = now
+            error_console.print(" ".join(_cells(progress)), soft_wrap=True)
+
+    def finish(self, outcome: Outcome) -> None:
+        error_console.print(_summary(outcome))
+
+
+class _Live(_Lines):
+    """A table that changes while it runs."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._now: dict[str, Progress] = {}
+        self._began = time.monotonic()
+        self._live = Live(
+            console=error_console, refresh_per_second=4, get_renderable=self._table, transient=False
+        )
+
+    def __enter__(self) -> None:
+        self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def take(self, progress: Progress) -> None:
+        self._now[progress.query] = progress
+
+    def _table(self) -> Table:
+        seconds = int(time.monotonic() - self._began)
+        title = f"{seconds // 60}:{seconds % 60:02d}" + ("" if self._now else "  starting Spark …")
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+        table.add_column("query")
+        table.add_column("state")
+        for heading in ("batches", "rows", "rows/s", "batch", "behind", "lost"):
+            table.add_column(heading, justify="right")
+        table.add_column("")
+        most = max((one.rows_per_second for one in self._now.values()), default=0.0) or 1.0
+        for one in self._now.values():
+            lost = f"{one.lost_in_all:,}"
+            table.add_row(
+                one.query,
+                one.state,
+                f"{one.batches:,}",
+                f"{one.rows:,}",
+                f"{one.rows_per_second:,.0f}",
+                f"{one.batch_seconds:.2f} s",
+                f"{one.behind:,}",
+                f"[red]{lost}[/]" if one.lost_in_all else lost,
+                bar(one.rows_per_second / most, 12),
+            )
+        return table
+
+
+def _display(progress: str, plan: Plan) -> _Silent:
+    shown: dict[str, Callable[[], _Silent]] = {"json": _Json, "none": _Silent}
+    if progress in shown:
+        return shown[progress]()
+    return _Live(plan) if error_console.is_terminal else _Lines(plan)
+
+
+def _cells(one: Progress) -> list[str]:
+    return [
+        f"{one.query}: {one.state},",
+        f"{one.batches:,} batches,",
+        f"{one.rows:,} rows,",
+        f"{one.rows_per_second:,.0f} rows/s,",
+        f"{one.batch_seconds:.2f} s a batch,",
+        f"{one.behind:,} behind,",
+        f"{one.lost_in_all:,} lost",
+    ]
+
+
+def _summary(outcome: Outcome) -> str:
+    ended = "stopped" if outcome.was_stopped else "done"
+    lost = "nothing lost" if not outcome.lost else f"{outcome.lost:,} messages lost"
+    return f"{ended}: {outcome.rows:,} rows, {lost}"

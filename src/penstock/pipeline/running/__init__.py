@@ -1,0 +1,7 @@
+"""Pipelines at work: data frames, queries, progress, and the end."""
+
+from penstock.pipeline.running.faults import QueryFailed
+from penstock.pipeline.running.progress import Progress
+from penstock.pipeline.running.runner import Outcome, run
+
+__all__ = ["Outcome", "Progress", "QueryFailed", "run"]

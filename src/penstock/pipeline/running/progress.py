@@ -1,0 +1,119 @@
+"""How far is a query, how fast is it, and did it lose anything?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Progress", "QueryState", "Watch"]
+
+QueryState = Literal["waiting", "starting", "running", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What there is to say of a query now."""
+
+    query: str
+    state: QueryState
+    #: Batches that are done, and the number of the last of them in the life of the query.
+    batches: int = 0
+    batch: int | None = None
+    rows: int = 0
+    #: Of the last batch that had any.
+    rows_per_second: float = 0.0
+    batch_seconds: float = 0.0
+    #: Messages that each source has and that the query has not seen, by URL.
+    lag: Mapping[str, int] | None = None
+    #: Messages that were gone before they could be read, by URL; where it goes on regardless.
+    lost: Mapping[str, int] | None = None
+
+    @property
+    def behind(self) -> int:
+        return sum((self.lag or {}).values())
+
+    @property
+    def lost_in_all(self) -> int:
+        return sum((self.lost or {}).values())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "behind": self.behind, "lost_in_all": self.lost_in_all}
+
+
+class Watch:
+    """Follows one query."""
+
+    def __init__(self, name: str) -> None:
+        self._last = -1
+        self._now = Progress(name, "waiting")
+
+    @property
+    def now(self) -> Progress:
+        return self._now
+
+    def say(self, state: QueryState) -> None:
+        self._now = replace(self._now, state=state)
+
+    def look(self, query: StreamingQuery) -> bool:
+        """Take in what Spark reports, and tell whether there was anything new."""
+        is_new = False
+        for report in query.recentProgress:
+            seen = json.loads(report.json) if hasattr(report, "json") else dict(report)
+            if seen["batchId"] <= self._last or "triggerExecution" not in seen["durationMs"]:
+                continue
+            if "addBatch" not in seen["durationMs"]:  # nothing came, so nothing was done
+                self._now = replace(self._now, lag=_lag(seen["sources"]))
+                continue
+            self._last = seen["batchId"]
+            self._take(seen)
+            is_new = True
+        return is_new
+
+    def _take(self, seen: Mapping[str, Any]) -> None:
+        rows = int(seen["numInputRows"])
+        seconds = seen["durationMs"]["triggerExecution"] / 1000
+        before = self._now
+        self._now = replace(
+            before,
+            state="running",
+            batches=before.batches + 1,
+            batch=int(seen["batchId"]),
+            rows=before.rows + rows,
+            rows_per_second=rows / seconds if rows and seconds else before.rows_per_second,
+            batch_seconds=seconds,
+            lag=_lag(seen["sources"]),
+            lost=_lost(seen["sources"]),
+        )
+
+
+def _lag(sources: list[dict[str, Any]]) -> dict[str, int]:
+    lag: dict[str, int] = {}
+    for source in sources:
+        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+        for url, there in latest.items():
+            at = int(end.get(url, {}).get("end", there.get("oldest", 0)))
+            lag[url] = max(0, int(there["end"]) - at)
+    return lag
+
+
+def _lost(sources: list[dict[str, Any]]) -> dict[str, int]:
+    return {
+        url: int(offset["lost"])
+        for source in sources
+        for url, offset in _offsets(source.get("endOffset")).items()
+        if offset.get("lost")
+    }
+
+
+def _offsets(said: object) -> dict[str, dict[str, Any]]:
+    """Return what our source said; Spark gives it as text, or as JSON."""
+    given = json.loads(said) if isinstance(said, str) else said
+    if not isinstance(given, dict):
+        return {}
+    return {url: fields for url, fields in given.items() if isinstance(fields, dict)}

@@ -1,0 +1,252 @@
+"""How does a plan run: which query starts when, and how does all of it end?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.endpoints import open_writer
+from penstock.core.errors import NotFound, PenstockError
+from penstock.pipeline.links import streams_between
+from penstock.pipeline.running.faults import QueryFailed, reason_of
+from penstock.pipeline.running.progress import Progress, Watch
+from penstock.pipeline.running.queries import Prepared
+from penstock.pipeline.session import spark_session
+from penstock.pipeline.streams import Streams
+from penstock.pipeline.timing import AVAILABLE_NOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.pipeline.plan import Plan
+
+__all__ = ["CHECKPOINTS", "Outcome", "run"]
+
+#: Where a pipeline that does not say it keeps what it has done, below the working directory.
+CHECKPOINTS: Final = ".penstock/checkpoints"
+
+_LOOK_EVERY: Final = 0.2
+#: Seconds that a batch under way has to get done when all is to end.
+_GRACE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    queries: tuple[Progress, ...]
+    #: Whether somebody asked it to stop, and it did not come to an end by itself.
+    was_stopped: bool
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.queries)
+
+    @property
+    def lost(self) -> int:
+        return sum(one.lost_in_all for one in self.queries)
+
+
+def run(
+    plan: Plan,
+    *,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    checkpoint: str | None = None,
+    once: bool = False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    show: Callable[[str, DataFrame], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Run pipelines until they end, which with `once` is when all that is there now is done.
+
+    `on_progress` is called for each batch of each query. When `should_stop` says so, the batches
+    under way are finished, and the queries end; they go on from there when they run again.
+
+    :raises ConfigError: something that a pipeline says does not work.
+    :raises QueryFailed: a query ended by an error. The others are ended first.
+    :raises MissingSpark: PySpark is not installed.
+    :raises MissingJava: Spark needs a Java that is not there.
+    """
+    _make_streams_between(plan)
+    _check_sources(plan)
+    folders = _python_folders(plan)
+    first = _checkpoint(plan.pipelines[0].settings.checkpoint, checkpoint)
+    session = spark or _session(plan, master, first, folders)
+    running = _Run(plan, session, checkpoint, once, on_progress, show or _show, say)
+    return running.run(should_stop)
+
+
+class _Run:
+    """All queries of a plan, from the first to the last."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spark: SparkSession,
+        checkpoint: str | None,
+        once: bool,
+        on_progress: Callable[[Progress], None],
+        show: Callable[[str, DataFrame], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._once = once
+        self._on_progress = on_progress
+        self._waiting = [
+            Prepared(query, plan.pipeline(query.pipeline), spark, show) for query in plan.queries
+        ]
+        for prepared in self._waiting:
+            for note in prepared.notes:
+                say(note)
+        self._watches = {query.name: Watch(query.name) for query in plan.queries}
+        self._queries: dict[str, StreamingQuery] = {}
+
+    def run(self, should_stop: Callable[[], bool]) -> Outcome:
+        try:
+            while not (was_stopped := should_stop()):
+                self._start_what_can()
+                if not self._look() and not self._waiting:
+                    break
+                time.sleep(_LOOK_EVERY)
+            if was_stopped:
+                self._drain()
+        finally:
+            self._stop()
+        return Outcome(tuple(watch.now for watch in self._watches.values()), was_stopped)
+
+    def _start_what_can(self) -> None:
+        """Start queries; with `once`, each when those are done that write what it reads."""
+        for prepared in list(self._waiting):
+            if self._once and not all(self._is_done(name) for name in prepared.query.after):
+                continue
+            self._waiting.remove(prepared)
+            settings = prepared.pipeline.settings
+            where = f"{_checkpoint(settings.checkpoint, self._checkpoint)}/{prepared.query.name}"
+            trigger = AVAILABLE_NOW if self._once else settings.trigger
+            self._watches[prepared.query.name].say("starting")
+            try:
+                self._queries[prepared.query.name] = prepared.start(where, trigger)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise QueryFailed(prepared.query.name, reason_of(error)) from error
+            self._tell(prepared.query.name)
+
+    def _is_done(self, name: str) -> bool:
+        return self._watches[name].now.state == "done"
+
+    def _look(self) -> bool:
+        """Take in how far the queries are, and tell whether any is still at it."""
+        is_any = False
+        for name, query in self._queries.items():
+            watch = self._watches[name]
+            if watch.now.state in {"done", "failed"}:
+                continue
+            is_active = query.isActive  # asked first: what it reports afterwards is all of it
+            if watch.look(query):
+                self._tell(name)
+            if is_active:
+                is_any = True
+                continue
+            failure = query.exception()
+            watch.say("done" if failure is None else "failed")
+            self._tell(name)
+            if failure is not None:
+                raise QueryFailed(name, reason_of(failure)) from failure
+        return is_any
+
+    def _tell(self, name: str) -> None:
+        self._on_progress(self._watches[name].now)
+
+    def _drain(self) -> None:
+        """Let each query finish the batch that it is at."""
+        until = time.monotonic() + _GRACE
+        at = {name: self._watches[name].now.batch for name in self._queries}
+        while time.monotonic() < until and self._look():
+            if not any(
+                query.isActive
+                and query.status["isTriggerActive"]
+                and self._watches[name].now.batch == at[name]
+                for name, query in self._queries.items()
+            ):
+                break
+            time.sleep(_LOOK_EVERY / 4)
+
+    def _stop(self) -> None:
+        for name, query in self._queries.items():
+            if query.isActive:
+                query.stop()
+            self._watches[name].look(query)
+            if self._watches[name].now.state not in {"done", "failed"}:
+                self._watches[name].say("done")
+                self._tell(name)
+
+
+def _show(name: str, rows: DataFrame) -> None:
+    sys.stdout.write(f"{name}:\n")
+    rows.show(truncate=False)
+
+
+def _checkpoint(setting: str | None, given: str | None) -> str:
+    where = given or setting or CHECKPOINTS
+    return where if ":" in where else str(Path(where).absolute())
+
+
+def _session(plan: Plan, master: str | None, checkpoint: str, folders: list[str]) -> SparkSession:
+    wanted = plan.session
+    settings = dict(wanted.spark)
+    if wanted.shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(wanted.shuffle_partitions)
+    name = "+".join(pipeline.name for pipeline in plan.pipelines)
+    where = master or wanted.master or "local[*]"
+    return spark_session(name, where, checkpoint, settings, python_path=folders)
+
+
+def _python_folders(plan: Plan) -> list[str]:
+    """Return where functions of stages are looked for: beside the file, and where we are."""
+    files = {Path(p.lines.file).absolute().parent for p in plan.pipelines if p.lines is not None}
+    folders = [str(folder) for folder in (*sorted(files), Path.cwd()) if folder.is_dir()]
+    for folder in reversed(folders):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    return folders
+
+
+def _make_streams_between(plan: Plan) -> None:
+    """Create the streams by which one query feeds another: it may be read before it is written."""
+    for sink, _ in streams_between(plan.pipelines):
+        url = plan.pipeline(sink.pipeline).sinks[sink.name].stream
+        if url is not None:
+            open_writer(url).close()
+
+
+def _check_sources(plan: Plan) -> None:
+    """Look at every source before Spark is started, which takes a while.
+
+    :raises ConfigError: there is no such stream, or it cannot be read.
+    """
+    for query in plan.queries:
+        pipeline = plan.pipeline(query.pipeline)
+        for name in query.sources:
+            source = pipeline.sources[name]
+            if source.stage is not None:
+                continue
+            streams = Streams(source.urls)
+            try:
+                streams.look()
+            except PenstockError as error:
+                hint = error.hint
+                if isinstance(error, NotFound):
+                    hint = f"start what writes it, or create it: penstock create {source.urls[0]}"
+                raise pipeline.error(("sources", name, "url"), str(error), hint=hint) from error
+            finally:
+                streams.close()

@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import run
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "pipelines" / "storm-watch.yaml")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "radar" / "storm-watch.yaml")
 
 
 def test_plan_prints_the_graph_and_its_queries() -> None:
@@ -30,7 +30,7 @@ def test_plan_draws_pictures_and_prints_json(tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
     found = json.loads(done.stdout)
     assert [query["kind"] for query in found["queries"]] == ["foreach_batch"]
-    assert found["pipelines"][0]["settings"]["trigger"] == "1000 milliseconds"
+    assert found["pipelines"][0]["settings"]["checkpoint"] == "/tmp/radar/checkpoints"
 
 
 def test_a_mistake_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == b""
     assert done.stderr.decode() == (
-        f"penstock: {file}:11: sinks.alerts.from: there is no source or stage strnog "
+        f"penstock: {file}:16: sinks.alerts.from: there is no source or stage strnog "
         "(hint: did you mean strong?)\n"
     )
 
@@ -50,7 +50,7 @@ def test_a_warning_goes_beside_the_output(tmp_path: Path) -> None:
     file.write_text(Path(EXAMPLE).read_text().replace("from: strong", "from: moments"))
     done = run("plan", str(file))
     assert done.returncode == 0
-    assert f"penstock: warning: {file}:7: stages.strong: nothing uses it" in done.stderr.decode()
+    assert f"penstock: warning: {file}:8: stages.strong: nothing uses it" in done.stderr.decode()
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

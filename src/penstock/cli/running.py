@@ -122,6 +122,7 @@ class _Json(_Silent):
                     "event": "end",
                     "rows": outcome.rows,
                     "lost": outcome.lost,
+                    "skipped": outcome.skipped,
                     "stopped": outcome.was_stopped,
                 }
             )
@@ -173,7 +174,7 @@ class _Live(_Lines):
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
         table.add_column("query")
         table.add_column("state")
-        for heading in ("batches", "rows", "rows/s", "batch", "behind", "lost"):
+        for heading in ("batches", "rows", "rows/s", "batch", "behind", "lost", "skipped"):
             table.add_column(heading, justify="right")
         table.add_column("")
         most = max((one.rows_per_second for one in self._now.values()), default=0.0) or 1.0
@@ -188,6 +189,7 @@ class _Live(_Lines):
                 f"{one.batch_seconds:.2f} s",
                 f"{one.behind:,}",
                 f"[red]{lost}[/]" if one.lost_in_all else lost,
+                f"{one.skipped_in_all:,}",
                 bar(one.rows_per_second / most, 12),
             )
         return table
@@ -208,11 +210,13 @@ def _cells(one: Progress) -> list[str]:
         f"{one.rows_per_second:,.0f} rows/s,",
         f"{one.batch_seconds:.2f} s a batch,",
         f"{one.behind:,} behind,",
-        f"{one.lost_in_all:,} lost",
+        f"{one.lost_in_all:,} lost,",
+        f"{one.skipped_in_all:,} skipped",
     ]
 
 
 def _summary(outcome: Outcome) -> str:
     ended = "stopped" if outcome.was_stopped else "done"
     lost = "nothing lost" if not outcome.lost else f"{outcome.lost:,} messages lost"
-    return f"{ended}: {outcome.rows:,} rows, {lost}"
+    skipped = f", {outcome.skipped:,} not decoded and left out" if outcome.skipped else ""
+    return f"{ended}: {outcome.rows:,} rows, {lost}{skipped}"

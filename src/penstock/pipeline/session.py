@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +114,14 @@ def spark_session(
             chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
+    if on_interrupt not in {signal.getsignal(signal.SIGINT), signal.default_int_handler}:
+        # PySpark has put its own in place, which cancels the batches that are to be finished.
+        signal.signal(signal.SIGINT, on_interrupt)
+    # PySpark logs a page of JSON for an error that it raises as well.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
     # Spark would find it by itself, but not say why it could not load it.
     session.dataSource.register(PenstockSource)
     return session

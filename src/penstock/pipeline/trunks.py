@@ -26,6 +26,11 @@ def keeps_state(stage: Stage) -> bool:
     return stage.watermark is not None or _STATEFUL_SQL.search(stage.sql or "") is not None
 
 
+def _counts(stage: Stage) -> bool:
+    """Tell whether it leaves rows out and counts them, which Spark tells of streams only."""
+    return stage.decode is not None and stage.decode.get("on_error") == "skip"
+
+
 def stem(pipeline: Pipeline, sink: str) -> list[str]:
     """Return the nodes above a sink that its batches can be taken from, the nearest first.
 
@@ -42,7 +47,7 @@ def stem(pipeline: Pipeline, sink: str) -> list[str]:
     nodes = [node]
     while node in pipeline.stages:
         stage = pipeline.stages[node]
-        if len(stage.from_) > 1 or keeps_state(stage):
+        if len(stage.from_) > 1 or keeps_state(stage) or _counts(stage):
             break
         node = stage.from_[0]
         nodes.append(node)

@@ -15,8 +15,19 @@ from penstock.pipeline.drawing.picture import Line, Rectangle, Words, compose, t
 from pipeline.drawing.test_layout import overlap
 from pipeline.random_pipelines import pipelines
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "pipelines"
-
+EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLE = """
+pipeline: storm-watch
+sources: {beams: {url: "fmq:/tmp/radar/iq"}}
+stages:
+  moments: {from: beams, use: "radar_stages:moments"}
+  strong: {from: moments, sql: "select * from moments where dbz > 45"}
+sinks:
+  moments_out: {from: moments, url: "fmq:/tmp/radar/moments"}
+  archive: {from: moments, parquet: ./archive, partition_by: [sweep]}
+  alerts: {from: strong, url: "log:/tmp/radar/alerts"}
+settings: {trigger: 1s}
+"""
 STORM_WATCH = """\
 storm-watch  trigger: 1 s
 └── beams  source  fmq:/tmp/radar/iq [1]
@@ -52,7 +63,7 @@ sinks: {f: {from: e_in, csv: /f}, g: {from: c_too, json: /g}}
 
 
 def test_the_text_of_a_plan_reads_like_this() -> None:
-    assert to_text(plan(load_pipelines(EXAMPLES / "storm-watch.yaml"))) == STORM_WATCH
+    assert to_text(plan(parse_pipelines(EXAMPLE))) == STORM_WATCH
 
 
 def test_the_text_shows_a_fan_in_once_and_the_streams_between_pipelines() -> None:
@@ -83,7 +94,7 @@ def test_characters_that_no_picture_has_do_no_harm(tmp_path: Path) -> None:
     assert "'?[31m' a" in to_text(made)
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_has_a_plan_and_its_pictures(example: Path) -> None:
     made = plan(load_pipelines(example))
     assert made.warnings == ()

@@ -70,7 +70,7 @@ class Frames:
         if source.decode is None:
             return frame
         decode = source.decode
-        return self._try(("sources", name, "decode"), lambda: _decode(frame, decode))
+        return self._try(("sources", name, "decode"), lambda: _decode(frame, decode, name))
 
     def _stage(self, name: str) -> DataFrame:
         stage = self._pipeline.stages[name]
@@ -97,7 +97,8 @@ class Frames:
         decode = stage.decode
         if decode is None:
             return frame
-        return self._try(("stages", name, "decode"), lambda: _decode(frame, decode))
+        metric = name if len(stage.from_) == 1 else f"{name}.{stage.from_[index]}"
+        return self._try(("stages", name, "decode"), lambda: _decode(frame, decode, metric))
 
     def _query(self, stage: Stage, inputs: list[DataFrame]) -> DataFrame:
         session = inputs[0].sparkSession
@@ -149,10 +150,10 @@ class Frames:
             raise self._pipeline.error(path, reason_of(error)) from error
 
 
-def _decode(frame: DataFrame, options: Mapping[str, JsonValue]) -> DataFrame:
+def _decode(frame: DataFrame, options: Mapping[str, JsonValue], metric: str) -> DataFrame:
     from penstock.pipeline.decoding import decode  # noqa: PLC0415 - loads Spark
 
-    return decode(frame, **options)
+    return decode(frame, options, metric=metric)
 
 
 def _good(frame: DataFrame, decode: Mapping[str, JsonValue] | None) -> DataFrame:
@@ -177,7 +178,7 @@ def _united(frames: list[DataFrame]) -> DataFrame:
 
 
 def _checked(made: object) -> DataFrame:
-    if not hasattr(made, "writeStream"):
+    if not hasattr(type(made), "writeStream"):
         raise PenstockError(f"the function returned {type(made).__name__} and not a DataFrame")
     frame: Any = made
     _ = frame.schema  # what Spark does not take is noticed only now

@@ -33,6 +33,8 @@ class Progress:
     lag: Mapping[str, int] | None = None
     #: Messages that were gone before they could be read, by URL; where it goes on regardless.
     lost: Mapping[str, int] | None = None
+    #: Messages that did not decode and were left out, by the source or stage that decodes.
+    skipped: Mapping[str, int] | None = None
 
     @property
     def behind(self) -> int:
@@ -42,8 +44,17 @@ class Progress:
     def lost_in_all(self) -> int:
         return sum((self.lost or {}).values())
 
+    @property
+    def skipped_in_all(self) -> int:
+        return sum((self.skipped or {}).values())
+
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "behind": self.behind, "lost_in_all": self.lost_in_all}
+        return {
+            **asdict(self),
+            "behind": self.behind,
+            "lost_in_all": self.lost_in_all,
+            "skipped_in_all": self.skipped_in_all,
+        }
 
 
 class Watch:
@@ -89,6 +100,7 @@ class Watch:
             batch_seconds=seconds,
             lag=_lag(seen["sources"]),
             lost=_lost(seen["sources"]),
+            skipped=_skipped(before.skipped, seen.get("observedMetrics")),
         )
 
 
@@ -109,6 +121,15 @@ def _lost(sources: list[dict[str, Any]]) -> dict[str, int]:
         for url, offset in _offsets(source.get("endOffset")).items()
         if offset.get("lost")
     }
+
+
+def _skipped(before: Mapping[str, int] | None, observed: object) -> dict[str, int]:
+    """Add up what each batch left out."""
+    sums = dict(before or {})
+    for name, metrics in observed.items() if isinstance(observed, dict) else ():
+        if metrics and (count := metrics.get("skipped")):
+            sums[name] = sums.get(name, 0) + int(count)
+    return sums
 
 
 def _offsets(said: object) -> dict[str, dict[str, Any]]:

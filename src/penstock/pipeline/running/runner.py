@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
-from penstock.pipeline.running.faults import QueryFailed, reason_of
+from penstock.pipeline.running.faults import QueryFailed
 from penstock.pipeline.running.progress import Progress, Watch
 from penstock.pipeline.running.queries import Prepared
 from penstock.pipeline.session import spark_session
@@ -51,6 +51,10 @@ class Outcome:
     @property
     def lost(self) -> int:
         return sum(one.lost_in_all for one in self.queries)
+
+    @property
+    def skipped(self) -> int:
+        return sum(one.skipped_in_all for one in self.queries)
 
 
 def run(
@@ -138,7 +142,7 @@ class _Run:
             except PenstockError:
                 raise
             except Exception as error:
-                raise QueryFailed(prepared.query.name, reason_of(error)) from error
+                raise QueryFailed.of(prepared.query.name, error) from error
             self._tell(prepared.query.name)
 
     def _is_done(self, name: str) -> bool:
@@ -161,7 +165,7 @@ class _Run:
             watch.say("done" if failure is None else "failed")
             self._tell(name)
             if failure is not None:
-                raise QueryFailed(name, reason_of(failure)) from failure
+                raise QueryFailed.of(name, failure) from failure
         return is_any
 
     def _tell(self, name: str) -> None:

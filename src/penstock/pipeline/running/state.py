@@ -14,7 +14,7 @@ __all__ = ["refuse_state"]
 
 #: Steps of Spark's plans that keep state. A join does only between streams, which SQL shows.
 _STATEFUL = re.compile(
-    r"(?m)^[\s+\-:!']*(Aggregate|Deduplicate\w*|DropDuplicates\w*|\w*GroupsWithState\w*"
+    r"(?m)^[\s+\-:!'~]*(Aggregate|Deduplicate\w*|DropDuplicates\w*|\w*GroupsWithState\w*"
     r"|\w*InPandasWithState\w*|TransformWithState\w*)\b"
 )
 

@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml setup.py $(NATIVE) tools/system-packages
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## a writer and two readers on one queue, live, in under 20 s
-	@$(BIN)/python examples/live_queue.py --seconds 10
+demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in under two minutes
+	@$(BIN)/python examples/radar/storm_watch.py
 
 test: $(STAMP) ## all tests at small size, below 10 minutes
 	@$(BIN)/python -m pytest -m "not full"

@@ -63,9 +63,7 @@ STATEFUL = BASE.stage(
 
 
 def test_streams_of_which_one_keeps_state_stay_one_query() -> None:
-    made = plan(
-        STATEFUL.sink("x", from_="s", url="log:/x").sink("y", from_="tally", url="log:/y")
-    )
+    made = plan(STATEFUL.sink("x", from_="s", url="log:/x").sink("y", from_="tally", url="log:/y"))
     assert shape(made) == [("p-x", "multiplexed", ("x", "y"))]
     assert made.queries[0].trunk is None
 

@@ -18,12 +18,11 @@ from rich.table import Table
 from penstock.cli.output import console, error_console, note
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, parse_duration, parse_size
-from penstock.relay.faults import FaultRouter, Faults, parse_address, parse_delay, parse_share
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from penstock.relay.faults import Counters
+    from penstock.relay.faults import Counters, FaultRouter
 
 __all__ = ["add_to"]
 
@@ -107,12 +106,14 @@ def chaos_udp(
 
     Each client has a socket of its own at the target, as behind a NAT.
     """
-    mean, jitter = _parsed("delay", parse_delay, delay)
-    faults = Faults(
-        drop=_parsed("drop", parse_share, drop),
-        duplicate=_parsed("duplicate", parse_share, duplicate),
-        reorder=_parsed("reorder", parse_share, reorder),
-        garble=_parsed("garble", parse_share, garble),
+    from penstock.relay import faults as kit  # noqa: PLC0415 - loads asyncio
+
+    mean, jitter = _parsed("delay", kit.parse_delay, delay)
+    faults = kit.Faults(
+        drop=_parsed("drop", kit.parse_share, drop),
+        duplicate=_parsed("duplicate", kit.parse_share, duplicate),
+        reorder=_parsed("reorder", kit.parse_share, reorder),
+        garble=_parsed("garble", kit.parse_share, garble),
         delay=mean,
         jitter=jitter,
         rate=_parsed_if_given("rate", parse_size, rate),
@@ -120,11 +121,11 @@ def chaos_udp(
         one_way=one_way,
     )
     ends = _parsed_if_given("for", parse_duration, run_for)
-    with FaultRouter.udp(
-        parse_address(to, "to"),
+    with kit.FaultRouter.udp(
+        kit.parse_address(to, "to"),
         faults,
         seed=seed,
-        listen=parse_address(listen, "listen"),
+        listen=kit.parse_address(listen, "listen"),
         max_clients=max_clients,
         idle=_parsed("idle", parse_duration, idle),
     ) as router:
@@ -170,10 +171,12 @@ def chaos_tcp(
     as_json: Json = False,
 ) -> None:
     """Pass connections on to HOST:PORT, with faults, until Ctrl-C or SIGTERM."""
-    mean, jitter = _parsed("delay", parse_delay, delay)
-    faults = Faults(
-        drop=_parsed("drop", parse_share, drop),
-        garble=_parsed("garble", parse_share, garble),
+    from penstock.relay import faults as kit  # noqa: PLC0415 - loads asyncio
+
+    mean, jitter = _parsed("delay", kit.parse_delay, delay)
+    faults = kit.Faults(
+        drop=_parsed("drop", kit.parse_share, drop),
+        garble=_parsed("garble", kit.parse_share, garble),
         delay=mean,
         jitter=jitter,
         rate=_parsed_if_given("rate", parse_size, rate),
@@ -181,15 +184,15 @@ def chaos_tcp(
         cut_after=_parsed_if_given("cut-after", parse_size, cut_after),
         cut=cut,
         half_open=half_open,
-        refuse=_parsed("refuse", parse_share, refuse),
+        refuse=_parsed("refuse", kit.parse_share, refuse),
         one_way=one_way,
     )
     ends = _parsed_if_given("for", parse_duration, run_for)
-    with FaultRouter.tcp(
-        parse_address(to, "to"),
+    with kit.FaultRouter.tcp(
+        kit.parse_address(to, "to"),
         faults,
         seed=seed,
-        listen=parse_address(listen, "listen"),
+        listen=kit.parse_address(listen, "listen"),
         max_clients=max_clients,
     ) as router:
         _run(router, ends, as_json=as_json)

@@ -1,0 +1,19 @@
+"""A router between clients and a target that loses, delays, garbles and cuts as it is told."""
+
+from penstock.relay.faults.addresses import parse_address
+from penstock.relay.faults.counters import ClientCounters, Counters, DirectionCounters
+from penstock.relay.faults.model import Cut, Direction, Faults, parse_delay, parse_share
+from penstock.relay.faults.router import FaultRouter
+
+__all__ = [
+    "ClientCounters",
+    "Counters",
+    "Cut",
+    "Direction",
+    "DirectionCounters",
+    "FaultRouter",
+    "Faults",
+    "parse_address",
+    "parse_delay",
+    "parse_share",
+]

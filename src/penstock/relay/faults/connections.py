@@ -1,0 +1,331 @@
+"""How do TCP connections pass, and how are they cut, silenced and refused?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import socket
+from typing import TYPE_CHECKING, Final
+
+from penstock.relay.faults.counters import Counters
+from penstock.relay.faults.decisions import Dice
+from penstock.relay.faults.lines import CutOff, Line
+from penstock.relay.faults.sockets import close, tcp_socket
+
+if TYPE_CHECKING:
+    from penstock.relay.faults.addresses import Place
+    from penstock.relay.faults.model import Cut, Direction, Faults
+
+__all__ = ["ConnectionRouter"]
+
+log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 1024
+#: Connections accepted before others have their turn.
+_TURN: Final = 64
+#: The target has so long (seconds) to answer.
+_CONNECTING: Final = 10.0
+#: After `accept` failed for want of files, wait so long (seconds).
+_NO_FILES: Final = 0.1
+#: A peer of a connection that is cut in good order has so long (seconds) to end it as well.
+_FAREWELL: Final = 1.0
+_READ: Final = 64 << 10
+
+
+class _Connection:
+    """A client's connection, and ours to the target."""
+
+    def __init__(self, index: int, client: socket.socket) -> None:
+        self.index = index
+        self.client = client
+        self.target: socket.socket | None = None
+        self.lines: tuple[Line, ...] = ()
+        self.task: asyncio.Task[None] | None = None
+        self.born = 0.0
+        self.cut_timer: asyncio.TimerHandle | None = None
+        #: How it is to be cut; None: it is not.
+        self.cut: Cut | None = None
+        #: Whether the target could be reached; true as long as it is not known.
+        self.is_reached = True
+        #: Whether it ended in good order.
+        self.has_ended = False
+        #: Silent for good, in place of being cut.
+        self.is_silenced = False
+
+
+class ConnectionRouter:
+    """Passes connections on to a target. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        target: Place,
+        *,
+        faults: Faults,
+        seed: int,
+        max_clients: int,
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._address = listener.getsockname()
+        self._target = target
+        self._faults = faults
+        self._seed = seed
+        self._max_clients = max_clients
+        self._books = Counters("bytes")
+        self._connections: dict[int, _Connection] = {}
+        #: Connections that are cut in good order, and not closed yet.
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._is_listening = False
+        self._is_paused = False
+        self._is_closed = False
+
+    # --- what the router's owner asks for ----------------------------------------------------
+
+    def start(self) -> None:
+        self._listen_or_refuse()
+
+    def set(self, faults: Faults) -> None:
+        self._faults = faults
+        self._listen_or_refuse()
+        for connection in self._connections.values():
+            self._arm_cut(connection)
+        self._open_gates()
+
+    def pause(self) -> None:
+        """Let nothing pass: TCP itself makes the senders wait."""
+        self._is_paused = True
+        self._open_gates()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._open_gates()
+
+    async def cut_all(self) -> int:
+        """Cut all connections, in the way that the faults say."""
+        connections = list(self._connections.values())
+        for connection in connections:
+            self._cut(connection)
+        await _ended(connections)
+        return len(connections)
+
+    def snapshot(self) -> Counters:
+        books = copy.deepcopy(self._books)
+        books.clients.active = len(self._connections)
+        for connection in self._connections.values():
+            for line in connection.lines:
+                books.of(line.direction).held += line.held
+        for one in (books.up, books.down):
+            one.arrived_bytes, one.passed_bytes = one.arrived, one.passed
+        return books
+
+    async def close(self) -> Counters:
+        """End, and return the last state of the books."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        connections = list(self._connections.values())
+        for connection in connections:
+            if connection.task is not None:
+                connection.task.cancel()
+        await _ended(connections)
+        farewells = list(self._farewells)
+        for task in farewells:
+            task.cancel()
+        await asyncio.gather(*farewells, return_exceptions=True)
+        return self.snapshot()
+
+    # --- connections -----------------------------------------------------------------
+
+    def _listen_or_refuse(self) -> None:
+        should_listen = self._faults.refuse < 1
+        if should_listen and not self._is_listening:
+            self._listener.listen(_BACKLOG)
+            self._loop.add_reader(self._listener, self._accept)
+        elif self._is_listening and not should_listen:
+            # The kernel refuses connections to a port that is taken and not listened at.
+            self._loop.remove_reader(self._listener)
+            family = self._listener.family
+            self._listener.close()
+            self._listener = tcp_socket(family, self._address)
+        self._is_listening = should_listen
+
+    def _accept(self) -> None:
+        for _ in range(_TURN):
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # too many open files: it stays readable, so look away
+                log.warning("cannot take another connection: %s", error.strerror)
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_NO_FILES, self._accept_again)
+                return
+            self._admit(client)
+
+    def _accept_again(self) -> None:
+        if self._is_listening and not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _admit(self, client: socket.socket) -> None:
+        client.setblocking(False)
+        index = self._books.clients.seen
+        self._books.clients.seen += 1
+        is_full = len(self._connections) >= self._max_clients and not self._make_room()
+        if is_full or Dice(self._seed, index, "refuse").refuses(self._faults.refuse):
+            self._books.clients.refused += 1
+            close(client, "rst")
+            return
+        connection = _Connection(index, client)
+        connection.born = self._loop.time()
+        self._connections[index] = connection
+        self._arm_cut(connection)
+        connection.task = self._loop.create_task(self._serve(connection))
+        # Not by the task itself, which never runs if it is cancelled before its first step.
+        connection.task.add_done_callback(lambda _: self._forget(connection))
+
+    def _make_room(self) -> bool:
+        """Cut the oldest silenced connection, which its client may have left long ago."""
+        for connection in self._connections.values():
+            if connection.is_silenced and connection.cut is None:
+                self._cut(connection)
+                return True
+        return False
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            connection.is_reached = await self._reach_target(connection)
+            if connection.is_reached:
+                async with asyncio.TaskGroup() as tasks:
+                    for line in connection.lines:
+                        tasks.create_task(line.read())
+                        tasks.create_task(line.write())
+                connection.has_ended = True
+        except* CutOff:
+            connection.cut = self._faults.cut
+        except* OSError as errors:
+            log.debug("connection %d: %s", connection.index, errors.exceptions[0])
+        except* asyncio.CancelledError:
+            # By us: it is cut, or the router closes, which is a good end if nothing is lost by it.
+            connection.has_ended = not any(line.held for line in connection.lines)
+
+    async def _reach_target(self, connection: _Connection) -> bool:
+        try:
+            target = connection.target = socket.socket(self._target.family, socket.SOCK_STREAM)
+            target.setblocking(False)
+            async with asyncio.timeout(_CONNECTING):
+                await self._loop.sock_connect(target, self._target.address)
+        except OSError as error:
+            log.debug("the target %s cannot be reached: %s", self._target, error)
+            return False
+        for one in (connection.client, target):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.lines = (
+            self._line(connection, "up", connection.client, target),
+            self._line(connection, "down", target, connection.client),
+        )
+        self._open_gates(connection)
+        return True
+
+    def _line(
+        self,
+        connection: _Connection,
+        direction: Direction,
+        source: socket.socket,
+        sink: socket.socket,
+    ) -> Line:
+        return Line(
+            self._loop,
+            direction,
+            Dice(self._seed, connection.index, direction),
+            self._books.of(direction),
+            source,
+            sink,
+            faults=lambda: self._faults,
+            silence=lambda: self._silence(connection),
+        )
+
+    def _forget(self, connection: _Connection) -> None:
+        books = self._books.clients
+        if connection.cut is not None:
+            books.cut += 1
+        elif connection.is_reached:
+            books.ended += 1
+        else:
+            books.unreachable += 1
+        del self._connections[connection.index]
+        if connection.cut_timer is not None:
+            connection.cut_timer.cancel()
+        for line in connection.lines:
+            line.end()
+        if connection.cut == "fin" and connection.lines and not self._is_closed:
+            for line in connection.lines:
+                self._part_in_good_order(line)
+            return
+        how: Cut = connection.cut or ("fin" if connection.has_ended else "rst")
+        for one in (connection.client, connection.target):
+            if one is not None:
+                close(one, how)
+
+    def _part_in_good_order(self, line: Line) -> None:
+        task = self._loop.create_task(self._read_to_the_end(line))
+        self._farewells.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._farewells.discard(task)
+            line.source.close()
+
+        task.add_done_callback(end)
+        with contextlib.suppress(OSError):  # the peer may have been faster
+            line.source.shutdown(socket.SHUT_WR)
+
+    async def _read_to_the_end(self, line: Line) -> None:
+        """Read what still comes: the kernel resets the connection of who leaves it unread."""
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_FAREWELL):
+                while data := await self._loop.sock_recv(line.source, _READ):
+                    line.discard(len(data))
+
+    # --- cutting and silence -----------------------------------------------------------------
+
+    def _arm_cut(self, connection: _Connection) -> None:
+        if connection.cut_timer is not None:
+            connection.cut_timer.cancel()
+            connection.cut_timer = None
+        if (every := self._faults.cut_every) is not None:
+            connection.cut_timer = self._loop.call_at(
+                connection.born + every, self._cut_or_silence, connection
+            )
+
+    def _cut_or_silence(self, connection: _Connection) -> None:
+        if self._faults.half_open:
+            self._silence(connection)
+        else:
+            self._cut(connection)
+
+    def _cut(self, connection: _Connection) -> None:
+        connection.cut = self._faults.cut
+        if connection.task is not None:
+            connection.task.cancel()
+
+    def _silence(self, connection: _Connection) -> None:
+        if not connection.is_silenced:
+            connection.is_silenced = True
+            self._books.clients.silenced += 1
+            self._open_gates(connection)
+
+    def _open_gates(self, *connections: _Connection) -> None:
+        """Open or shut the gates of some connections, or of all."""
+        for connection in connections or self._connections.values():
+            is_silent = connection.is_silenced or self._faults.is_silent_from_the_start
+            for line in connection.lines:
+                is_shut = self._is_paused or (is_silent and self._faults.affects(line.direction))
+                (line.gate.clear if is_shut else line.gate.set)()
+
+
+async def _ended(connections: list[_Connection]) -> None:
+    tasks = [connection.task for connection in connections if connection.task is not None]
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,259 @@
+"""How do UDP datagrams pass, each with its own fate, for many clients at once?"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.relay.faults.counters import Counters
+from penstock.relay.faults.decisions import Dice, datagram_fate, garbled
+from penstock.relay.faults.model import NO_FAULTS
+from penstock.relay.faults.parcels import Flow, Parcel, Schedule, send
+from penstock.relay.faults.sockets import LARGEST_DATAGRAM, drain, kernel_drops, udp_socket
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Iterable
+
+    from penstock.relay.faults.addresses import Place
+    from penstock.relay.faults.model import Faults
+
+__all__ = ["DatagramRouter"]
+
+log = logging.getLogger(__name__)
+
+#: Datagrams taken from one socket before the others have their turn.
+_TURN: Final = 128
+
+
+class _Client:
+    """A client's address, and the socket that stands for it at the target."""
+
+    def __init__(self, address: tuple[Any, ...], sock: socket.socket, up: Flow, down: Flow) -> None:
+        self.address = address
+        self.socket = sock
+        self.up = up
+        self.down = down
+        self.born = self.last = 0.0
+        self.cut_timer: asyncio.TimerHandle | None = None
+
+
+class DatagramRouter:
+    """Passes datagrams between clients and a target. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        target: Place,
+        *,
+        faults: Faults,
+        seed: int,
+        max_clients: int,
+        idle: float,
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._target = target
+        self._faults = faults
+        self._seed = seed
+        self._max_clients = max_clients
+        self._idle = idle
+        self._books = Counters("datagrams")
+        self._clients: dict[tuple[Any, ...], _Client] = {}
+        #: What the kernel dropped at sockets that are closed by now.
+        self._overflowed_before = 0
+        self._schedule = Schedule(loop)
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_paused = False
+        self._has_warned = False
+
+    # --- what the router's owner asks for ----------------------------------------------------
+
+    def start(self) -> None:
+        self._loop.add_reader(self._listener, self._from_clients)
+        self._sweep = self._loop.call_later(self._idle / 4, self._expire)
+
+    def set(self, faults: Faults) -> None:
+        self._faults = faults
+        for client in self._clients.values():
+            self._arm_cut(client)
+
+    def pause(self) -> None:
+        """Read nothing and send nothing; the kernel's buffers hold what they can."""
+        self._is_paused = True
+        self._schedule.pause()
+        for one in self._sockets():
+            self._loop.remove_reader(one)
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._loop.add_reader(self._listener, self._from_clients)
+        for client in self._clients.values():
+            self._loop.add_reader(client.socket, self._from_target, client)
+        self._schedule.resume()
+
+    async def cut_all(self) -> int:
+        """Forget all clients, as a router does that starts anew: they get new ports."""
+        clients = list(self._clients.values())
+        for client in clients:
+            self._cut(client)
+        return len(clients)
+
+    def snapshot(self) -> Counters:
+        books = copy.deepcopy(self._books)
+        books.clients.active = len(self._clients)
+        books.up.overflowed = kernel_drops(self._listener)
+        books.down.overflowed = self._overflowed_before + sum(
+            kernel_drops(client.socket) for client in self._clients.values()
+        )
+        for one in (books.up, books.down):
+            one.arrived += one.overflowed
+        return books
+
+    async def close(self) -> Counters:
+        """End, and return the last state of the books."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._loop.remove_reader(self._listener)
+        for client in list(self._clients.values()):
+            self._forget(client)
+            self._books.clients.ended += 1
+        self._schedule.close()
+        drain(self._listener, self._books.up)
+        last = self.snapshot()
+        self._listener.close()
+        return last
+
+    # --- clients -----------------------------------------------------------------
+
+    def _admit(self, address: tuple[Any, ...]) -> _Client | None:
+        if len(self._clients) >= self._max_clients:
+            return None
+        try:
+            sock = udp_socket(self._target.family)
+            with contextlib.ExitStack() as undo:
+                undo.callback(sock.close)
+                sock.connect(self._target.address)
+                undo.pop_all()
+        except OSError as error:  # too many open files, or no way to the target
+            # Each datagram of a client that is turned away comes by here.
+            level = logging.DEBUG if self._has_warned else logging.WARNING
+            log.log(level, "no socket for another client: %s", error.strerror)
+            self._has_warned = True
+            return None
+        index = self._books.clients.seen
+        self._books.clients.seen += 1
+        listener = self._listener
+        client = _Client(
+            address,
+            sock,
+            Flow("up", Dice(self._seed, index, "up"), self._books.up, sock.send),
+            Flow(
+                "down",
+                Dice(self._seed, index, "down"),
+                self._books.down,
+                lambda data: listener.sendto(data, address),
+            ),
+        )
+        client.born = client.last = self._loop.time()
+        self._clients[address] = client
+        self._loop.add_reader(sock, self._from_target, client)
+        self._arm_cut(client)
+        return client
+
+    def _arm_cut(self, client: _Client) -> None:
+        if client.cut_timer is not None:
+            client.cut_timer.cancel()
+            client.cut_timer = None
+        if (every := self._faults.cut_every) is not None:
+            client.cut_timer = self._loop.call_at(client.born + every, self._cut, client)
+
+    def _cut(self, client: _Client) -> None:
+        self._forget(client)
+        self._books.clients.cut += 1
+
+    def _forget(self, client: _Client) -> None:
+        del self._clients[client.address]
+        if client.cut_timer is not None:
+            client.cut_timer.cancel()
+        self._loop.remove_reader(client.socket)
+        drain(client.socket, self._books.down)
+        self._overflowed_before += kernel_drops(client.socket)
+        client.socket.close()
+        for flow in (client.up, client.down):
+            flow.is_closed = True
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for client in list(self._clients.values()):
+            is_quiet = now - client.last > self._idle and not (client.up.held or client.down.held)
+            if is_quiet and not self._is_paused:
+                self._forget(client)
+                self._books.clients.expired += 1
+        self._sweep = self._loop.call_later(self._idle / 4, self._expire)
+
+    def _sockets(self) -> Iterable[socket.socket]:
+        yield self._listener
+        for client in self._clients.values():
+            yield client.socket
+
+    # --- datagrams -----------------------------------------------------------------
+
+    def _from_clients(self) -> None:
+        now = self._loop.time()
+        for _ in range(_TURN):
+            try:
+                data, address = self._listener.recvfrom(LARGEST_DATAGRAM)
+            except BlockingIOError:
+                return
+            client = self._clients.get(address) or self._admit(address)
+            if client is None:
+                tally = self._books.up
+                tally.arrived += 1
+                tally.arrived_bytes += len(data)
+                tally.refused += 1
+                continue
+            client.last = now
+            self._take(client.up, data, now)
+
+    def _from_target(self, client: _Client) -> None:
+        client.last = now = self._loop.time()
+        for _ in range(_TURN):
+            try:
+                data = client.socket.recv(LARGEST_DATAGRAM)
+            except BlockingIOError:
+                return
+            except OSError as error:  # what the target's machine answered to an earlier datagram
+                log.debug("target: %s", error.strerror)
+                continue
+            self._take(client.down, data, now)
+
+    def _take(self, flow: Flow, data: bytes, now: float) -> None:
+        tally = flow.tally
+        tally.arrived += 1
+        tally.arrived_bytes += len(data)
+        n = flow.n
+        flow.n += 1
+        faults = self._faults if self._faults.affects(flow.direction) else NO_FAULTS
+        fate = datagram_fate(flow.dice, n, faults)
+        if fate.is_dropped:
+            tally.dropped += 1
+        else:
+            if fate.garble and data:
+                data = garbled(data, fate.garble)
+                tally.garbled += 1
+            due = now
+            if faults.rate is not None:
+                due = flow.free_at = max(flow.free_at, now) + len(data) / faults.rate
+            due += fate.delay
+            parcel = Parcel(flow, data, int(fate.is_duplicated), due)
+            if fate.overtaken_by:
+                self._schedule.hold(parcel, now, overtaken_at=n + fate.overtaken_by)
+            elif due > now or not send(parcel):
+                self._schedule.hold(parcel, now)
+        if flow.waiting:
+            self._schedule.let_overtaken_go(flow, n, now)

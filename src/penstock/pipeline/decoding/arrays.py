@@ -1,0 +1,169 @@
+"""How do numpy's values become Arrow columns of types that Spark has?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.decoding.layout import Item
+
+__all__ = ["Complex", "bytes_of", "column_of", "column_type", "is_text", "tail_of"]
+
+#: A complex number is a struct of `re` and `im`; or two neighbours in an array of numbers.
+Complex = Literal["struct", "array"]
+
+_MOST_VALUES: Final = np.iinfo(np.int32).max
+
+#: Spark has no unsigned numbers and no half precision: the next type that holds every value.
+_TYPES: Final = {
+    "b1": (pa.bool_(), np.bool_),
+    "i1": (pa.int8(), np.int8),
+    "i2": (pa.int16(), np.int16),
+    "i4": (pa.int32(), np.int32),
+    "i8": (pa.int64(), np.int64),
+    "u1": (pa.int16(), np.int16),
+    "u2": (pa.int32(), np.int32),
+    "u4": (pa.int64(), np.int64),
+    "u8": (pa.decimal128(20, 0), np.uint64),
+    "f2": (pa.float32(), np.float32),
+    "f4": (pa.float32(), np.float32),
+    "f8": (pa.float64(), np.float64),
+    "c8": (pa.float32(), np.complex64),
+    "c16": (pa.float64(), np.complex128),
+}
+
+
+def is_text(item: Item) -> bool:
+    """Tell whether a field is text, which may turn out not to be UTF-8."""
+    return item.dtype.kind == "S"
+
+
+def column_type(item: Item, complex: Complex) -> pa.DataType:
+    """Return the Arrow type of a field's column."""
+    kind, depth = _leaf_type(item.dtype, complex), len(item.shape)
+    if item.dtype.kind == "c" and complex == "array":
+        depth = max(depth, 1)
+    if is_byte_tail(item):
+        depth = 0
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+def column_of(values: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
+    """Turn the values of a field, one row each, into a column."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return _nested(flat, item, list(item.shape), None, complex)
+
+
+def tail_of(raw: NDArray[np.uint8], counts: NDArray[np.int64], item: Item, cx: Complex) -> pa.Array:
+    """Turn the tails of all rows, one behind the other, into a column."""
+    if is_byte_tail(item):
+        binary = _binary(raw, np.concatenate(([0], np.cumsum(counts))))
+        return binary.cast(pa.string()) if is_text(item) else binary
+    return _nested(raw.view(item.dtype), item, list(item.shape[1:]), counts, cx)
+
+
+def bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
+    """Turn values of a fixed number of bytes into binary, text up to its first NUL."""
+    size = item.dtype.itemsize
+    flat = np.ascontiguousarray(values).reshape(-1)
+    raw = flat.view(np.uint8).reshape(len(flat), size)
+    if not is_text(item):
+        return _binary(raw.reshape(-1), np.arange(len(flat) + 1, dtype=np.int64) * size)
+    is_end = raw == 0
+    lengths = np.where(is_end.any(axis=1), is_end.argmax(axis=1), size)
+    kept = raw[np.arange(size) < lengths[:, None]]
+    return _binary(kept, np.concatenate(([0], np.cumsum(lengths))))
+
+
+def is_byte_tail(item: Item) -> bool:
+    """Tell whether a field is text or bytes of any length, which is one value and no array."""
+    return item.shape == (-1,) and item.dtype.kind in "SV" and item.dtype.itemsize == 1
+
+
+def _leaf_type(dtype: np.dtype[np.generic], complex: Complex) -> pa.DataType:
+    if dtype.kind == "S":
+        return pa.string()
+    if dtype.kind == "V":
+        return pa.binary()
+    kind = _TYPES[f"{dtype.kind}{dtype.itemsize}"][0]
+    if dtype.kind == "c" and complex == "struct":
+        return pa.struct([("re", kind), ("im", kind)])
+    return kind
+
+
+def _nested(
+    flat: NDArray[Any],
+    item: Item,
+    lengths: list[int],
+    counts: NDArray[np.int64] | None,
+    complex: Complex,
+) -> pa.Array:
+    """Make the leaves, and lists around them: of fixed lengths, and of `counts` at the outside."""
+    column = _leaf(flat, item, complex)
+    if item.dtype.kind == "c" and complex == "array":
+        if lengths:
+            lengths[-1] *= 2
+        elif counts is not None:
+            counts = counts * 2
+        else:
+            lengths = [2]
+    for length in reversed(lengths):
+        offsets = np.arange(0, len(column) + 1, length, dtype=np.int64)
+        column = _list(offsets, column)
+    if counts is not None:
+        column = _list(np.concatenate(([0], np.cumsum(counts))), column)
+    return column
+
+
+def _leaf(flat: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
+    dtype = item.dtype
+    if dtype.kind in "SV":
+        binary = bytes_of(flat, item)
+        return binary.cast(pa.string()) if is_text(item) else binary
+    if dtype.kind == "b":  # any byte but 0 is true, as in C
+        return pa.array(flat.view(np.uint8) != 0)
+    kind, native = _TYPES[f"{dtype.kind}{dtype.itemsize}"]
+    plain: NDArray[Any] = flat.astype(native, copy=False)
+    if dtype.kind == "c":
+        parts = plain.view(kind.to_pandas_dtype())
+        if complex == "array":
+            return pa.array(parts)
+        halves = [pa.array(np.ascontiguousarray(parts[i::2])) for i in (0, 1)]
+        return pa.StructArray.from_arrays(halves, ["re", "im"])
+    if pa.types.is_decimal(kind):
+        wide = np.zeros((len(plain), 2), np.uint64)
+        wide[:, 0] = plain
+        return pa.Array.from_buffers(kind, len(plain), [None, pa.py_buffer(wide)])
+    return pa.array(plain)
+
+
+def _list(offsets: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(_narrow(np.asarray(offsets))), values)
+
+
+def _binary(raw: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.Array:
+    buffers = [None, pa.py_buffer(_narrow(offsets)), pa.py_buffer(np.ascontiguousarray(raw))]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _narrow(offsets: NDArray[np.int64]) -> NDArray[np.int32]:
+    if offsets[-1] > _MOST_VALUES:
+        raise Malformed(
+            "a batch of payloads",
+            "values of one column",
+            f"at most {_MOST_VALUES:,}",
+            f"{offsets[-1]:,}",
+            hint="set spark.sql.execution.arrow.maxRecordsPerBatch lower",
+        )
+    return offsets.astype(np.int32)

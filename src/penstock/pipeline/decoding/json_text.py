@@ -1,0 +1,133 @@
+"""How do payloads that are JSON objects become columns?"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from penstock.pipeline.decoding.buffers import Bytes, valid_text
+from penstock.pipeline.decoding.bulk import Parsed, Refused, parse_all
+from penstock.pipeline.decoding.result import Decoder, Failure, Part
+from penstock.pipeline.decoding.types import Wrong, has_type
+
+__all__ = ["JsonDecoder", "check_json_schema"]
+
+_OBJECT: Final = "a JSON object"
+_SPACE: Final = " \t\r\n"
+_OPEN, _CLOSE, _TAB, _FEED, _RETURN, _BLANK = b"{}\t\n\r "
+
+
+def check_json_schema(schema: pa.Schema) -> None:
+    """Refuse types that JSON text does not have in a way that all agree on.
+
+    :raises Wrong: a column has such a type.
+    """
+    for field in schema:
+        if has_type(field.type, "map", "binary"):
+            raise Wrong(
+                f"column {field.name}: JSON cannot be read as {field.type}",
+                hint="take it as STRING or STRUCT<…>, and use unbase64() or from_json() after it",
+            )
+        if has_type(field.type, "date") and not pa.types.is_date(field.type):
+            raise Wrong(
+                f"column {field.name}: a DATE inside of another type is not read",
+                hint="take it as STRING, and use to_date() after it",
+            )
+
+
+class JsonDecoder(Decoder):
+    """Lets Arrow's parser read all payloads of a batch as lines of one text."""
+
+    format: ClassVar[str] = "json"
+
+    def __init__(self, schema: pa.Schema, prefix: str) -> None:
+        super().__init__(schema, prefix)
+        # The parser knows no dates: text first.
+        self._read_as = pa.schema(
+            [
+                pa.field(field.name, pa.string() if pa.types.is_date(field.type) else field.type)
+                for field in schema
+            ]
+        )
+
+    def _decode(self, payloads: pa.LargeBinaryArray) -> Part:
+        failures: list[Failure] = []
+        is_object = _looks_like_object(Bytes.of(payloads))
+        if not is_object.all():
+            payloads = pc.ascii_trim(payloads.view(pa.large_string()), _SPACE).view(
+                pa.large_binary()
+            )
+            is_object = _looks_like_object(Bytes.of(payloads))
+        failures += [
+            Failure(row, _OBJECT, "other text" if len(payloads[row].as_py()) else "nothing")
+            for row in np.flatnonzero(~is_object).tolist()
+        ]
+        if (is_text := valid_text(payloads)) is not None:
+            failures += [
+                Failure(row, _OBJECT, "bytes that are not UTF-8")
+                for row in np.flatnonzero(~is_text & is_object).tolist()
+            ]
+            is_object &= is_text
+        texts = Bytes.of(payloads)
+        if failures:
+            texts = texts.only(is_object)
+        texts = Bytes(_on_one_line(texts.data), texts.offsets)
+        columns, origin, refused = parse_all(
+            texts.lengths, lambda start, end: self._parse(texts.slice(start, end)), self._plain
+        )
+        if failures:
+            places = np.flatnonzero(is_object)
+            origin = places[origin]
+            refused = [each._replace(row=int(places[each.row])) for each in refused]
+        elif not refused:
+            return Part(columns, None, ())
+        return Part(columns, origin, failures + refused)
+
+    def _parse(self, texts: Bytes) -> Parsed:
+        """Parse lines, each of which starts with `{` and ends with `}`.
+
+        After a `}` another `{` is only right where a new object begins, and no string goes over
+        the end of a line: so each line gives at least one row, and as many rows as lines mean
+        one each. Otherwise a bad line could hide behind another one.
+        """
+        lines = texts.lines()
+        try:
+            table = pj.read_json(
+                pa.BufferReader(lines),
+                read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=self._read_as, unexpected_field_behavior="ignore"
+                ),
+            )
+            table = table.cast(self._plain)
+        except pa.ArrowInvalid as error:
+            raise Refused(_OBJECT + " of the schema", _plainly(error)) from None
+        if table.num_rows != len(texts):
+            raise Refused(_OBJECT, f"{table.num_rows}")
+        return Parsed(table, None)
+
+
+def _plainly(error: Exception) -> str:
+    # One payload at a time when it comes to this, so that the number says nothing.
+    return str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+
+
+def _looks_like_object(texts: Bytes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    found = texts.lengths >= len("{}")
+    # A payload of no bytes may stand at the very end, where there is nothing to look at.
+    starts, ends = texts.starts[found], texts.ends[found]
+    found[found] = (texts.data[starts] == _OPEN) & (texts.data[ends - 1] == _CLOSE)
+    return found
+
+
+def _on_one_line(
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]],
+) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Make tabs of line ends: between values it is the same, and inside of strings as wrong."""
+    if not (data < _BLANK).any():  # one look is enough for most
+        return data
+    return np.where((data == _FEED) | (data == _RETURN), np.uint8(_TAB), data)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import InvalidOption
+from penstock.pipeline.decoding import decoder_for
+from pipeline.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
+
+SCHEMA = "id INT, name STRING"
+_ROW = st.tuples(
+    st.integers(-(2**31), 2**31 - 1), st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+)
+
+
+def _written(rows: list[tuple[int, str]], delimiter: str = ",", end: str = "\r\n") -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_NONNUMERIC)
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+@given(
+    st.lists(st.lists(_ROW, min_size=1, max_size=3), max_size=5),
+    st.sampled_from([",", ";", "\t"]),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_lines_come_back_with_the_message_they_came_from(
+    payloads: list[list[tuple[int, str]]], delimiter: str, end: str
+) -> None:
+    decoded = decode_all(
+        [_written(rows, delimiter, end) for rows in payloads],
+        format="csv", schema=SCHEMA, delimiter=delimiter,
+    )  # fmt: skip
+    assert not decoded.failures
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [
+        row for rows in payloads for row in rows
+    ]
+    assert decoded.origin is not None
+    assert decoded.origin.tolist() == [i for i, rows in enumerate(payloads) for _ in rows]
+
+
+def test_a_header_in_each_payload_gives_the_order() -> None:
+    payloads = [b"id,name\n1,a\n2,b\n", b"name,id,more\nc,3,x", b"id,name\r\n4,d\r\n", b"id,name"]
+    decoded = decode_all(payloads, format="csv", schema=SCHEMA, header=True)
+    assert [tuple(row.values()) for row in decoded.rows.to_pylist()] == [
+        (1, "a"), (2, "b"), (3, "c"), (4, "d")
+    ]  # fmt: skip
+    assert decoded.origin is not None
+    assert decoded.origin.tolist() == [0, 0, 1, 2]
+    assert not decoded.failures
+
+
+def test_a_header_without_a_column_is_a_failure() -> None:
+    payloads = [b"id,nam\n1,a", b"id,id,name\n1,1,a", b"id,name\n1,a", b"\xff,name\n1,a"]
+    found = failures_of(payloads, format="csv", schema=SCHEMA, header=True)
+    assert list(found) == [0, 1, 3]
+    assert "without name" in found[0]
+
+
+BAD = [
+    b"", b"\n", b"\r\n\r\n", b"1", b"1,a,b", b"x,a", b"1,\xff", b'1,"open', b'1,"open\n2,b',
+    b"1,a\n\n2,b", b"99999999999,a", b"1.5,a", b"1,a\n2", b"\n1,a",
+]  # fmt: skip
+GOOD = [b"1,a", b"2,b\n3,c\n", b'4,"two\nlines"', b"5,a\r6,b", b'7,5" pipe', b'8,"q""q"', b",x"]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_payload_fails_by_itself(bad: bytes) -> None:
+    decoded = decode_all([b"1,a", bad, b"2,b", bad], format="csv", schema=SCHEMA)
+    assert [row["id"] for row in decoded.rows.to_pylist()] == [1, 2]
+    assert [each.row for each in decoded.failures] == [1, 3]
+
+
+@settings(max_examples=80)
+@given(st.lists(st.sampled_from([*BAD, *GOOD]), max_size=10))
+def test_together_payloads_decode_as_they_do_alone(payloads: list[bytes]) -> None:
+    together = decode_all(payloads, format="csv", schema=SCHEMA)
+    alone = [decode_all([payload], format="csv", schema=SCHEMA) for payload in payloads]
+    assert together.rows.to_pylist() == [row for one in alone for row in one.rows.to_pylist()]
+    assert [each.row for each in together.failures] == [
+        i for i, one in enumerate(alone) if one.failures
+    ]
+
+
+def test_a_mark_of_the_byte_order_is_taken_off() -> None:
+    payloads = [b"\xef\xbb\xbf1,a", b"\xef\xbb\xbf2,b"]
+    assert [row["id"] for row in rows_of(payloads, format="csv", schema=SCHEMA)] == [1, 2]
+
+
+def test_values_may_be_missing_by_the_words_for_it() -> None:
+    rows = rows_of([b"-,-", b"1,"], format="csv", schema=SCHEMA, nulls=["-"])
+    assert rows == [{"id": None, "name": "-"}, {"id": 1, "name": ""}]
+
+
+def test_slices_and_empty_batches_decode() -> None:
+    for header in (False, True):
+        decoder = decoder_for({"format": "csv", "schema": SCHEMA, "header": header})
+        head = b"id,name\n" if header else b""
+        batch = batch_of([head + f"{i},x".encode() for i in range(10)])
+        part = checked(decoder.decode(batch.slice(3, 4)), 4)
+        assert [row["id"] for row in part.rows.to_pylist()] == [3, 4, 5, 6]
+        assert checked(decoder.decode(batch.slice(0, 0)), 0).rows.schema == decoder.schema
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"delimiter": ",,"}, "decode.delimiter"),
+        ({"delimiter": "\n"}, "decode.delimiter"),
+        ({"schema": "a ARRAY<INT>"}, "decode.schema"),
+        ({"header": "perhaps"}, "decode.header"),
+        ({"delimeter": ";"}, "decode.delimeter"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(options: dict[str, Any], option: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        decoder_for({"format": "csv", "schema": SCHEMA, **options})
+    assert caught.value.option == option

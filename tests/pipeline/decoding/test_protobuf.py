@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import pickle
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.core.errors import InvalidOption
+from penstock.pipeline.decoding import decoder_for
+from pipeline.decoding.batches import batch_of, checked, decode_all
+
+_Field = descriptor_pb2.FieldDescriptorProto
+
+
+def descriptors() -> descriptor_pb2.FileDescriptorSet:
+    """Return what protoc would make of a file with a few messages."""
+    file = descriptor_pb2.FileDescriptorProto(name="beam.proto", package="radar", syntax="proto3")
+    kind = file.enum_type.add(name="Kind")
+    for number, name in enumerate(["NONE", "PPI", "RHI"]):
+        kind.value.add(name=name, number=number)
+    place = file.message_type.add(name="Place")
+    _add(place, "lat", 1, _Field.TYPE_DOUBLE)
+    _add(place, "lon", 2, _Field.TYPE_DOUBLE)
+    beam = file.message_type.add(name="Beam")
+    _add(beam, "id", 1, _Field.TYPE_INT64)
+    _add(beam, "name", 2, _Field.TYPE_STRING)
+    _add(beam, "raw", 3, _Field.TYPE_BYTES)
+    _add(beam, "dbz", 4, _Field.TYPE_FLOAT, repeated=True)
+    _add(beam, "at", 5, _Field.TYPE_MESSAGE, type_name=".radar.Place")
+    _add(beam, "kind", 6, _Field.TYPE_ENUM, type_name=".radar.Kind")
+    _add(beam, "ticks", 7, _Field.TYPE_UINT64)
+    _add(beam, "track", 8, _Field.TYPE_MESSAGE, repeated=True, type_name=".radar.Place")
+    _add(beam, "tags", 9, _Field.TYPE_MESSAGE, repeated=True, type_name=".radar.Beam.TagsEntry")
+    maybe = _add(beam, "maybe", 10, _Field.TYPE_INT32)
+    maybe.proto3_optional = True
+    maybe.oneof_index = 0
+    beam.oneof_decl.add(name="_maybe")
+    entry = beam.nested_type.add(name="TagsEntry")
+    entry.options.map_entry = True
+    _add(entry, "key", 1, _Field.TYPE_STRING)
+    _add(entry, "value", 2, _Field.TYPE_INT32)
+    tree = file.message_type.add(name="Tree")
+    _add(tree, "value", 1, _Field.TYPE_INT32)
+    _add(tree, "left", 2, _Field.TYPE_MESSAGE, type_name=".radar.Tree")
+    return descriptor_pb2.FileDescriptorSet(file=[file])
+
+
+def _add(message: Any, name: str, number: int, type: Any, *, repeated: bool = False,
+         type_name: str | None = None) -> Any:  # fmt: skip
+    label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+    return message.field.add(name=name, number=number, type=type, label=label, type_name=type_name)
+
+
+def message_class(name: str) -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptors().file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "beam.desc"
+    path.write_bytes(descriptors().SerializeToString())
+    return {"format": "protobuf", "descriptor_set": str(path), "message": "radar.Beam"}
+
+
+_FLOAT = st.floats(width=32, allow_nan=False)
+_PLACE = st.fixed_dictionaries({"lat": _FLOAT, "lon": _FLOAT})
+_BEAMS = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "name": st.text(st.characters(codec="utf-8")),
+        "raw": st.binary(max_size=20),
+        "dbz": st.lists(_FLOAT, max_size=4),
+        "at": st.none() | _PLACE,
+        "kind": st.sampled_from(["NONE", "PPI", "RHI"]),
+        "ticks": st.integers(0, 2**64 - 1),
+        "track": st.lists(_PLACE, max_size=2),
+        "tags": st.dictionaries(
+            st.text(st.characters(codec="utf-8"), max_size=3), st.integers(-5, 5), max_size=2
+        ),
+        "maybe": st.none() | st.integers(-(2**31), 2**31 - 1),
+    }
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(_BEAMS, max_size=4))
+def test_messages_come_back(options: dict[str, Any], values: list[dict[str, Any]]) -> None:
+    beam = message_class("radar.Beam")
+    payloads = [
+        beam(**{k: v for k, v in value.items() if v is not None}).SerializeToString()
+        for value in values
+    ]
+    found = decode_all(payloads, **options)
+    assert not found.failures
+    rows = [{**row, "tags": dict(row["tags"])} for row in found.rows.to_pylist()]
+    assert rows == [{**value, "ticks": Decimal(value["ticks"])} for value in values]
+
+
+def test_a_decoder_travels_to_a_task(options: dict[str, Any]) -> None:
+    payload = message_class("radar.Beam")(id=5).SerializeToString()
+    decoder = pickle.loads(pickle.dumps(decoder_for({**options, "fields": ["id", "kind"]})))
+    decoded = checked(decoder.decode(batch_of([payload])), 1)
+    assert decoded.rows.to_pylist() == [{"id": 5, "kind": "NONE"}]
+    assert decoder.spark_schema == "`id` BIGINT, `kind` STRING"
+
+
+def test_bad_payloads_fail_by_themselves(options: dict[str, Any]) -> None:
+    good = message_class("radar.Beam")(id=5, name="x").SerializeToString()
+    bad = [good[:-1], b"\xff", b"\x12\xff\xff\xff\xff\x07", b"\x12\x01\xff", b"\x0b" * 5_000]
+    decoded = decode_all([good, *bad, None, b"", good], **options)
+    assert decoded.rows.column(0).to_pylist() == [5, 0, 5]
+    assert [each.row for each in decoded.failures] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_payload_above_the_limit_is_not_parsed(options: dict[str, Any]) -> None:
+    payload = message_class("radar.Beam")(raw=bytes(2000)).SerializeToString()
+    (failure,) = decode_all([payload], **options, max_size="1k").failures
+    assert failure.reason == "expected at most 1,024 bytes, found 2,003 bytes"
+
+
+def test_nesting_without_end_fails(options: dict[str, Any]) -> None:
+    tree = message_class("radar.Tree")
+    payload = tree(value=1).SerializeToString()
+    while len(payload) < 5_000:
+        size = len(payload)
+        length = bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])
+        payload = b"\x12" + length + payload
+    options = {**options, "message": "radar.Tree", "fields": ["value"]}
+    decoded = decode_all([payload, tree(value=3).SerializeToString()], **options)
+    assert decoded.rows.to_pylist() == [{"value": 3}]
+
+
+def test_slices_and_empty_batches_decode(options: dict[str, Any]) -> None:
+    beam = message_class("radar.Beam")
+    batch = batch_of([beam(id=i).SerializeToString() for i in range(6)])
+    decoder = decoder_for(options)
+    part = checked(decoder.decode(batch.slice(2, 3)), 3)
+    assert part.rows.column(0).to_pylist() == [2, 3, 4]
+    assert checked(decoder.decode(batch.slice(0, 0)), 0).rows.schema == decoder.schema
+
+
+@pytest.mark.parametrize(
+    ("changed", "option", "reason", "hint"),
+    [
+        ({"message": "radar.Baem"}, "message", "no such message", "did you mean radar.Beam?"),
+        ({"fields": ["nmae"]}, "fields", "has no such field", "did you mean name?"),
+        ({"message": "radar.Tree"}, "fields", "radar.Tree has itself inside", "fields: [a, b]"),
+        ({"descriptor_set": "/nowhere"}, "descriptor_set", "cannot be read", None),
+        ({"descriptor_set": __file__}, "descriptor_set", "not a descriptor set", "protoc"),
+        ({"descriptor_set": "/dev/null"}, "descriptor_set", "has no files", "protoc"),
+        ({"max_size": "x"}, "max_size", "", None),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(
+    options: dict[str, Any], changed: dict[str, Any], option: str, reason: str, hint: str | None
+) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        decoder_for({**options, **changed})
+    assert caught.value.option == f"decode.{option}"
+    assert reason in caught.value.reason
+    if hint is not None:
+        assert hint in str(caught.value.hint)

@@ -84,13 +84,14 @@ def _info_table(found: StreamInfo) -> Table:
     table = Table(show_header=False, box=None, title=escape(found.url), title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    slots = found.count / found.slots
-    buffer = found.bytes / found.buffer_size
     table.add_row("layout", f"{found.layout}, in {_place(found)}")
-    table.add_row("slots", f"{bar(slots)} {found.count:,} of {found.slots:,}")
-    table.add_row(
-        "buffer", f"{bar(buffer)} {format_size(found.bytes)} of {format_size(found.buffer_size)}"
-    )
+    if found.slots:  # not every protocol tells
+        slots = bar(found.count / found.slots)
+        table.add_row("slots", f"{slots} {found.count:,} of {found.slots:,}")
+    if found.buffer_size:
+        buffer = bar(found.bytes / found.buffer_size)
+        held = f"{format_size(found.bytes)} of {format_size(found.buffer_size)}"
+        table.add_row("buffer", f"{buffer} {held}")
     table.add_row("messages", _range(found))
     table.add_row("appended", _times(found))
     blocking = "yes: the writer waits for its reader" if found.blocking else "no"
@@ -122,7 +123,7 @@ def _readers_table(readers: list[dict[str, Any]], found: StreamInfo) -> Table:
             process,
             f"{reader['next_seq']}",
             f"{reader['behind']:,}",
-            bar(reader["behind"] / found.slots, 15),
+            bar(reader["behind"] / max(1, found.slots), 15),
             style=None if reader["alive"] else "dim",
         )
     return table

@@ -1,0 +1,166 @@
+"""How fast is a remote queue beside a plain echo over the same kind of socket?
+
+python benches/fmqp.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import penstock
+from harness import Contestant, Requirement, machine, race, report, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZE = 1024
+#: Messages in one call of the batch forms.
+GROUP = 500
+#: A queue that the batch forms do not overrun.
+OPTIONS = "slots=400000&size=600M"
+FILL = 50_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less time, less certain")
+    parser.add_argument("--output", type=Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    rounds, seconds = (3, 0.5) if arguments.quick else (7, 1.5)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        server = stack.enter_context(serving(root))
+        echo = Contestant("echo, blocking sockets", "tcp", SIZE, stack.enter_context(echoing()))
+        contestants = [echo, *remote(stack, server, echo)]
+        results = race(contestants, rounds, seconds)
+    requirements = [
+        requirement(results[1].ratio, 0.5, "writes of 1 KiB, one a request, against the echo"),
+        requirement(results[2].ratio, 10, "batched writes against the echo"),
+        requirement(results[3].ratio, 10, "batched reads against the echo"),
+    ]
+    where = machine()
+    report("A remote queue (fmqp) over loopback", where, results, requirements, "the echo")
+    print(save(arguments.output, "fmqp", where, results, requirements))
+    if not all(each.reached for each in requirements):
+        sys.exit(1)
+
+
+def requirement(ratio: float | None, least: float, text: str) -> Requirement:
+    assert ratio is not None
+    return Requirement(f"{text}: at least {least:g}x", ratio >= least, f"{ratio:.2f}x")
+
+
+# --- the yardstick: a round trip of SIZE bytes, in Python, without any protocol -----------------
+
+
+def echo_server(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while data := connection.recv(SIZE, socket.MSG_WAITALL):
+        connection.sendall(data)
+
+
+@contextmanager
+def echoing() -> Iterator[Callable[[int], float]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=echo_server, args=(listener,), daemon=True)
+    process.start()
+    connection = socket.create_connection(listener.getsockname())
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    payload = bytes(SIZE)
+
+    def run(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            connection.sendall(payload)
+            connection.recv(SIZE, socket.MSG_WAITALL)
+        return time.perf_counter() - began
+
+    try:
+        yield run
+    finally:
+        connection.close()
+        listener.close()
+        process.join(5)
+
+
+# --- the remote queue ---------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[str]:
+    """Run the server as people do: the command, in a process of its own."""
+    command = [str(Path(sys.executable).with_name("penstock")), "serve", "fmqp"]
+    process = subprocess.Popen(
+        [*command, "--root", str(root), "--port", "0", "--quiet"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert process.stdout is not None
+    try:
+        ready, _, _ = select.select([process.stdout], [], [], 30)
+        if not ready:
+            raise SystemExit("the server did not start")
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def remote(stack: ExitStack, server: str, echo: Contestant) -> list[Contestant]:
+    payload = b"x" * SIZE
+    group = [payload] * GROUP
+    single = stack.enter_context(penstock.open_writer(f"{server}/single?{OPTIONS}"))
+    many = stack.enter_context(penstock.open_writer(f"{server}/many?{OPTIONS}"))
+    fill = stack.enter_context(penstock.open_writer(f"{server}/fill?{OPTIONS}"))
+    for _ in range(FILL // GROUP):
+        fill.write_many(group)
+    reader = stack.enter_context(penstock.open_reader(f"{server}/fill"))
+
+    def write_one(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            single.write(payload)
+        return time.perf_counter() - began
+
+    def write_many(count: int) -> float:
+        began = time.perf_counter()
+        for first in range(0, count, GROUP):
+            many.write_many(group[: count - first])
+        return time.perf_counter() - began
+
+    def read_many(count: int) -> float:
+        took, left = 0.0, count
+        while left:
+            reader.seek("start")
+            began = time.perf_counter()
+            here = min(left, FILL - GROUP)
+            left -= here
+            while here:
+                here -= len(reader.read_many(min(here, GROUP), timeout=10))
+            took += time.perf_counter() - began
+        return took
+
+    return [
+        Contestant("write, one a request", "fmqp", SIZE, write_one, echo),
+        Contestant(f"write_many, {GROUP} a call", "fmqp", SIZE, write_many, echo),
+        Contestant(f"read_many, {GROUP} a call", "fmqp", SIZE, read_many, echo),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -13,14 +13,17 @@ import penstock
 from penstock.cli import (
     chaos,
     doctor,
+    latest,
     logs,
     messages,
+    mon,
     pipelines,
     queues,
     running,
     serving,
     stream_ids,
 )
+from penstock.cli import map as data_map
 from penstock.cli.output import drop_output, note, one_line
 
 __all__ = ["app", "main"]
@@ -54,6 +57,9 @@ messages.add_to(app)
 queues.add_to(app)
 logs.add_to(app)
 serving.add_to(app)
+data_map.add_to(app)
+latest.add_to(app)
+mon.add_to(app)
 chaos.add_to(app)
 pipelines.add_to(app)
 running.add_to(app)

@@ -26,6 +26,7 @@ from penstock.relay import CopyStatistics, copy, fields_lost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.core.interfaces import Writer
     from penstock.core.message import Message
     from penstock.core.statistics import WriterStatistics
 
@@ -48,6 +49,12 @@ From = Annotated[
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")]
+Register = Annotated[
+    bool,
+    typer.Option(
+        "--register", help="Put the stream on this machine's data map (see map) as it is written."
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,6 +85,7 @@ def put(
     ] = None,
     type: Annotated[int, typer.Option(help="Type of the messages.")] = 0,
     subtype: Annotated[int, typer.Option(help="Subtype of the messages.")] = 0,
+    register: Register = False,
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
@@ -87,7 +95,7 @@ def put(
         raise typer.BadParameter("give at least one of --text, --file and --jsonl")
     payloads = [os.fsencode(each) for each in text or []]
     payloads += [_read_file(each) for each in file or []]
-    with open_writer(url) as writer, progress_told(lambda: _written(writer.statistics())):
+    with _writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
         writer.write_many(payloads, type, subtype)
         if jsonl is not None:
             for lines in read_lines(jsonl):
@@ -97,6 +105,15 @@ def put(
                 writer.write_batch(batch_from_messages(messages))
         writer.flush()
         typer.echo(_written(writer.statistics()))
+
+
+def _writer_to(url: str, register: bool) -> Writer:
+    writer = open_writer(url)
+    if not register:
+        return writer
+    from penstock.registry.registered import registered  # noqa: PLC0415 - most need none
+
+    return registered(writer)
 
 
 def _written(so_far: WriterStatistics) -> str:
@@ -201,6 +218,7 @@ def cp(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse if the target cannot carry every field.")
     ] = False,
+    register: Register = False,
 ) -> None:
     """Copy a stream to another, of whatever kind.
 
@@ -209,7 +227,7 @@ def cp(
     with (
         open_reader(source, start) as reader,
         losses_named(reader, live=follow),
-        open_writer(target) as writer,
+        _writer_to(target, register) as writer,
     ):
         lacking = fields_lost(reader, writer)
         if lacking:

@@ -1,4 +1,4 @@
-"""The commands that serve streams to other machines: `serve flight`."""
+"""The commands that serve streams to other machines: `serve flight`, and where others are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.latest import serve_ldata
+from penstock.cli.map import serve_datamapper
 from penstock.cli.output import note
+from penstock.cli.serving_fmqp import serve_fmqp
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 
@@ -23,6 +26,9 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
     sub = typer.Typer(no_args_is_help=True, help="Serve streams of this machine to others.")
     sub.command("flight")(serve_flight)
+    sub.command("fmqp")(serve_fmqp)
+    sub.command("datamapper")(serve_datamapper)
+    sub.command("ldata")(serve_ldata)
     # A group of its own, also while there is one command.
     sub.callback()(lambda: None)
     app.add_typer(sub, name="serve", rich_help_panel="Servers")

@@ -1,0 +1,230 @@
+"""How does a client talk to one of LROSE's servers, or of ours?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+from penstock.core.errors import Malformed
+from penstock.protocols.lrose.ds_message import (
+    Category,
+    CommonPart,
+    DsMessage,
+    ErrorCode,
+    StatusRequest,
+)
+from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.sku import Decoder, Frame, encode_header
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "client_count", "ping"]
+
+#: The largest reply that is taken, unless told otherwise.
+MAX_BYTES: Final = 64 << 20
+#: Seconds to wait for the answer to a ping (spec lrose 2.4).
+PING_TIMEOUT: Final = 10.0
+#: A second may be the least that people mean by "soon"; 0 would mean for ever to the system.
+_SHORTEST: Final = 0.001
+_TIMEVAL: Final = struct.Struct("ll")
+
+
+class Connection:
+    """One connection: a request, then its reply. Not safe to share between threads.
+
+    After an error it is closed: what was under way cannot be told from what comes next.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        connect_timeout: float = 10.0,
+        timeout: float = 30.0,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        #: `host:port`, for people.
+        self.server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.timeout = timeout
+        #: Whether all bytes of the last request were handed over: it may have been carried out.
+        self.is_sent = False
+        #: LROSE's servers send a reply in three pieces, and wait for an ACK before the next. Ours
+        #: do not, and then ACKs of their own only cost time.
+        self.quick_ack = True
+        self._seq = 0
+        self._decoder = Decoder(max_bytes, allow_http=True)
+        self._frames: deque[Frame] = deque()
+        self._patience = -1.0
+        try:
+            self._socket = socket.create_connection((host, port), max(connect_timeout, _SHORTEST))
+        except OSError as error:
+            raise self._lost(error) from error
+        # Blocking, with the system's own timers: a timeout of Python's costs a poll each time.
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*_timeval(timeout))
+        )
+
+    def call(self, id: int, request: DsMessage, timeout: float | None = None) -> DsMessage:
+        """Send a request, and return the reply, whatever it says.
+
+        :raises ConnectionLost: the connection broke, or no answer came in time.
+        :raises Malformed: the answer is not one.
+        """
+        return DsMessage.from_bytes(self.exchange(id, request.to_bytes(), timeout).payload)
+
+    def ask(self, id: int, request: DsMessage, timeout: float | None = None) -> DsMessage:
+        """Do as `call`, and take an error in the reply for one.
+
+        :raises RequestRefused: the server says that it failed.
+        """
+        reply = self.call(id, request, timeout)
+        if reply.error:
+            raise self.refusal(reply)
+        return reply
+
+    def refusal(self, reply: DsMessage) -> RequestRefused:
+        """Return the error that a reply means."""
+        hint = None
+        if reply.error == ErrorCode.SERVICE_DENIED:
+            hint = "the server has as many clients as it takes: try again later"
+        return RequestRefused(self.server, reply.error, reply.error_text, hint=hint)
+
+    def exchange(self, id: int, payload: bytes, timeout: float | None = None) -> Frame:
+        """Send a payload in a frame, and return the frame that comes back."""
+        try:
+            self.send(id, payload)
+            return self.receive(timeout)
+        except BaseException:
+            self.close()  # also after Ctrl-C: the reply would be taken for that of the next one
+            raise
+
+    def send(self, id: int, payload: bytes) -> None:
+        """Send a payload in a frame, in one piece."""
+        self._seq += 1
+        self.is_sent = False
+        data = encode_header(id, self._seq, len(payload)) + payload
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from error
+        self.is_sent = True
+
+    def receive(self, timeout: float | None = None) -> Frame:
+        """Return the next frame from the server."""
+        if self._frames:
+            return self._frames.popleft()
+        patience = self.timeout if timeout is None else timeout
+        try:
+            frames = self._receive(patience)
+        except (BlockingIOError, TimeoutError) as error:
+            self.close()
+            raise ConnectionLost(self.server, f"no answer came in {patience:g} s") from error
+        except OSError as error:
+            self.close()
+            raise self._lost(error) from error
+        except Malformed:
+            self.close()
+            raise
+        if len(frames) > 1:
+            self._frames.extend(frames[1:])
+        return frames[0]
+
+    def _receive(self, patience: float) -> list[Frame]:
+        sock = self._socket
+        deadline = time.monotonic() + patience
+        while True:
+            if patience != self._patience:
+                self._patience = patience
+                timeval = _TIMEVAL.pack(*_timeval(patience))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            if self.quick_ack:
+                # The kernel forgets it after a while. Without it, its ACK waits 40 ms for data.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            count = sock.recv_into(self._decoder.room())
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+            if frames := self._decoder.took(count):
+                return frames
+            patience = deadline - time.monotonic()
+            if patience <= 0:
+                raise TimeoutError
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server has not hung up. What is sent to one that has is lost in doubt."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        reason = error.strerror or str(error) or type(error).__name__
+        if isinstance(error, BlockingIOError):
+            reason = "it does not take what is sent"
+        hint = None
+        if isinstance(error, ConnectionRefusedError):
+            hint = "start the server, or check host and port"
+        return ConnectionLost(self.server, reason, hint=hint)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _timeval(seconds: float) -> tuple[int, int]:
+    whole = min(max(seconds, _SHORTEST), 1e9)
+    return int(whole), int(whole % 1 * 1e6)
+
+
+def ping(host: str, port: int, timeout: float | None = None) -> int | None:
+    """Make sure that a server answers; return the id of its process, if it says so.
+
+    :raises ConnectionLost: it does not.
+    """
+    return _status(host, port, StatusRequest.IS_ALIVE, timeout)
+
+
+def client_count(host: str, port: int, timeout: float | None = None) -> int | None:
+    """Return how many clients a server has.
+
+    :raises ConnectionLost: it does not answer.
+    """
+    return _status(host, port, StatusRequest.CLIENT_COUNT, timeout)
+
+
+def _status(host: str, port: int, request: int, timeout: float | None) -> int | None:
+    patience = _ping_timeout() if timeout is None else timeout
+    with Connection(host, port, connect_timeout=patience, timeout=patience) as connection:
+        reply = connection.ask(0, DsMessage(request, category=Category.SERVER_STATUS))
+    part = reply.part(CommonPart.INT)
+    return None if part is None else part.number
+
+
+def _ping_timeout() -> float:
+    """Return the time that LROSE's own clients would wait."""
+    said = os.environ.get("DS_PING_TIMEOUT_MSECS", "")
+    return int(said) / 1000 if said.isascii() and said.isdigit() else PING_TIMEOUT

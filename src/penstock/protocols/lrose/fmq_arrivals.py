@@ -1,0 +1,117 @@
+"""How does what a server sent become messages that wait for the caller?"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.errors import Malformed
+from penstock.core.message import Message
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss
+from penstock.protocols.lrose.fmq_wire import Messages
+from penstock.queue.classic.compression import decompress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.protocols.lrose.fmq_options import FmqOptions
+
+__all__ = ["Arrivals", "Proof"]
+
+_SECOND: Final = 1_000_000_000
+
+
+class Proof(NamedTuple):
+    """What a message was, to know it again."""
+
+    seq: int
+    #: type, subtype, length and time.
+    kind: tuple[int, int, int, int]
+    payload: bytes
+
+    @classmethod
+    def of(cls, messages: Messages, row: int, seq: int) -> Proof:
+        kind = (
+            messages.types[row],
+            messages.subtypes[row],
+            messages.uncompressed_lens[row],
+            messages.times[row],
+        )
+        return cls(seq, kind, messages.payloads[row])
+
+
+class Arrivals:
+    """Messages that came and were not read yet: decompressed, and of the wanted type only."""
+
+    def __init__(self, options: FmqOptions, lose: Callable[[Loss], None]) -> None:
+        self._options = options
+        self._lose = lose
+        self.ready: deque[Message] = deque()
+        #: A damaged message behind those that are ready; nothing after it can be read.
+        self.failure: Malformed | None = None
+        #: Messages of other types that were left out.
+        self.filtered = 0
+
+    def clear(self) -> None:
+        """Forget what is ready."""
+        self.ready.clear()
+        self.failure = None
+
+    def hold(self, messages: Messages, seqs: Sequence[int]) -> None:
+        """Make messages of what came, and keep them ready."""
+        payloads = messages.payloads
+        if any(messages.pre_compressed):
+            payloads, seqs, messages = self._unpacked(messages, seqs)
+        times = [moment * _SECOND for moment in messages.times]
+        rows = zip(
+            seqs,
+            times,
+            times,
+            messages.types,
+            messages.subtypes,
+            repeat(None),
+            repeat(None),
+            payloads,
+            strict=False,
+        )
+        # As Message._make does, without a Python call for each.
+        made = map(tuple.__new__, repeat(Message), rows)
+        wanted = self._options.type
+        if wanted is None or self._options.filter == "server":
+            self.ready.extend(made)
+            return
+        chosen = [message for message in made if message.type == wanted]
+        self.filtered += len(payloads) - len(chosen)
+        self.ready.extend(chosen)
+
+    def _unpacked(
+        self, messages: Messages, seqs: Sequence[int]
+    ) -> tuple[list[bytes], Sequence[int], Messages]:
+        """Decompress what is compressed; end before one that is damaged, or leave it out."""
+        payloads = list(messages.payloads)
+        good: list[int] = []
+        for row, is_compressed in enumerate(messages.pre_compressed):
+            if is_compressed and payloads[row]:
+                try:
+                    payloads[row] = self._decompressed(messages, row)
+                except Malformed as fault:
+                    if self._options.damaged == "fail":
+                        fault.hint = "damaged=skip counts it as lost and goes on"
+                        self.failure = fault
+                        break
+                    self._lose(Loss(seqs[row], seqs[row], DropReason.DAMAGED))
+                    continue
+            good.append(row)
+        if len(good) == len(payloads):
+            return payloads, seqs, messages
+        chosen = Messages(*([column[row] for row in good] for column in messages))  # type: ignore[arg-type]
+        return [payloads[row] for row in good], [seqs[row] for row in good], chosen
+
+    def _decompressed(self, messages: Messages, row: int) -> bytes:
+        said = messages.uncompressed_lens[row]
+        payload = decompress(messages.payloads[row], self._options.max_message)
+        if len(payload) != said:
+            raise Malformed("DsFmq message", "uncompressedLen", len(payload), said)
+        return payload

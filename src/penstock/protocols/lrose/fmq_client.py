@@ -1,0 +1,243 @@
+"""How does a client open a remote queue, and what can it ask of it?
+
+Works with LROSE's unmodified server, and uses what ours can do beyond it (`fmq_wire.OURS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.errors import MessageTooLarge, NotFound, PenstockError
+from penstock.core.options import parse_options
+from penstock.core.retry import Backoff, RetryPolicy, retry
+from penstock.protocols.lrose.addresses import Address, parse_address
+from penstock.protocols.lrose.connection import Connection
+from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
+from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.fmq_options import FmqOptions
+from penstock.protocols.lrose.fmq_wire import (
+    OURS,
+    SOCKET_ID,
+    Failure,
+    Init,
+    Messages,
+    Op,
+    OpenMode,
+    SeekTo,
+    decode_messages,
+    encode_init,
+)
+from penstock.queue.options import Creation
+
+if TYPE_CHECKING:
+    from penstock.core.url import URL
+
+__all__ = ["QueueLink", "Target", "open_link", "open_to_read", "open_to_write"]
+
+#: Messages that a server of ours is asked for at a time. LROSE's has its own limit.
+_MOST: Final = 500
+#: How soon, and how often, a server that cannot be reached is tried again.
+_BACKOFF: Final = Backoff(initial=0.02, factor=1.7, maximum=1.0)
+
+
+class Target(NamedTuple):
+    """A remote queue, and how it is used."""
+
+    url: str
+    address: Address
+    options: FmqOptions
+
+    @classmethod
+    def of(cls, url: URL) -> Target:
+        """Take a URL apart.
+
+        :raises InvalidURL: it is none of a remote queue.
+        :raises InvalidOption: an option is unknown, or its value does not fit.
+        """
+        return cls(url.text, parse_address(url), parse_options(url, FmqOptions))
+
+
+class QueueLink:
+    """One connection to a server, with one queue open on it."""
+
+    def __init__(self, target: Target, mode: OpenMode, *, compress: bool = False) -> None:
+        options = target.options
+        self._target = target
+        self._connection = Connection(
+            target.address.host,
+            target.address.port,
+            connect_timeout=options.timeout,
+            timeout=options.timeout,
+            max_bytes=options.max_message,
+        )
+        #: Whether the server is one of ours.
+        self.is_ours = False
+        #: Of a WRITE that was refused: messages that were appended all the same, if that is known.
+        self.written: int | None = 0
+        init = Init(
+            str(target.address),
+            mode,
+            mode,  # as LROSE's clients do: where to start is said by SEEK
+            compress=compress,
+            num_slots=options.slots,
+            buf_size=options.size,
+            proc_name=f"penstock {os.getpid()}",
+            is_ours=True,
+        )
+        try:
+            reply = self._connection.call(SOCKET_ID, encode_init(init))
+        except BaseException:
+            self._connection.close()
+            raise
+        self.is_ours = reply.flags == OURS
+        self._connection.quick_ack = not self.is_ours
+        if reply.error:
+            self._connection.close()
+            raise self._opening_failed(reply, mode)
+
+    def _opening_failed(self, reply: DsMessage, mode: OpenMode) -> PenstockError:
+        error = self._error(reply)
+        if mode is OpenMode.READ_ONLY and reply.error == ErrorCode.FAILED and not self.is_ours:
+            # LROSE's server has one answer for all. To a reader it means this, mostly.
+            return NotFound(f"{self._target.url} cannot be opened: {error}", hint=_CREATE_HINT)
+        return error
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def ask(self, op: Op, sub_type: int = -1, mode: int = -1) -> DsMessage:
+        """Send a request without parts, and return its reply.
+
+        :raises RequestRefused: the server says that it failed.
+        """
+        reply = self._connection.call(SOCKET_ID, DsMessage(op, sub_type, mode))
+        if reply.error:
+            raise self._error(reply)
+        return reply
+
+    def seek(self, place: SeekTo) -> None:
+        self.ask(Op.SEEK, place)
+
+    def seek_after_id(self, id: int) -> bool:
+        """Go behind a message; False: it is not there, or the server cannot do that."""
+        if not self.is_ours:
+            return False  # LROSE's server answers with an error, always
+        try:
+            self.ask(Op.SEEK_TO_ID, id)
+        except RequestRefused:
+            return False
+        return True
+
+    def read(self, wanted: int = -1, wait: float = 0.0, most: int = _MOST) -> Messages:
+        """Return messages from here on; a server of ours waits some seconds for the first."""
+        milliseconds = int(wait * 1000) if self.is_ours else -1
+        request = DsMessage(Op.READ, wanted, milliseconds, most if self.is_ours else 0)
+        timeout = self._target.options.timeout + max(wait, 0.0)
+        frame = self._connection.exchange(SOCKET_ID, request.to_bytes(), timeout)
+        head, messages = decode_messages(frame.payload)
+        if head.error:
+            raise self._error(DsMessage.from_bytes(frame.payload))
+        return messages
+
+    def write(self, payload: bytes) -> int | None:
+        """Send a WRITE; return the id of its last message if the server says so.
+
+        :raises RequestRefused: it was refused; see `written`.
+        :raises MessageTooLarge: a message of it can never fit; see `written`.
+        """
+        head = DsMessage.head_of(reply := self._connection.exchange(SOCKET_ID, payload).payload)
+        if head.error:
+            raise self._error(DsMessage.from_bytes(reply))
+        return head.mode if self.is_ours else None
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the last request went out whole: it may have been carried out."""
+        return self._connection.is_sent
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server has not hung up meanwhile."""
+        return self._connection.is_alive
+
+    def _error(self, reply: DsMessage) -> PenstockError:
+        """Return the error that a reply means: the server's own one where ours says so."""
+        self.written = max(reply.serial_num, 0) if self.is_ours else None
+        if self.is_ours and reply.mode == Failure.NOT_FOUND:
+            return NotFound(f"{self._target.url}: {reply.error_text}", hint=_CREATE_HINT)
+        if self.is_ours and reply.mode == Failure.TOO_LARGE:
+            numbers = [part.number for part in reply.parts_of(CommonPart.INT)]
+            if len(numbers) == _SIZE_AND_LIMIT:
+                return MessageTooLarge(*numbers, hint="create the queue with a larger size=")
+        return self._connection.refusal(reply)
+
+    def close(self) -> None:
+        """Say good-bye, and hang up."""
+        with contextlib.suppress(PenstockError, OSError):
+            message = DsMessage(Op.CLOSE, category=Category.END_SERIES)
+            self._connection.send(SOCKET_ID, message.to_bytes())
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+_CREATE_HINT: Final = "write to it first, or wait for it with wait=true"
+_SIZE_AND_LIMIT: Final = 2
+
+
+def open_link(
+    target: Target, mode: OpenMode, patience: float, *, compress: bool = False
+) -> QueueLink:
+    """Open a queue, trying for some seconds to reach its server.
+
+    :raises ConnectionLost: it cannot be reached.
+    :raises NotFound: there is no such queue.
+    """
+    policy = RetryPolicy(
+        retry_on=_may_pass, backoff=_BACKOFF, max_attempts=None, max_elapsed=patience
+    )
+    return retry(lambda: QueueLink(target, mode, compress=compress), policy)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Tell whether a connection that failed may work a little later."""
+    if isinstance(error, RequestRefused):
+        return error.code == ErrorCode.SERVICE_DENIED
+    return isinstance(error, ConnectionLost)
+
+
+def open_to_read(target: Target, patience: float) -> QueueLink:
+    """Open a queue for reading; with `wait`, once it is there."""
+    wait = target.options.wait
+    if not wait:
+        return open_link(target, OpenMode.READ_ONLY, patience)
+    policy = RetryPolicy(
+        retry_on=lambda error: isinstance(error, NotFound) or _may_pass(error),
+        backoff=_BACKOFF,
+        max_attempts=None,
+        max_elapsed=None if math.isinf(wait) else wait,
+    )
+    return retry(lambda: QueueLink(target, OpenMode.READ_ONLY), policy)
+
+
+def open_to_write(target: Target, creation: Creation, patience: float) -> QueueLink:
+    """Open a queue for writing, and make it where that is asked for.
+
+    :raises NotFound: there is none, and none is to be made.
+    """
+    compress = target.options.compress.method is not None
+    if creation is Creation.ALWAYS:
+        return open_link(target, OpenMode.CREATE, patience, compress=compress)
+    # LROSE's READ_WRITE looks at the whole queue without a lock, and empties it if a writer is at
+    # work just then (spec lrose 6.1, 6). So it only serves to make one that is not there.
+    try:
+        open_to_read(target, patience).close()
+    except NotFound:
+        if creation is Creation.NEVER:
+            raise
+        return open_link(target, OpenMode.READ_WRITE, patience, compress=compress)
+    return open_link(target, OpenMode.BLOCKING_READ_WRITE, patience, compress=compress)

@@ -1,0 +1,448 @@
+"""How are messages read from a remote queue, in order and without a silent gap?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import Closed, Malformed, PositionError
+from penstock.core.interfaces import Bounds, Reader
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.protocols.lrose.errors import ConnectionLost
+from penstock.protocols.lrose.fmq_arrivals import Arrivals, Proof
+from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
+from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
+from penstock.protocols.lrose.fmq_wire import SeekTo
+from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.protocols.lrose.fmq_wire import Messages
+
+__all__ = ["FmqReader"]
+
+log = logging.getLogger(__name__)
+
+_SECOND: Final = 1_000_000_000
+#: While nothing comes, a server that cannot wait is asked this soon again (seconds), then less
+#: and less often, down to `poll`.
+_FIRST_PAUSE: Final = 0.001
+#: A server of ours is asked to wait so long (seconds) at a time.
+_LONGEST_WAIT: Final = 5.0
+#: A reader that is overrun again and again says so this often (seconds).
+_BETWEEN_WARNINGS: Final = 1.0
+
+
+class FmqReader(Reader):
+    """Reads a queue behind a DsFmqServer, LROSE's or ours; reconnects, and goes on where it was.
+
+    The protocol knows ids only, which wrap: a message's number is its id, unwrapped. What lies
+    between two ids is lost, and counted; but first it is looked for from the oldest message on,
+    because LROSE's server jumps to the newest when it is overrun (spec lrose 6.1, 4).
+    """
+
+    cannot_carry = CANNOT_CARRY
+
+    def __init__(self, target: Target, start: Position) -> None:
+        super().__init__(target.url)
+        self._target = target
+        self._options = target.options
+        self._wanted = -1
+        if target.options.type is not None and target.options.filter == "server":
+            self._wanted = target.options.type
+        self._closed = False
+        self._messages = 0
+        self._bytes = 0
+        self._restarts = 0
+        self._losses = LossLedger()
+        self._silent_until = 0.0
+        #: Connections made after the first.
+        self.reconnects = 0
+        self._scout: QueueLink | None = None
+        self._arrivals = Arrivals(target.options, self._lose)
+        self._ready = self._arrivals.ready
+        #: The number of the next message; None when any that comes is right.
+        self._next: int | None = None
+        #: A number that those to come are near to.
+        self._near = 0
+        #: The server stands before the next message: what comes first is passed over.
+        self._is_skipping = False
+        self._skipped_to: int | None = None
+        self._proof: Proof | None = None
+        self._lost_since: float | None = None
+        self._link: QueueLink | None = open_to_read(target, 0.0)
+        try:
+            self.seek(start)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def _linked(self, patience: float | None = None) -> QueueLink:
+        """Return the connection; if it broke, a new one that stands where we were."""
+        link = self._link
+        if link is None:
+            retry = self._options.retry
+            link = open_to_read(self._target, retry if patience is None else min(retry, patience))
+            try:
+                self._stand_again(link)
+            except BaseException:
+                link.abandon()
+                raise
+            self._link = link
+            self._lost_since = None
+            self.reconnects += 1
+            log.warning("%s: connected again", self.url)
+        return link
+
+    def _stand_again(self, link: QueueLink) -> None:
+        if self._next is None:
+            self._skip_from(link, None)
+        else:
+            # One before, if we had it: to see whether it is still the same queue.
+            self._place(link, self._next if self._proof is None else self._proof.seq)
+            self._is_skipping = True
+
+    def _place(self, link: QueueLink, seq: int) -> None:
+        """Let the server stand at a message, or else at the oldest."""
+        if seq == 0 or not link.seek_after_id((seq - 1) % ID_COUNT):
+            self._skip_from(link, self._next)
+
+    def _skip_from(self, link: QueueLink, next_seq: int | None) -> None:
+        """Let the server stand at the oldest message, and pass over all before a number."""
+        link.seek(SeekTo.START)
+        self._next = next_seq
+        self._is_skipping = next_seq is not None
+        self._skipped_to = None
+
+    def _give_up_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+            self._lost_since = time.monotonic()
+
+    # --- where it stands --------------------------------------------------------------------
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        place = Position.of(position)
+        self._arrivals.clear()
+        self._proof = self._skipped_to = None
+        self._is_skipping = False
+        while True:
+            if self._link is None:
+                self._next = None
+            link = self._linked()
+            try:
+                self._go(link, place)
+            except ConnectionLost:
+                self._give_up_link()
+                continue
+            return
+
+    def _go(self, link: QueueLink, place: Position) -> None:
+        self._next = None
+        match place.anchor:
+            case "start" | "time":
+                link.seek(SeekTo.START)
+                # At once: LROSE's server dies of START if the first message comes before the
+                # first question (spec lrose 6.1, 1).
+                messages = link.read(self._wanted)
+                if place.anchor == "time":
+                    messages = self._skip_before(link, messages, place.value // _SECOND)
+            case "last":
+                link.seek(SeekTo.LAST)
+                messages = link.read(self._wanted)
+            case "end":
+                messages = self._go_behind_newest(link, self._near)
+            case _:
+                messages = self._go_behind_newest(link, place.value)
+                if place.value > (self._next or 0):
+                    raise PositionError(
+                        f"{self.url} has no message {place.value} yet: "
+                        f"the next one is {self._next}",
+                        hint="use end to wait for the next message",
+                    )
+                if place.value != self._next:
+                    self._next = place.value
+                    self._place(link, place.value)
+                    return
+        if messages.ids:
+            self._take_in(link, messages)
+        elif self._next is None and self._wanted < 0:
+            self._next = 0  # an empty queue begins with this one
+
+    def _go_behind_newest(self, link: QueueLink, near: int) -> Messages:
+        """Go to the end, and know its number, so that nothing after it is missed.
+
+        Returns what came after it meanwhile.
+        """
+        link.seek(SeekTo.LAST)
+        messages = link.read(most=1)
+        self._next = unwrap(messages.ids[0], near) + 1 if messages.ids else 0
+        return messages.rows(1)
+
+    def _skip_before(self, link: QueueLink, messages: Messages, second: int) -> Messages:
+        """Pass over messages that were appended earlier; the protocol cannot look for a time."""
+        newest = None
+        while messages.ids:
+            for row, moment in enumerate(messages.times):
+                if moment >= second:
+                    return messages.rows(row)
+            newest = self._near = unwrap(messages.ids[-1], self._near)
+            messages = link.read(self._wanted)
+        self._next = 0 if newest is None else newest + 1
+        return messages
+
+    @property
+    def server_is_ours(self) -> bool:
+        """Whether the server is one of ours, and not LROSE's."""
+        return self._link is not None and self._link.is_ours
+
+    def newest_seq(self) -> int | None:
+        """Ask over a second connection, which leaves the place of this one alone."""
+        self._check_open()
+        return self._scouted(SeekTo.LAST)
+
+    def bounds(self) -> Bounds:
+        self._check_open()
+        oldest, newest = self._scouted(SeekTo.START), self._scouted(SeekTo.LAST)
+        if oldest is None or newest is None:
+            end = self._next or 0
+            return Bounds(0, end, end)
+        # The protocol has no epoch; a queue that is created anew is told by its numbers.
+        return Bounds(0, oldest, max(newest, oldest) + 1)
+
+    def _scouted(self, place: SeekTo) -> int | None:
+        near = self._near if self._next is None else self._next
+        for attempt in range(2):
+            try:
+                if self._scout is None:
+                    self._scout = open_to_read(self._target, self._options.retry)
+                self._scout.seek(place)
+                ids = self._scout.read(most=1).ids
+                return unwrap(ids[0], near) if ids else None
+            except ConnectionLost:
+                if self._scout is not None:
+                    self._scout.abandon()
+                    self._scout = None
+                if attempt:
+                    raise
+        return None
+
+    # --- taking in what comes ---------------------------------------------------------------
+
+    def _take_in(self, link: QueueLink, messages: Messages) -> bool:
+        """Check the ids of what came, and hold it ready; False: ask again, from elsewhere."""
+        ids = messages.ids
+        if not ids:
+            return self._is_right_place(link)
+        if self._next is None:
+            self._next = unwrap(ids[0], self._near)
+        first, count = ids[0], len(ids)
+        if (
+            not self._is_skipping
+            and first == self._next % ID_COUNT
+            and (count == 1 or ids == list(range(first, first + count)))
+        ):
+            self._hold(messages, range(self._next, self._next + count))
+            return True
+        return self._take_in_slowly(link, messages)
+
+    def _take_in_slowly(self, link: QueueLink, messages: Messages) -> bool:
+        begin = 0
+        seqs: list[int] = []
+        for row, id in enumerate(messages.ids):
+            assert self._next is not None
+            distance = id_distance(id, self._next % ID_COUNT)
+            if distance < 0 and self._is_skipping:
+                self._skipped_to = self._next + distance
+                begin = row + 1
+                if self._is_another(messages, row):
+                    self._restart(link)
+                    return False
+                continue
+            if distance < 0 or (distance > 0 and self._may_look_back(link)):
+                self._hold(messages.rows(begin, row), seqs)
+                if distance < 0:
+                    self._restart(link)
+                else:
+                    self._skip_from(link, self._next)
+                return False
+            if distance:
+                self._miss(self._next + distance)
+            seqs.append(self._next)
+            self._next += 1
+            self._is_skipping = False
+        self._hold(messages.rows(begin), seqs)
+        return True
+
+    def _may_look_back(self, link: QueueLink) -> bool:
+        """Tell whether what is missing may still be there: LROSE's server jumps too far."""
+        return not self._is_skipping and not link.is_ours and self._wanted < 0
+
+    def _is_another(self, messages: Messages, row: int) -> bool:
+        """Tell whether the message read last is not the same any more."""
+        proof = self._proof
+        if proof is None or proof.seq != self._skipped_to:
+            return False
+        return proof != Proof.of(messages, row, proof.seq)
+
+    def _is_right_place(self, link: QueueLink) -> bool:
+        """Make sure, at the end of the queue, that it is as long as it was."""
+        if not self._is_skipping or not self._next or self._wanted >= 0:
+            self._is_skipping = False
+            return True
+        if self._skipped_to is not None and self._skipped_to + 1 >= self._next:
+            self._is_skipping = False
+            return True
+        self._restart(link)
+        return False
+
+    def _restart(self, link: QueueLink) -> None:
+        log.warning("%s was created anew; reading it from its start", self.url)
+        self._restarts += 1
+        self._near = 0
+        self._proof = None
+        self._skip_from(link, 0)
+
+    def _miss(self, next_seq: int) -> None:
+        """Go on with a later message, and account for those between."""
+        assert self._next is not None
+        if self._wanted >= 0:
+            self._arrivals.filtered += next_seq - self._next  # or lost: nobody can tell them apart
+        else:
+            self._lose(Loss(self._next, next_seq - 1, DropReason.OVERRUN))
+        self._next = next_seq
+
+    def _lose(self, loss: Loss) -> None:
+        self._losses.add(loss)
+        if time.monotonic() >= self._silent_until:
+            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
+            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
+
+    def _hold(self, messages: Messages, seqs: Sequence[int]) -> None:
+        """Keep what came ready, and remember where it ends."""
+        if seqs:
+            self._near = seqs[-1]
+            self._next = seqs[-1] + 1
+            self._proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
+            self._arrivals.hold(messages, seqs)
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def _take(self, limit: int) -> list[Message]:
+        self._check_open()
+        if not self._ready:
+            self._fetch()
+        return self._hand_over(limit)
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        ready = self._ready
+        if ready:
+            message = ready.popleft()
+            self._messages += 1
+            self._bytes += len(message.payload)
+            return message
+        messages = self.read_many(1, timeout)
+        return messages[0] if messages else None
+
+    def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
+        # A broken connection must not take longer than the caller has.
+        if n < 1:
+            return []
+        if self._ready or (timeout is not None and timeout <= 0):
+            return self._take(n)
+        self._check_open()
+        return self._wait_and_take(n, timeout)
+
+    def _hand_over(self, limit: int) -> list[Message]:
+        ready = self._ready
+        if len(ready) <= limit:
+            messages = list(ready)
+            ready.clear()
+        else:
+            messages = [ready.popleft() for _ in range(limit)]
+        self._messages += len(messages)
+        self._bytes += sum([len(message.payload) for message in messages])
+        return messages
+
+    def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
+        """Ask for messages until some are ready, or there are no more."""
+        if self._arrivals.failure is not None:
+            raise self._arrivals.failure
+        while not self._ready and self._arrivals.failure is None:
+            link = self._linked(patience)
+            try:
+                messages = link.read(self._wanted, wait)
+                is_settled = self._take_in(link, messages)
+            except (ConnectionLost, Malformed) as error:
+                self._give_up_link()
+                if isinstance(error, Malformed):
+                    raise
+                continue
+            if is_settled and not messages.ids:
+                return
+            wait = 0.0
+
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.0
+        left = timeout
+        while left is None or left > 0:
+            wait = 0.0
+            if self._link is not None and self._link.is_ours:
+                wait = _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
+            elif self._link is not None and pause:
+                self._pause(pause if left is None else min(pause, left))
+            try:
+                self._fetch(wait, left)
+            except ConnectionLost:
+                if deadline is None or self._outage() >= self._options.retry:
+                    raise
+                # The time is over, and the next call goes on trying.
+                return []
+            if self._ready:
+                return self._hand_over(limit)
+            pause = min(max(pause * 2, _FIRST_PAUSE), self._options.poll)
+            left = None if deadline is None else deadline - time.monotonic()
+        return []
+
+    def _outage(self) -> float:
+        """Return for how many seconds there has been no connection."""
+        return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def statistics(self) -> ReaderStatistics:
+        """Return the books. The backlog is what is here already: the protocol tells no more."""
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._losses.total,
+            filtered=self._arrivals.filtered,
+            restarts=self._restarts,
+            next_seq=self._ready[0].seq if self._ready else self._next,
+            backlog=len(self._ready),
+            losses=self._losses.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._ready.clear()
+            for link in (self._link, self._scout):
+                if link is not None:
+                    link.close()
+            self._link = self._scout = None

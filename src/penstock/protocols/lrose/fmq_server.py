@@ -1,0 +1,61 @@
+"""How are the queues of one machine served to LROSE's clients, and to ours?"""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
+from penstock.protocols.lrose.fmq_session import FmqSession
+from penstock.protocols.lrose.fmq_shared import Shared
+from penstock.protocols.lrose.serving import DsServer, ServerThread
+from penstock.protocols.lrose.sessions import ServingOptions
+from penstock.queue.classic.layout import MAX_SLOTS
+
+__all__ = ["FmqServer", "FmqServerOptions", "fmq_server"]
+
+
+class FmqServerOptions(ServingOptions):
+    """What the server of queues serves, and how much of it."""
+
+    #: The directory that all queues are below.
+    root: Path
+    port: Annotated[int, Field(ge=0, le=65535)] = 5443
+    #: The layout of queues that clients create. LROSE's programs on this machine know classic.
+    layout: Literal["classic", "wide"] = "classic"
+    #: Bytes of a queue that a client may create, and its slots.
+    max_queue: Annotated[Size, Field(ge=4096)] = 1 << 30
+    max_slots: Annotated[int, Field(ge=1, le=MAX_SLOTS)] = 1_000_000
+    #: How long a write waits for another writer's lock.
+    lock_timeout: Duration = 30.0
+    #: Nothing may be written or created.
+    read_only: bool = False
+    #: Serve queues in shared memory, too: any whose key a client can guess.
+    shared_memory: bool = False
+
+    @field_validator("root")
+    @classmethod
+    def _is_directory(cls, root: Path) -> Path:
+        if not root.is_dir():
+            raise ValueError(f"there is no directory {root}")
+        return root
+
+
+def fmq_server(options: FmqServerOptions) -> DsServer:
+    """Return the server, for an event loop to start."""
+    shared = Shared(options)
+    return DsServer(options, lambda name: FmqSession(shared, name), on_close=shared.close)
+
+
+class FmqServer(ServerThread):
+    """The server in a thread of its own; it listens when this is made."""
+
+    def __init__(self, options: FmqServerOptions) -> None:
+        super().__init__(lambda: fmq_server(options))
+
+    @property
+    def url(self) -> str:
+        """What the URLs of its queues begin with."""
+        return f"fmqp://{self.address}"

@@ -1,0 +1,382 @@
+"""What does the server of queues do for one of its clients? Spec lrose 2.5, 2.6."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from penstock.core.errors import (
+    InvalidOption,
+    LockTimeout,
+    NotFound,
+    Unsupported,
+    WriteTimeout,
+)
+from penstock.core.position import Position
+from penstock.protocols.lrose.ds_message import (
+    Category,
+    DsMessage,
+)
+from penstock.protocols.lrose.fmq_classic import ServedClassic
+from penstock.protocols.lrose.fmq_queues import MOST_MESSAGES, ServedQueue, layout_of, unpacked
+from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply, reply_with
+from penstock.protocols.lrose.fmq_wide import ServedWide
+from penstock.protocols.lrose.fmq_wire import (
+    OURS,
+    SOCKET_ID,
+    Messages,
+    Op,
+    OpenMode,
+    SeekTo,
+    decode_init,
+    decode_messages,
+    is_write,
+    written_reply,
+)
+from penstock.queue.classic.compression import Method
+from penstock.queue.options import Creation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import EllipsisType
+
+    from penstock.protocols.lrose.fmq_shared import Shared
+    from penstock.protocols.lrose.fmq_wire import Init
+    from penstock.protocols.lrose.sessions import Answer
+
+__all__ = ["FmqSession"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: A call of a queue that took so long (seconds) makes the next ones of its client go to a thread.
+_SLOW: Final = 0.05
+_STAYS_SLOW: Final = 10.0
+#: Compressed messages above so many bytes are checked in a thread.
+_LARGE: Final = 1 << 16
+#: While a client waits for messages, its queue is looked at this often (seconds).
+_FIRST_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.025
+#: A client of ours may ask for so many messages at a time.
+_MOST_FOR_OURS: Final = 1000
+#: The longest that a client may wait with one request (seconds).
+_LONGEST_WAIT: Final = 30.0
+
+_WRITTEN: Final = written_reply(-1)
+
+
+class FmqSession:
+    """One client: one queue, one place in it."""
+
+    socket_id = SOCKET_ID
+
+    def __init__(self, shared: Shared, name: str) -> None:
+        self._shared = shared
+        self._name = name
+        self._queue: ServedQueue | None = None
+        self._is_ours = False
+        self._slow_until = 0.0
+        self._written = 0
+        self._method = Method.GZIP
+        self.is_over = False
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def handle_payload(self, payload: bytes) -> Answer | Awaitable[Answer] | EllipsisType:
+        """Carry out a WRITE without taking it apart twice; `...` for everything else."""
+        return self._write(payload) if is_write(payload) else ...
+
+    def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
+        if request.category == Category.END_SERIES or request.type == Op.CLOSE:
+            self.is_over = True
+            return None
+        match request.type:
+            case Op.INIT:
+                return self._open(request)
+            case Op.READ:
+                return self._read(request)
+            case Op.WRITE:
+                return self._write(request.to_bytes())
+            case Op.SEEK:
+                return self._seek(request)
+            case Op.SEEK_TO_ID:
+                return self._seek_to_id(request)
+            case Op.SET_COMPRESSION_METHOD:
+                return self._set_compression(request)
+            case Op.SET_BLOCKING_WRITE:
+                self._opened().set_blocking()
+            case Op.SET_SINGLE_WRITER | Op.SET_REG_WITH_DMAP:
+                # The lock is taken all the same. Registering is the business of writers here.
+                self._opened()
+            case _:
+                raise Unsupported(f"there is no request {request.type}")
+        return self._done(request)
+
+    def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
+        is_ours = self._is_ours or request.flags == OURS
+        text = self._shared.root.hide(str(error))
+        return failure_reply(request, error, text, self._written, is_ours=is_ours)
+
+    def _done(self, request: DsMessage) -> DsMessage:
+        return DsMessage(Op.REPLY, request.type)
+
+    def _opened(self) -> ServedQueue:
+        if self._queue is None:
+            raise Unsupported("no queue is open on this connection", hint="send INIT first")
+        return self._queue
+
+    # --- opening ----------------------------------------------------------------------------
+
+    async def _open(self, request: DsMessage) -> DsMessage:
+        init = decode_init(request)
+        self._is_ours = init.is_ours
+        path = self._shared.root.path(init.url)
+        if self._queue is not None:
+            queue, self._queue = self._queue, None
+            queue.close()
+        self._queue = await self._open_queue(path, init)
+        log.info("%s: %s opens %s", self._name, init.proc_name, path)
+        return self._done(request)._replace(flags=OURS if init.is_ours else 0)
+
+    async def _open_queue(self, path: str, init: Init) -> ServedQueue:
+        creation = self._creation(init)
+        layout = layout_of(path)
+        if layout is None and creation in {None, Creation.NEVER}:
+            raise NotFound(f"there is no queue {path}", hint="create it first")
+        start = Position.START if init.open_position == SeekTo.START else Position.END
+        if layout is None or creation is Creation.ALWAYS:
+            self._check_geometry(init)
+            start = Position.START
+        chosen = layout or self._shared.options.layout
+        if chosen == "wide":
+            # Here and not in a thread: its writer is shared by all clients.
+            return ServedWide(
+                path,
+                start=start,
+                creation=creation,
+                slots=init.num_slots,
+                size=max(init.buf_size, 4096),
+                writers=self._shared.wide_writers,
+            )
+        method = self._method if init.compress else None
+        return await self._shared.in_thread(
+            lambda: ServedClassic(
+                path,
+                start=start,
+                creation=creation,
+                slots=init.num_slots,
+                size=init.buf_size,
+                compression=method,
+            )
+        )
+
+    def _creation(self, init: Init) -> Creation | None:
+        """Return how the queue is opened for writing, or None for reading."""
+        try:
+            mode = OpenMode(init.open_mode)
+        except ValueError:
+            raise InvalidOption("openMode", init.open_mode, "must be from 0 to 4") from None
+        creation = _CREATIONS[mode]
+        if creation is not None and self._shared.options.read_only:
+            raise Unsupported("this server serves for reading only")
+        return creation
+
+    def _check_geometry(self, init: Init) -> None:
+        options = self._shared.options
+        if not 1 <= init.num_slots <= options.max_slots:
+            raise InvalidOption(
+                "numSlots", init.num_slots, f"this server makes 1 to {options.max_slots:,}"
+            )
+        if not 12 <= init.buf_size <= options.max_queue:  # noqa: PLR2004 - a frame without payload
+            raise InvalidOption(
+                "bufSize", init.buf_size, f"this server makes at most {options.max_queue:,} bytes"
+            )
+
+    def _set_compression(self, request: DsMessage) -> DsMessage:
+        try:
+            self._method = Method(request.sub_type).written
+        except ValueError:
+            raise InvalidOption("method", request.sub_type, "must be from 0 to 5") from None
+        if self._method is not Method.NONE:
+            self._method = Method.GZIP  # as LROSE's queues do (spec lrose 1.13)
+        if isinstance(self._queue, ServedClassic):
+            self._queue.set_compression(self._method)
+        return self._done(request)
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T | Awaitable[T]:
+        """Call a queue: here, if its calls have been quick, or in a thread."""
+        began = time.monotonic()
+        if began < self._slow_until:
+            return self._shared.in_thread(call, *arguments)
+        try:
+            return call(*arguments)
+        finally:
+            now = time.monotonic()
+            if now - began > _SLOW:
+                self._slow_until = now + _STAYS_SLOW
+
+    def _read(self, request: DsMessage) -> Answer | Awaitable[Answer]:
+        queue = self._opened()
+        most = MOST_MESSAGES
+        if self._is_ours and request.flags > 0:
+            most = min(request.flags, _MOST_FOR_OURS) - 1
+        found = self._call(queue.take, request.sub_type, most)
+        if isinstance(found, Messages):
+            if not found.ids and self._is_ours and request.mode > 0:
+                return self._wait_and_read(queue, request, most)
+            return reply_with(found)
+        return self._read_slowly(found, queue, request, most)
+
+    async def _read_slowly(
+        self, found: Awaitable[Messages], queue: ServedQueue, request: DsMessage, most: int
+    ) -> Answer:
+        messages = await found
+        if not messages.ids and self._is_ours and request.mode > 0:
+            return await self._wait_and_read(queue, request, most)
+        return reply_with(messages)
+
+    async def _wait_and_read(self, queue: ServedQueue, request: DsMessage, most: int) -> Answer:
+        """Answer when there is something, or the time is over."""
+        deadline = time.monotonic() + min(request.mode / 1000, _LONGEST_WAIT)
+        pause = _FIRST_PAUSE
+        event = asyncio.Event()
+        waiting = self._shared.waiting[queue.path]
+        waiting.add(event)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(pause, left))
+                event.clear()
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                found = self._call(queue.take, request.sub_type, most)
+                messages = found if isinstance(found, Messages) else await found
+                if messages.ids:
+                    return reply_with(messages)
+        finally:
+            waiting.discard(event)
+            if not waiting:
+                self._shared.waiting.pop(queue.path, None)
+        return NOTHING_THERE
+
+    def _seek(self, request: DsMessage) -> Answer | Awaitable[Answer]:
+        try:
+            place = SeekTo(request.sub_type)
+        except ValueError:
+            raise InvalidOption("seek", request.sub_type, "must be from 0 to 3") from None
+        return self._move(request, self._opened().seek, place)
+
+    def _seek_to_id(self, request: DsMessage) -> Answer | Awaitable[Answer]:
+        return self._move(request, self._opened().seek_after_id, request.sub_type)
+
+    def _move(
+        self, request: DsMessage, call: Callable[[Any], None], place: int
+    ) -> Answer | Awaitable[Answer]:
+        result = self._call(call, place)
+        return self._done(request) if result is None else self._moved(request, result)
+
+    async def _moved(self, request: DsMessage, moving: Awaitable[None]) -> Answer:
+        await moving
+        return self._done(request)
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def _write(self, payload: bytes) -> Answer | Awaitable[Answer]:
+        queue = self._opened()
+        _, messages = decode_messages(payload)
+        self._written = 0
+        if not messages.ids:
+            return _WRITTEN
+        if not self._is_ours:
+            messages = messages._replace(times=[0] * len(messages.ids))
+        if any(messages.pre_compressed):
+            # An empty one is LROSE's NULL message, which is not compressed.
+            flags = [
+                int(bool(packed and payload))
+                for packed, payload in zip(messages.pre_compressed, messages.payloads, strict=True)
+            ]
+            messages = messages._replace(pre_compressed=flags)
+            if sum(messages.uncompressed_lens) > _LARGE:
+                return self._check_and_append(queue, messages)
+            plain = unpacked(messages, self._shared.options.max_message)
+            return self._append(queue, messages, plain)
+        return self._append(queue, messages, messages.payloads)
+
+    async def _check_and_append(self, queue: ServedQueue, messages: Messages) -> Answer:
+        limit = self._shared.options.max_message
+        plain = await self._shared.in_thread(unpacked, messages, limit)
+        answer = self._append(queue, messages, plain)
+        return answer if answer is None or isinstance(answer, (bytes, DsMessage)) else await answer
+
+    def _append(
+        self, queue: ServedQueue, messages: Messages, plain: list[bytes]
+    ) -> Answer | Awaitable[Answer]:
+        is_wide = isinstance(queue, ServedWide)
+        # What is compressed is stored as it came; a wide queue has its own ways for that.
+        stored = plain if is_wide else messages.payloads
+        began = time.monotonic()
+        if began < self._slow_until and not is_wide:
+            return self._append_patiently(queue, messages, stored)
+        try:
+            last = queue.append(messages, stored, 0)
+        except (LockTimeout, WriteTimeout):
+            self._written = queue.appended
+            return self._append_patiently(queue, messages, stored)
+        except BaseException:
+            self._written = queue.appended
+            raise
+        finally:
+            now = time.monotonic()
+            if now - began > _SLOW:
+                self._slow_until = now + _STAYS_SLOW
+        return self._appended(queue, last)
+
+    def _appended(self, queue: ServedQueue, last: int) -> Answer:
+        if self._shared.waiting:
+            self._shared.wake(queue.path)
+        return written_reply(last) if self._is_ours else _WRITTEN
+
+    async def _append_patiently(
+        self, queue: ServedQueue, messages: Messages, stored: list[bytes]
+    ) -> Answer:
+        """Try again and again while another writer, or a reader that is behind, is in the way."""
+        deadline = time.monotonic() + self._shared.options.lock_timeout
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                if isinstance(queue, ServedWide):
+                    last = queue.append(messages, stored, self._written)
+                else:
+                    last = await self._shared.in_thread(
+                        queue.append, messages, stored, self._written
+                    )
+            except (LockTimeout, WriteTimeout) as in_the_way:
+                self._written += queue.appended
+                if isinstance(in_the_way, LockTimeout) and time.monotonic() > deadline:
+                    raise
+            except BaseException:
+                self._written += queue.appended
+                raise
+            else:
+                return self._appended(queue, last)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def close(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.close()
+
+
+_CREATIONS: Final = {
+    OpenMode.CREATE: Creation.ALWAYS,
+    OpenMode.READ_WRITE: Creation.MISSING,
+    OpenMode.READ_ONLY: None,
+    OpenMode.BLOCKING_READ_ONLY: None,
+    OpenMode.BLOCKING_READ_WRITE: Creation.NEVER,
+}

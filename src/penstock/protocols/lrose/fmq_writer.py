@@ -1,0 +1,320 @@
+"""How are messages appended to a remote queue, one a request or many?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.batch import check_batch
+from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError
+from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.statistics import WriterStatistics
+from penstock.protocols.lrose.ds_message import DsMessage
+from penstock.protocols.lrose.errors import ConnectionLost, Unacknowledged
+from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_write
+from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
+from penstock.protocols.lrose.fmq_wire import (
+    LARGEST_INFO,
+    Op,
+    encode_message,
+    encode_messages,
+)
+from penstock.queue.classic.compression import compress
+from penstock.queue.classic.layout import unwrap
+from penstock.queue.options import Creation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.core.batch import Batch
+    from penstock.core.stream_id import StreamId
+
+__all__ = ["UNKNOWN", "FmqWriter"]
+
+log = logging.getLogger(__name__)
+
+#: What `write` returns when the server does not tell the number of a message: LROSE's never does.
+UNKNOWN: Final = -1
+
+_HEAD: Final = DsMessage(Op.WRITE)
+_SECOND: Final = 1_000_000_000
+_INT32: Final = range(-(2**31), 2**31)
+#: A request is sent when so many bytes have come together.
+_REQUEST_BYTES: Final = 1 << 20
+#: A connection that was silent for so long (seconds) is looked at before it is used.
+_SILENT: Final = 0.05
+#: Parts that one request can have beside its messages.
+_HEADER_ROOM: Final = 64
+
+
+class FmqWriter(Writer):
+    """Appends to a queue behind a DsFmqServer, LROSE's or ours.
+
+    A request that did not go out whole is sent again; one whose answer got lost may have been
+    carried out: `Unacknowledged`, unless `doubt=again` says that twice is better than never.
+    """
+
+    cannot_carry = CANNOT_CARRY
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.url)
+        self._target = target
+        self._options = target.options
+        self._method = target.options.compress.method
+        self._closed = False
+        self._messages = 0
+        self._bytes = 0
+        self._refused = 0
+        self._headers_dropped = 0
+        self._waited = 0.0
+        self._last_seq: int | None = None
+        self._has_warned = False
+        #: Messages written again because the answer got lost: they may be there twice.
+        self.repeated = 0
+        self._link: QueueLink | None = None
+        self._connect(target.options.create, 0.0)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def _connect(self, creation: Creation, patience: float) -> QueueLink:
+        link = open_to_write(self._target, creation, patience)
+        try:
+            if self._method is not None:
+                link.ask(Op.SET_COMPRESSION_METHOD, self._method)
+            if self._options.blocking:
+                link.ask(Op.SET_BLOCKING_WRITE)
+        except BaseException:
+            link.abandon()
+            raise
+        self._link = link
+        self._used = time.monotonic()
+        return link
+
+    def _linked(self) -> QueueLink:
+        """Return a connection that is not known to be broken."""
+        link = self._link
+        now = time.monotonic()
+        if link is not None and (now - self._used < _SILENT or link.is_alive):
+            self._used = now
+            return link
+        self._give_up_link()
+        never = self._options.create is Creation.NEVER
+        link = self._connect(Creation.NEVER if never else Creation.MISSING, self._options.retry)
+        self._waited += time.monotonic() - now
+        return link
+
+    def _give_up_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.abandon()
+
+    def _send(self, payload: bytes, count: int, done: int) -> None:
+        """Have a request carried out; `done` messages of the same call are appended by now."""
+        while True:
+            link = self._linked()
+            try:
+                id = link.write(payload)
+            except ConnectionLost as error:
+                is_sent = link.is_sent
+                self._give_up_link()
+                if is_sent and self._options.doubt == "raise":
+                    raise Unacknowledged(
+                        error.server, error.reason, acknowledged=done, in_doubt=count
+                    ) from error
+                log.warning("%s: %s; writing again", self.url, error)
+                self.repeated += count if is_sent else 0
+            except PenstockError:
+                self._messages += link.written or 0
+                raise
+            else:
+                self._messages += count
+                if id is not None:
+                    near = self._last_seq
+                    self._last_seq = id if near is None else unwrap(id, near)
+                return
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def write(
+        self,
+        payload: BytesLike | None,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        """Append one message; see `Writer.write`. A payload of None is LROSE's NULL message.
+
+        Returns `UNKNOWN` (-1) where the server does not tell: LROSE's never does.
+
+        :raises Unacknowledged: the answer got lost; it may be there, or not.
+        """
+        self._check_open()
+        if stream is not None or attributes is not None:
+            self._drop_header(stream, attributes)
+        before = self._messages
+        try:
+            self._check_kind(type, subtype)
+            body, length, packed = self._packed(payload)
+            moment = time_ns if created_ns is None else created_ns
+            request = encode_message(
+                _HEAD,
+                body,
+                type,
+                subtype,
+                pre_compressed=packed,
+                uncompressed_len=length,
+                time=0 if moment is None else self._second(moment),
+            )
+            self._send(request, 1, 0)
+        except BaseException:
+            self._refused += 1 - (self._messages - before)
+            raise
+        self._bytes += length
+        return UNKNOWN if self._last_seq is None else self._last_seq
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        self._check_open()
+        self._check_kind(type, subtype)
+        source = iter(payloads)
+        done = 0
+        while chunk := list(islice(source, self._options.batch)):
+            self._write_chunk(chunk, type, subtype, 0, done)
+            done += len(chunk)
+        return self._last() if done else None
+
+    def write_batch(self, batch: Batch) -> int | None:
+        self._check_open()
+        check_batch(batch)
+        for name in ("stream", "attributes"):
+            dropped = len(batch) - batch.column(name).null_count
+            if dropped:
+                self._headers_dropped += dropped
+                self._warn_of_headers()
+        step = self._options.batch
+        for first in range(0, len(batch), step):
+            rows = batch.slice(first, step)
+            times = [self._second(moment) for moment in rows.column("time_ns").to_pylist()]
+            self._write_chunk(
+                rows.column("payload").to_pylist(),
+                rows.column("type").to_pylist(),
+                rows.column("subtype").to_pylist(),
+                times,
+                first,
+            )
+        return self._last() if len(batch) else None
+
+    def _write_chunk(
+        self,
+        payloads: Sequence[BytesLike],
+        types: Sequence[int] | int,
+        subtypes: Sequence[int] | int,
+        times: Sequence[int] | int,
+        done: int,
+    ) -> None:
+        """Write messages in one request, or in several if they are large."""
+        before = self._messages
+        try:
+            packed = [self._packed(payload) for payload in payloads]
+            first = size = 0
+            for row, (body, *_) in enumerate(packed):
+                if row > first and size + len(body) > _REQUEST_BYTES:
+                    self._write_rows(packed, types, subtypes, times, slice(first, row), done)
+                    first, size = row, 0
+                size += len(body) + LARGEST_INFO
+            rows = slice(first, len(packed))
+            self._write_rows(packed, types, subtypes, times, rows, done)
+        except BaseException:
+            self._refused += len(payloads) - (self._messages - before)
+            raise
+
+    def _write_rows(
+        self,
+        packed: list[tuple[bytes, int, int]],
+        types: Sequence[int] | int,
+        subtypes: Sequence[int] | int,
+        times: Sequence[int] | int,
+        rows: slice,
+        done: int,
+    ) -> None:
+        bodies, lengths, flags = zip(*packed[rows], strict=True)
+        request = encode_messages(
+            _HEAD,
+            bodies,
+            types=types if isinstance(types, int) else types[rows],
+            subtypes=subtypes if isinstance(subtypes, int) else subtypes[rows],
+            pre_compressed=flags,
+            uncompressed_lens=lengths,
+            times=times if isinstance(times, int) else times[rows],
+        )
+        self._send(request, len(bodies), done + rows.start)
+        self._bytes += sum(lengths)
+
+    def _packed(self, payload: BytesLike | None) -> tuple[bytes, int, int]:
+        """Return a payload as it travels, its plain length, and 1 if it is compressed."""
+        if payload is None:
+            return b"", 0, 0
+        if isinstance(payload, bytes):
+            body = payload
+        else:
+            view = memoryview(payload)
+            body = view.tobytes()
+        length = len(body)
+        limit = self._options.max_message - _HEADER_ROOM - LARGEST_INFO
+        if length > limit:
+            raise MessageTooLarge(length, limit, hint="allow more with max_message=")
+        if self._method is None:
+            return body, length, 0
+        return compress(body, self._method), length, 1
+
+    def _second(self, time_ns: int) -> int:
+        """Return the time that a server of ours keeps; LROSE's takes none but its own."""
+        if self._link is None or not self._link.is_ours:
+            return 0
+        return min(max(time_ns // _SECOND, -(2**31)), 2**31 - 1)
+
+    def _check_kind(self, type: int, subtype: int) -> None:
+        for name, value in (("type", type), ("subtype", subtype)):
+            if value not in _INT32:
+                raise InvalidOption(name, value, "does not fit in 32 bits")
+
+    def _last(self) -> int:
+        return UNKNOWN if self._last_seq is None else self._last_seq
+
+    def _drop_header(self, stream: StreamId | None, attributes: bytes | None) -> None:
+        self._headers_dropped += (stream is not None) + (attributes is not None)
+        self._warn_of_headers()
+
+    def _warn_of_headers(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s has no place for stream and attributes; they are dropped", self.url)
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            refused=self._refused,
+            headers_dropped=self._headers_dropped,
+            waited=self._waited,
+            last_seq=self._last_seq,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()

@@ -1,0 +1,196 @@
+"""How is the latest_data_info of another machine read and written?
+
+By its DsLdataServer, LROSE's or ours (spec lrose 3.6).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from penstock.core.errors import Closed, Malformed
+from penstock.core.url import URL
+from penstock.protocols.lrose.addresses import parse_address
+from penstock.protocols.lrose.connection import Connection, ping
+from penstock.protocols.lrose.ds_message import ErrorCode
+from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.ldata_info import UNKNOWN, LatestInfo, guess_data_type
+from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, Arguments, LdataMessage, Mode
+
+if TYPE_CHECKING:
+    from penstock.protocols.lrose.addresses import Address
+    from penstock.protocols.lrose.ds_message import DsMessage
+
+__all__ = ["LdataClient"]
+
+log = logging.getLogger(__name__)
+
+#: A reply is an entry, which is small.
+_MAX_REPLY: Final = 1 << 20
+#: Any age will do.
+_ANY_AGE: Final = -1
+#: Entries that are looked through, after a new connection, for the one that was delivered last.
+_MOST_MISSED: Final = 100_000
+
+
+class LdataClient:
+    """One directory behind a server, to be read or written. For one thread at a time.
+
+    When the connection broke, the next read makes a new one and goes on after the entry that was
+    delivered last.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_timeout: float = 10.0,
+        timeout: float = 30.0,
+        **arguments: Any,
+    ) -> None:
+        """Name the directory: `ldatap://host:port/dir`, or LROSE's `ldatap:://host:port:dir`.
+
+        Arguments are those of `Arguments`, as `readFmqFromStart=True`.
+
+        :raises InvalidURL: it names no directory.
+        """
+        self.url = url
+        self.address: Address = parse_address(URL.parse(url))
+        self._arguments = Arguments(**arguments)
+        self._connect_timeout = connect_timeout
+        self._timeout = timeout
+        self._connection: Connection | None = None
+        self._is_closed = False
+        self._last: LatestInfo | None = None
+        self._missed: deque[LatestInfo] = deque()
+        #: How often, after a new connection, the entry delivered last was not found again: then
+        #: entries may be missing, and all that are there are delivered.
+        self.gaps = 0
+
+    # --- what can be asked ------------------------------------------------------------------
+
+    def read(
+        self, max_valid_age: float | None = None, *, forced: bool = False
+    ) -> LatestInfo | None:
+        """Return what is new since the last read, or None; see `LatestDataInfo.read`.
+
+        LROSE's own server takes every read for one that is not forced, of at most an hour's age.
+
+        :raises ConnectionLost: the server cannot be reached.
+        :raises RequestRefused: it says that it failed.
+        """
+        age = _ANY_AGE if max_valid_age is None else int(max_valid_age)
+        # With a label it is the server that knows the place.
+        is_labelled = self._arguments.saveLatestReadInfo
+        if self._connection is None and self._last is not None and not is_labelled:
+            self._catch_up(age)
+        if forced:
+            return self._read(age, forced=True)
+        info = self._missed.popleft() if self._missed else self._read(age)
+        if info is not None:
+            self._last = info
+        return info
+
+    def write(self, info: LatestInfo, *, fmq_only: bool = False) -> None:
+        """Write an entry there.
+
+        :raises ConnectionLost: the server cannot be reached, or its answer did not come.
+        :raises RequestRefused: it says that it failed.
+        """
+        if info.data_type == UNKNOWN:
+            info = replace(info, data_type=guess_data_type(self.address.path))
+        self._ask(Mode.WRITE, replace(self._arguments, writeFmqOnly=fmq_only), info=info)
+
+    def change(self, mode: Mode, **arguments: Any) -> None:
+        """Change an argument, as `change(Mode.SET_USE_XML, useXml=False)`."""
+        self._arguments = replace(self._arguments, **arguments)
+        self._ask(mode, self._arguments)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def _read(self, age: int, *, forced: bool = False) -> LatestInfo | None:
+        asked = replace(self._arguments, maxValidAge=age, readForced=forced)
+        return self._ask(Mode.READ, asked).info
+
+    def _catch_up(self, age: int) -> None:
+        """Find the entries that came since the one delivered last, on a new connection."""
+        self._open(replace(self._arguments, readFmqFromStart=True))
+        found: deque[LatestInfo] = deque(maxlen=_MOST_MISSED)
+        is_known = False
+        while (info := self._read(age)) is not None:
+            if info == self._last:
+                found.clear()
+                is_known = True
+            else:
+                found.append(info)
+        if not is_known and found:
+            self.gaps += 1
+            log.warning("%s: what was read last is gone there; entries may be missing", self.url)
+        self._missed = found
+
+    def _ask(
+        self, mode: Mode, arguments: Arguments, info: LatestInfo | None = None
+    ) -> LdataMessage:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+        if self._connection is None:
+            self._open(self._arguments)
+        return self._exchange(LdataMessage(mode=mode, arguments=arguments, info=info))
+
+    def _open(self, arguments: Arguments) -> None:
+        self._connection = Connection(
+            self.address.host,
+            self.address.port,
+            connect_timeout=self._connect_timeout,
+            timeout=self._timeout,
+            max_bytes=_MAX_REPLY,
+        )
+        self._exchange(LdataMessage(mode=Mode.OPEN, arguments=arguments, url=str(self.address)))
+
+    def _exchange(self, request: LdataMessage) -> LdataMessage:
+        connection = self._connection
+        assert connection is not None
+        try:
+            reply = _reply(connection.ask(MESSAGE_TYPE, request.to_message()))
+        except BaseException:
+            # What comes next on it could not be told from what was under way.
+            connection.close()
+            self._connection = None
+            raise
+        if reply.error is not None:
+            raise RequestRefused(connection.server, ErrorCode.FAILED, reply.error)
+        return reply
+
+    def ping(self) -> None:
+        """Make sure that the server answers.
+
+        :raises ConnectionLost: it does not.
+        """
+        ping(self.address.host, self.address.port, self._timeout)
+
+    def close(self) -> None:
+        """Say good-bye. Closing twice is fine."""
+        if self._connection is not None:
+            try:
+                self._exchange(LdataMessage(mode=Mode.CLOSE))
+            except (ConnectionLost, RequestRefused, Malformed) as error:
+                log.debug("%s: closing: %s", self.url, error)
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _reply(answer: DsMessage) -> LdataMessage:
+    reply = LdataMessage.from_message(answer)
+    if reply.mode is not Mode.REPLY:
+        raise Malformed("DsLdata reply", "mode", Mode.REPLY.value, reply.mode.value)
+    return reply

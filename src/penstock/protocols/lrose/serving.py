@@ -1,0 +1,186 @@
+"""How does one process serve many of LROSE's clients?
+
+What all servers share: listening, limits, books, a clean end. What a service does with a request is
+its `Session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Final, Self
+
+from penstock.protocols.lrose.served_client import ServedClient
+from penstock.protocols.lrose.sessions import (
+    Answer,
+    Counts,
+    ServerStatistics,
+    ServingOptions,
+    Session,
+)
+from penstock.queue.storage import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["Answer", "DsServer", "ServerStatistics", "ServerThread", "ServingOptions", "Session"]
+
+#: Clients beyond the limit, at most, that are told so before they are cut off.
+_MOST_DENIED: Final = 64
+
+
+class DsServer:
+    """A server of one service. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        options: ServingOptions,
+        new_session: Callable[[str], Session],
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.options = options
+        #: Makes a session for a client, given its address for people.
+        self.new_session = new_session
+        self.counts = Counts()
+        self.clients: set[ServedClient] = set()
+        #: Bytes of requests that have not come to their end.
+        self.held = 0
+        #: Set when a client that may do so asks for the end.
+        self.stop_requested = asyncio.Event()
+        self._denied: set[ServedClient] = set()
+        self._on_close = on_close
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        :raises StorageError: the address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        options = self.options
+        try:
+            self._server = await loop.create_server(
+                lambda: ServedClient(self), options.host.strip("[]"), options.port, backlog=1024
+            )
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise storage_error("listening on", where, error) from error
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._server is not None
+        number: int = self._server.sockets[0].getsockname()[1]
+        return number
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for people."""
+        host = self.options.host.strip("[]")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def now(self) -> float:
+        """Return the time of the event loop."""
+        return self._loop.time()
+
+    def client_count(self) -> int:
+        return len(self.clients)
+
+    def admit(self, client: ServedClient) -> None:
+        """Take a client in, or mark it as one too many."""
+        if len(self.clients) < self.options.max_clients:
+            self.counts.clients_seen += 1
+            self.clients.add(client)
+            return
+        self.counts.clients_denied += 1
+        client.is_denied = True
+        self._denied.add(client)
+        if len(self._denied) > _MOST_DENIED:
+            client.hang_up()
+
+    def release(self, client: ServedClient) -> None:
+        """Forget a client that has left."""
+        self.clients.discard(client)
+        self._denied.discard(client)
+
+    async def _sweep(self) -> None:
+        options = self.options
+        pause = min(1.0, options.idle / 4, options.first_message / 4)
+        while True:
+            await asyncio.sleep(pause)
+            now = self.now()
+            for client in [*self.clients, *self._denied]:
+                client.look(now)
+
+    def statistics(self) -> ServerStatistics:
+        counts = self.counts
+        grown = {name: getattr(counts, name) for name in counts.__slots__}
+        return ServerStatistics(clients=len(self.clients), **grown)
+
+    async def close(self) -> None:
+        """Stop: no more clients, and none that are there. Closing twice is fine."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        assert self._sweeper is not None
+        self._sweeper.cancel()
+        for client in [*self.clients, *self._denied]:
+            await client.leave()
+        await asyncio.sleep(0)  # connections end in the next round of the loop
+        await server.wait_closed()
+        self._on_close()
+
+
+class ServerThread:
+    """A server in a thread of its own, for a program that has no event loop."""
+
+    def __init__(self, make: Callable[[], DsServer]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lrose", daemon=True)
+        self._thread.start()
+        self._is_closed = False
+        try:
+            self.server = asyncio.run_coroutine_threadsafe(self._start(make), self._loop).result()
+        except BaseException:
+            self._end_loop()
+            raise
+        self.port = self.server.port
+        self.address = self.server.address
+
+    @staticmethod
+    async def _start(make: Callable[[], DsServer]) -> DsServer:
+        server = make()
+        await server.start()
+        return server
+
+    def statistics(self) -> ServerStatistics:
+        return self.server.statistics()
+
+    def close(self) -> None:
+        """Stop the server and its thread. Closing twice is fine."""
+        if not self._is_closed:
+            self._is_closed = True
+            asyncio.run_coroutine_threadsafe(self.server.close(), self._loop).result()
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,115 @@
+"""What does a service do for one of its clients, and what is counted?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
+
+from pydantic import Field
+
+from penstock.core.options import Duration, Options, Size
+from penstock.protocols.lrose.ds_message import DsMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+__all__ = ["Answer", "Counts", "ServerStatistics", "ServingOptions", "Session"]
+
+#: What a session gives back: a message, one that is encoded already, or nothing.
+Answer: TypeAlias = DsMessage | bytes | None
+
+
+class ServingOptions(Options):
+    """Limits that every server has."""
+
+    host: str = "127.0.0.1"
+    #: 0: any that is free.
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: Clients at the same time.
+    max_clients: Annotated[int, Field(ge=1, le=100_000)] = 256
+    #: Bytes of one request.
+    max_message: Annotated[Size, Field(ge=1024, le=1 << 31)] = 64 << 20
+    #: Bytes of requests that have not come to their end, of all clients together.
+    max_held: Annotated[Size, Field(ge=1024)] = 512 << 20
+    #: The first request has to be there by then.
+    first_message: Annotated[Duration, Field(gt=0)] = 30.0
+    #: A client that says nothing for so long is cut off.
+    idle: Annotated[Duration, Field(gt=0)] = 3600.0
+    #: Let anybody who can reach the port stop the server, as LROSE's does.
+    allow_shutdown: bool = False
+
+
+class ServerStatistics(NamedTuple):
+    """Books of a server. Every request is answered, is one that has no answer, or its end is."""
+
+    #: Clients connected now.
+    clients: int
+    #: Clients since the start.
+    clients_seen: int
+    #: Clients turned away because there were too many.
+    clients_denied: int
+    #: Clients cut off because they said nothing, or took no reply, for too long.
+    clients_timed_out: int
+    #: Clients cut off because of what they sent.
+    clients_malformed: int
+    #: Requests that came, pings included.
+    requests: int
+    #: Of those: answered, and answered with an error.
+    replies: int
+    errors: int
+    #: Of those: not answered, because the client left, or because there is no answer to them.
+    unanswered: int
+    #: Of those: pings, and the like.
+    pings: int
+    #: Payload bytes of requests and replies.
+    bytes_in: int
+    bytes_out: int
+
+
+class Session(Protocol):
+    """What a service does for one client.
+
+    One that also has `handle_payload(payload: bytes)` is asked first, with the bytes of each
+    request but the first; it returns `...` for those that `handle` is to get.
+    """
+
+    #: The id of the frames of replies.
+    socket_id: int
+    #: True once the conversation is over; then the connection is closed.
+    is_over: bool
+
+    def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
+        """Carry out a request; where that takes time, as a coroutine.
+
+        An error of the tree, or of the operating system, becomes what `failure` makes of it.
+        """
+        ...
+
+    def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
+        """Return the id of the frame, and the reply, that tell the client of an error."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back: the client has left."""
+        ...
+
+
+class Counts:
+    """The numbers of `ServerStatistics`, as they grow."""
+
+    __slots__ = tuple(name for name in ServerStatistics._fields if name != "clients")
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    clients_seen: int
+    clients_denied: int
+    clients_timed_out: int
+    clients_malformed: int
+    requests: int
+    replies: int
+    errors: int
+    unanswered: int
+    pings: int
+    bytes_in: int
+    bytes_out: int

@@ -1,0 +1,251 @@
+"""How is a directory's latest_data_info read and written as a stream? `latest:/dir`.
+
+One message for each new file. It is the queue of latest_data_info underneath, so that it can be
+read again from any entry that the queue still has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.endpoints import Endpoint
+from penstock.core.errors import Closed, InvalidURL, Malformed
+from penstock.core.interfaces import Bounds, BytesLike, Reader, Writer
+from penstock.core.options import Options, parse_options
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics, WriterStatistics
+from penstock.protocols.lrose.ldata_body import decode_body, xml_in_body
+from penstock.protocols.lrose.ldata_info import LatestInfo
+from penstock.protocols.lrose.ldata_xml import ROOT, decode_xml, encode_xml
+from penstock.queue.classic.info import describe_queue
+from penstock.queue.classic.options import ClassicOptions
+from penstock.queue.classic.reader import ClassicReader
+from penstock.queue.options import Patience  # noqa: TC001 - pydantic reads it at run time
+from penstock.registry.latest import LatestDataInfo
+from penstock.registry.latest_paths import data_path
+from penstock.registry.latest_settings import DEFAULT_NAME, InfoFiles, LatestSettings
+
+if TYPE_CHECKING:
+    from penstock.core.info import StreamInfo
+    from penstock.core.message import Message
+    from penstock.core.position import Position, PositionLike
+    from penstock.core.stream_id import StreamId
+    from penstock.core.url import URL
+
+__all__ = ["LatestEndpoint", "LatestReader", "LatestWriter", "payload_of"]
+
+_SECOND: Final = 1_000_000_000
+
+
+class LatestReaderOptions(Options):
+    """Options of `latest:/dir` for readers."""
+
+    #: What the files are called, behind an underscore.
+    name: str = DEFAULT_NAME
+    #: What a payload is: LROSE's XML, or its fields and the file's path as JSON.
+    format: Literal["xml", "json"] = "xml"
+    #: Wait for the first entry to be written: `true`, or for how long.
+    wait: Patience = 0.0
+
+
+class LatestWriterOptions(Options):
+    """Options of `latest:/dir` for writers."""
+
+    name: str = DEFAULT_NAME
+    #: Tell the DataMapper of this machine.
+    datamapper: bool = True
+
+
+class LatestEndpoint(Endpoint):
+    """`latest:/dir`: the latest_data_info of a directory."""
+
+    def open_reader(self, url: URL, start: Position) -> Reader:
+        return LatestReader(
+            url.text, _directory(url), start, parse_options(url, LatestReaderOptions)
+        )
+
+    def open_writer(self, url: URL) -> Writer:
+        return LatestWriter(url.text, _directory(url), parse_options(url, LatestWriterOptions))
+
+    def describe(self, url: URL) -> StreamInfo:
+        name = parse_options(url, LatestReaderOptions).name
+        return describe_queue(url.text, InfoFiles(_directory(url), name).queue)
+
+
+def _directory(url: URL) -> str:
+    if url.host is not None:
+        raise InvalidURL(
+            url.text,
+            "latest: is a directory on this machine and has no host",
+            hint="write latest:/dir",
+        )
+    if not url.path:
+        raise InvalidURL(url.text, "it names no directory", hint="write latest:/dir")
+    return url.path
+
+
+def payload_of(body: bytes, directory: str, format: str) -> tuple[bytes, LatestInfo]:
+    """Return what a message of the queue is to a reader of the stream, and what it says.
+
+    :raises Malformed: it is no entry.
+    """
+    info = decode_body(body)
+    if format == "json":
+        fields = {**info.to_fields(), "directory": directory, "path": data_path(info, directory)}
+        return json.dumps(fields).encode(), info
+    return xml_in_body(body) or encode_xml(info, directory), info
+
+
+class LatestReader(Reader):
+    """Reads one message for each new file, in order."""
+
+    cannot_carry = ClassicReader.cannot_carry
+
+    def __init__(
+        self, url: str, directory: str, start: Position, options: LatestReaderOptions
+    ) -> None:
+        super().__init__(url)
+        self._directory = os.path.abspath(directory)  # noqa: PTH100 - for programs elsewhere
+        self._format = options.format
+        self._queue = ClassicReader(
+            url,
+            InfoFiles(directory, options.name).queue,
+            start,
+            ClassicOptions(damaged="skip", wait=options.wait),
+        )
+        self._messages = self._bytes = 0
+        self._unreadable = LossLedger()
+
+    def _take(self, limit: int) -> list[Message]:
+        return self._take_within(limit, 0)
+
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        return self._take_within(limit, timeout)
+
+    def _take_within(self, limit: int, timeout: float | None) -> list[Message]:
+        """Take from the queue, which knows how to sleep until it is written to."""
+        while found := self._queue.read_many(limit, timeout):
+            messages = [made for message in found if (made := self._made_of(message))]
+            if messages:
+                self._messages += len(messages)
+                self._bytes += sum(message.size for message in messages)
+                return messages
+        return []
+
+    def _made_of(self, message: Message) -> Message | None:
+        try:
+            payload, info = payload_of(message.payload, self._directory, self._format)
+        except Malformed:
+            self._unreadable.add(Loss(message.seq, message.seq, DropReason.DAMAGED))
+            return None
+        return message._replace(payload=payload, time_ns=info.time_ns)
+
+    def seek(self, position: PositionLike) -> None:
+        self._queue.seek(position)
+
+    def newest_seq(self) -> int | None:
+        return self._queue.newest_seq()
+
+    def bounds(self) -> Bounds:
+        return self._queue.bounds()
+
+    def _idle(self) -> bool:
+        return self._queue._idle()  # noqa: SLF001 - for whoever waits for readers
+
+    def statistics(self) -> ReaderStatistics:
+        books = self._queue.statistics()
+        losses = sorted((*books.losses, *self._unreadable.ranges()), key=lambda loss: loss.first)
+        return books._replace(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=books.lost + self._unreadable.total,
+            losses=tuple(losses),
+        )
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class LatestWriter(Writer):
+    """Writes latest_data_info: a payload is LROSE's XML, or the fields of an entry as JSON."""
+
+    cannot_carry = ClassicReader.cannot_carry
+
+    def __init__(self, url: str, directory: str, options: LatestWriterOptions) -> None:
+        super().__init__(url)
+        # The number of the entry is what a writer returns: there has to be a queue.
+        settings = replace(LatestSettings(name=options.name), use_fmq=True)
+        self._latest = LatestDataInfo(
+            directory, settings=settings, register="map" if options.datamapper else None
+        )
+        self._messages = self._bytes = self._refused = self._headers_dropped = 0
+        self._last_seq: int | None = None
+        self._closed = False
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        """Write an entry; see `Writer.write`.
+
+        JSON without a `latest_time` has the `time_ns` given, or now.
+
+        :raises Malformed: the payload is no entry.
+        """
+        del type, subtype, created_ns
+        if self._closed:
+            raise Closed(f"{self.url} was closed")
+        try:
+            data = bytes(payload)
+            self._latest.write(info=_entry(data, time_ns))
+        except BaseException:
+            self._refused += 1
+            raise
+        self._messages += 1
+        self._bytes += len(data)
+        self._headers_dropped += (stream is not None) + (attributes is not None)
+        self._last_seq = self._latest.last_seq
+        return -1 if self._last_seq is None else self._last_seq
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            refused=self._refused,
+            headers_dropped=self._headers_dropped,
+            waited=0.0,
+            last_seq=self._last_seq,
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        self._latest.close()
+
+
+def _entry(payload: bytes, time_ns: int | None) -> LatestInfo:
+    """Read a payload of either form."""
+    if payload.lstrip().startswith(ROOT):
+        return decode_xml(payload)
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise Malformed("latest_data_info", "payload", "XML, or an object in JSON", payload[:60])
+    # What a reader adds for its own reader.
+    fields.pop("directory", None)
+    fields.pop("path", None)
+    moment = SYSTEM_CLOCK.now_ns() if time_ns is None else time_ns
+    fields.setdefault("latest_time", moment // _SECOND)
+    fields.setdefault("max_time", fields["latest_time"])
+    return LatestInfo.from_fields(fields)

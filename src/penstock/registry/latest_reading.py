@@ -1,0 +1,337 @@
+"""What is new in a directory's latest_data_info?
+
+LROSE's order and rules (spec lrose 3.5): the queue, then the XML file, then the ASCII file. Other
+than LROSE's, this reader removes nothing that it cannot read, and takes no two updates of one
+second for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.errors import Malformed, NotFound, PenstockError, PositionError
+from penstock.core.position import Position
+from penstock.protocols.lrose.ldata_body import decode_body
+from penstock.protocols.lrose.ldata_text import LARGEST_FILE, decode_ascii
+from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.queue.classic.layout import ID_COUNT, id_distance
+from penstock.queue.classic.options import ClassicOptions
+from penstock.queue.classic.reader import ClassicReader
+from penstock.queue.classic.watch import Sleeper
+from penstock.registry.latest_paths import relative_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.core.message import Message
+    from penstock.protocols.lrose.ldata_info import LatestInfo
+    from penstock.registry.latest_settings import InfoFiles, LatestSettings
+    from penstock.registry.latest_state import SavedPlace
+
+__all__ = ["InfoReader", "LatestStatistics"]
+
+log = logging.getLogger(__name__)
+
+_SECOND: Final = 1_000_000_000
+#: While nothing comes, look this often (seconds) whether other files are there by now.
+_LONGEST_WAIT: Final = 0.5
+#: Whoever writes a set of files may take so long (nanoseconds) from the ASCII to the XML file.
+_BETWEEN_FILES: Final = 200_000_000
+#: Others may write to the directory all the time: a wake is not followed by the next at once.
+_AFTER_WAKE: Final = 0.005
+
+
+class LatestStatistics(NamedTuple):
+    """Books of a reader. Every entry of the queue was delivered, unreadable or lost."""
+
+    #: Entries handed to the caller for the first time.
+    entries: int
+    #: Entries handed out again, by a forced read.
+    repeated: int
+    #: Entries of the queue, and files, that do not follow their format.
+    unreadable: int
+    #: Entries that the queue had no more when this reader came to them.
+    lost: int
+    #: How often the queue was made anew under this reader.
+    restarts: int
+
+
+class InfoReader:
+    """Reads the files of one directory. Not safe to share between threads."""
+
+    def __init__(
+        self,
+        files: InfoFiles,
+        settings: LatestSettings,
+        saved: SavedPlace | None = None,
+        *,
+        saved_max_age: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._files = files
+        self._settings = settings
+        self._saved = saved
+        self._saved_max_age = saved_max_age
+        self._clock = clock
+        self._queue: ClassicReader | None = None
+        #: The queue was too old when it was opened, and nothing has come by it since: files may
+        #: be newer.
+        self._is_stale = False
+        #: There was none when this reader looked: all that is in one made later is new.
+        self._saw_no_queue = False
+        #: What the files told last, if nothing has come by the queue since: it comes there, too.
+        self._told_by_file: LatestInfo | None = None
+        self._sleeper = Sleeper()
+        #: How each file looked when it was read last.
+        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._last: LatestInfo | None = None
+        #: Seconds since 1970 when what was read last had been written.
+        self.prev_mod_time = 0
+        self._entries = self._repeated = self._unreadable = 0
+        #: Of queues that were closed, and what was gone before this reader opened one.
+        self._lost = self._restarts = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it reads the queue, so that `read` can wait by itself."""
+        return self._queue is not None and not self._is_stale
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def read(
+        self, max_age: float | None, *, from_start: bool, forced: bool = False, wait: float = 0
+    ) -> LatestInfo | None:
+        """Return what is new, or None. `forced`: return what is there, also when it is not new.
+
+        :raises StorageError: the operating system refuses.
+        """
+        has_queue = self._settings.use_fmq and self._files.has_queue()
+        if not has_queue:
+            self._close_queue()
+            self._saw_no_queue = True
+        elif self.is_open or not forced:
+            queue = self._open_queue(max_age, from_start)
+            if queue is not None:
+                info = self._read_queue(queue, 0 if self._is_stale else wait, forced=forced)
+                if info is not None or not self._is_stale:
+                    return info
+        forms: tuple[tuple[bool, Path, Callable[[bytes], LatestInfo]], ...] = (
+            (self._settings.use_xml, self._files.xml, decode_xml),
+            (self._settings.use_ascii, self._files.ascii, decode_ascii),
+        )
+        for is_on, path, decode in forms:
+            if is_on and not self._is_being_written(path):
+                with contextlib.suppress(_NotThere):
+                    return self._read_file(path, decode, max_age, forced=forced)
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until somebody writes to the directory, at most so long."""
+        seconds = min(seconds, _LONGEST_WAIT)
+        try:
+            folder = os.open(self._files.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            time.sleep(min(seconds, self._sleeper.longest_pause))
+            return
+        try:
+            before = self._marks()
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0 and self._marks() == before:
+                pause = min(left, self._sleeper.longest_pause)
+                self._sleeper.sleep(folder, pause, lambda: self._marks() == before)
+                self._sleeper.stop_watching()  # and forget what it has seen
+                time.sleep(min(left, _AFTER_WAKE))
+        finally:
+            os.close(folder)
+
+    def _marks(self) -> list[tuple[int, int, int] | None]:
+        files = self._files
+        return [_mark(path) for path in (files.stat, files.xml, files.ascii)]
+
+    # --- the queue --------------------------------------------------------------------------
+
+    def _open_queue(self, max_age: float | None, from_start: bool) -> ClassicReader | None:
+        """Return the queue; None: it cannot be opened, so that files have a turn."""
+        if self._queue is not None:
+            return self._queue
+        place, is_stale = Position.LAST, False
+        if from_start or self._saw_no_queue:
+            place = Position.START
+        elif max_age is not None and max_age >= 0 and self._age(self._files.stat) > max_age:
+            place, is_stale = Position.END, True
+        options = ClassicOptions(damaged="skip")
+        path = self._files.queue
+        try:
+            queue = ClassicReader(f"fmq:{path}", path, place, options)
+            if self._saved is not None and not is_stale:
+                self._resume(queue, self._saved)
+        except NotFound:
+            return None
+        except PenstockError as error:
+            log.warning("%s; looking at the files instead", error)
+            return None
+        self._queue, self._is_stale = queue, is_stale
+        return queue
+
+    def _resume(self, queue: ClassicReader, saved: SavedPlace) -> None:
+        """Stand behind the entry that was read last, or where the queue goes on after it."""
+        id = saved.load(self._clock, self._saved_max_age)
+        if id is None:
+            return
+        try:
+            queue.seek_after_id(id)
+        except PositionError:
+            # LROSE would go to the newest one. All that is there was never read.
+            bounds = queue.bounds()
+            gone = id_distance(bounds.oldest % ID_COUNT, id) - 1
+            queue.seek(Position.START)
+            if gone >= 0 and bounds.end > bounds.oldest:
+                self._lost += gone
+                log.warning("%s: %s entries were gone before they were read", queue.url, gone)
+            else:
+                self._restarts += 1
+                log.warning("%s was made anew since it was read last", queue.url)
+
+    def _read_queue(self, queue: ClassicReader, wait: float, *, forced: bool) -> LatestInfo | None:
+        until = time.monotonic() + wait
+        if forced:
+            queue.seek_back()
+        while True:
+            left = max(0.0, until - time.monotonic())
+            message = queue.read(timeout=min(left, _LONGEST_WAIT))
+            if message is None:
+                return None
+            try:
+                info = decode_body(message.payload)
+            except Malformed as error:
+                self._unreadable += 1
+                log.warning("%s, entry %s: %s", queue.url, message.seq, error)
+                continue
+            told, self._told_by_file = self._told_by_file, None
+            if told is not None and _same(told, info) and not forced:
+                continue
+            return self._delivered_from_queue(message, info, forced=forced)
+
+    def _delivered_from_queue(
+        self, message: Message, info: LatestInfo, *, forced: bool
+    ) -> LatestInfo:
+        mark = _mark(self._files.stat)
+        if mark is not None:
+            self.prev_mod_time = mark[0] // _SECOND
+        # The files tell of the same entry: they are not news when the queue goes away.
+        self._last = info
+        self._is_stale = False
+        if forced:
+            self._repeated += 1
+        else:
+            self._entries += 1
+        if self._saved is not None:
+            name = relative_path(info, self._files.directory)
+            self._saved.save(message.seq % ID_COUNT, info, name)
+        return info
+
+    def _close_queue(self) -> None:
+        if self._queue is not None:
+            books = self._queue.statistics()
+            self._lost += books.lost
+            self._restarts += books.restarts
+            self._queue.close()
+            self._queue = None
+
+    # --- the files --------------------------------------------------------------------------
+
+    def _read_file(
+        self,
+        path: Path,
+        decode: Callable[[bytes], LatestInfo],
+        max_age: float | None,
+        *,
+        forced: bool,
+    ) -> LatestInfo | None:
+        """Return what the file says, or None if it is not new.
+
+        :raises _NotThere: there is no such file, or it is too old or unreadable: the next in line
+            has its turn.
+        """
+        mark = _mark(path)
+        if mark is None or (max_age is not None and 0 < max_age < self._age(path)):
+            raise _NotThere
+        if self._seen.get(path) == mark and not forced:
+            return None
+        try:
+            with path.open("rb") as file:
+                info = decode(file.read(LARGEST_FILE + 1))
+        except FileNotFoundError:
+            raise _NotThere from None
+        except (OSError, Malformed) as error:
+            if self._seen.get(path) != mark:
+                self._seen[path] = mark
+                self._unreadable += 1
+                log.warning("%s is left as it is: %s", path, error)
+            raise _NotThere from None
+        if forced:
+            self._repeated += 1
+            return info
+        is_known = path not in self._seen and self._last is not None and _same(self._last, info)
+        self._seen[path] = mark
+        if is_known:
+            return None
+        self._last = self._told_by_file = info
+        self._entries += 1
+        self.prev_mod_time = mark[0] // _SECOND
+        return info
+
+    def _is_being_written(self, path: Path) -> bool:
+        """Tell whether the XML, which says more, is about to follow this ASCII file."""
+        if path != self._files.ascii or not self._settings.use_xml:
+            return False
+        mark, xml = _mark(path), _mark(self._files.xml)
+        if mark is None or (xml is not None and xml[0] >= mark[0]):
+            return False
+        return 0 <= self._clock.now_ns() - mark[0] < _BETWEEN_FILES
+
+    def _age(self, path: Path) -> int:
+        mark = _mark(path)
+        return 0 if mark is None else self._clock.now_ns() // _SECOND - mark[0] // _SECOND
+
+    # --- the rest ---------------------------------------------------------------------------
+
+    def statistics(self) -> LatestStatistics:
+        lost, restarts = self._lost, self._restarts
+        if self._queue is not None:
+            books = self._queue.statistics()
+            lost += books.lost
+            restarts += books.restarts
+        return LatestStatistics(self._entries, self._repeated, self._unreadable, lost, restarts)
+
+    def close(self) -> None:
+        self._close_queue()
+        self._sleeper.close()
+
+
+class _NotThere(Exception):
+    """There is nothing to read in this form."""
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written: also twice in a second, and by a rename."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _same(one: LatestInfo, other: LatestInfo) -> bool:
+    """Tell whether two forms, of which ASCII says less, tell of the same entry."""
+    return (one.valid_time, one.first_info, one.second_info) == (
+        other.valid_time,
+        other.first_info,
+        other.second_info,
+    )

@@ -1,0 +1,235 @@
+"""How is the latest_data_info of this machine served to others?
+
+As LROSE's DsLdataServer does (spec lrose 3.6), below one directory. Other than LROSE's it heeds the
+age, the force and the form that a client asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import Field
+
+from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.protocols.lrose.addresses import default_port
+from penstock.protocols.lrose.fmq_paths import QueueRoot
+from penstock.protocols.lrose.ldata_message import Arguments, LdataMessage, Mode
+from penstock.protocols.lrose.serving import DsServer, ServingOptions
+from penstock.registry.latest import LatestDataInfo
+from penstock.registry.latest_registering import MapRegistrar
+from penstock.registry.latest_settings import LatestSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from penstock.protocols.lrose.ds_message import DsMessage
+    from penstock.protocols.lrose.ldata_info import LatestInfo
+    from penstock.registry.latest_registering import Register
+
+__all__ = ["LdataServer", "LdataServerOptions"]
+
+log = logging.getLogger(__name__)
+
+#: Requests that may wait for a disk or a lock at the same time.
+_THREADS: Final = 16
+#: Seconds that a client may wait for another writer.
+_LOCK_TIMEOUT: Final = 10.0
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Where the places of clients are kept, below the root.
+_PLACES: Final = "_latest_read_info"
+
+
+class LdataServerOptions(ServingOptions):
+    """What a server of latest_data_info may be told."""
+
+    #: The directory that is served, with all below it.
+    root: Path
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default_factory=lambda: default_port("ldatap")
+    )
+    #: Nobody may write.
+    read_only: bool = False
+    #: Slots of a queue that a client may have made, at most.
+    max_slots: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
+    #: Tell the DataMapper of this machine of what is written.
+    datamapper: bool = True
+    #: An entry is small.
+    max_message: Annotated[int, Field(ge=1024, le=1 << 24)] = 1 << 20
+
+
+class LdataServer(DsServer):
+    """A DsLdataServer. All of it runs in one event loop, but for what waits for a disk."""
+
+    def __init__(self, options: LdataServerOptions) -> None:
+        """Serve what is below the root.
+
+        :raises NotFound: there is no such directory.
+        """
+        if not options.root.is_dir():
+            raise NotFound(f"there is no directory {options.root}")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ldata")
+        self._map = MapRegistrar() if options.datamapper else None
+        self._registering = threading.Lock()
+        super().__init__(
+            options,
+            lambda _name: _LdataSession(options, self._threads, self._register),
+            on_close=self._end,
+        )
+
+    def _register(self, info: LatestInfo, directory: str) -> None:
+        if self._map is not None:
+            # Sessions write in threads of their own.
+            with self._registering:
+                self._map(info, directory)
+
+    def _end(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._map is not None:
+            with self._registering:
+                self._map.close()
+
+
+class _LdataSession:
+    """What one client has open."""
+
+    socket_id: int = Mode.REPLY
+
+    def __init__(
+        self, options: LdataServerOptions, threads: ThreadPoolExecutor, register: Register
+    ) -> None:
+        self.is_over = False
+        self._register = register
+        self._options = options
+        self._root = QueueRoot(options.root)
+        self._threads = threads
+        self._latest: LatestDataInfo | None = None
+        self._directory: str | None = None
+        self._arguments = Arguments()
+        #: Held while a request is under way: the client may leave meanwhile.
+        self._at_work = threading.Lock()
+        self._has_left = False
+
+    def handle(self, request: DsMessage) -> Awaitable[DsMessage]:
+        asked = LdataMessage.from_message(request)
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._threads, self._work, asked)
+
+    def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
+        del request
+        text = str(error) if isinstance(error, PenstockError) else "the server failed"
+        reply = LdataMessage(mode=Mode.REPLY, error=self._root.hide(text))
+        return self.socket_id, reply.to_message()
+
+    def close(self) -> None:
+        # Not to be waited for here: a request may wait for another writer.
+        if self._at_work.acquire(blocking=False):
+            self._close()
+            self._at_work.release()
+        else:
+            self._has_left = True
+
+    def _close(self) -> None:
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            latest.close()
+
+    # --- in a thread ------------------------------------------------------------------------
+
+    def _work(self, asked: LdataMessage) -> DsMessage:
+        with self._at_work:
+            try:
+                return self._reply_to(asked).to_message()
+            finally:
+                if self._has_left:
+                    self._close()
+
+    def _reply_to(self, asked: LdataMessage) -> LdataMessage:
+        match asked.mode:
+            case Mode.OPEN:
+                self._open(asked)
+            case Mode.READ:
+                return self._read(asked.arguments)
+            case Mode.WRITE:
+                self._write(asked)
+            case Mode.CLOSE:
+                self._close()
+                self.is_over = True
+            case Mode.REPLY:
+                raise Unsupported("a reply was sent to the server")
+            case _:
+                self._change(asked.mode, asked.arguments)
+        return LdataMessage(mode=Mode.REPLY)
+
+    def _open(self, asked: LdataMessage) -> None:
+        self._directory = self._root.path(asked.url or "")
+        self._use(asked.arguments)
+
+    def _change(self, mode: Mode, arguments: Arguments) -> None:
+        """Change what the request is about, and nothing else that it does not mention."""
+        names = {
+            Mode.SET_DISPLACED_DIR_PATH: ("displacedDirPath",),
+            Mode.SET_LDATA_FILE_NAME: ("ldataFileName",),
+            Mode.SET_USE_XML: ("useXml",),
+            Mode.SET_USE_ASCII: ("useAscii",),
+            Mode.SET_SAVE_LATEST_READ_INFO: ("saveLatestReadInfo", "latestReadInfoLabel"),
+            Mode.SET_USE_FMQ: ("useFmq",),
+            Mode.SET_FMQ_NSLOTS: ("fmqNSlots",),
+            Mode.SET_READ_FMQ_FROM_START: ("readFmqFromStart",),
+        }[mode]
+        said = {name: getattr(self._arguments, name) for name in Arguments.__slots__}
+        said |= {name: getattr(arguments, name) for name in names}
+        self._use(Arguments(**said))
+
+    def _use(self, arguments: Arguments) -> None:
+        """Open the directory as the client wants it."""
+        if self._directory is None:
+            raise Unsupported("no directory is open", hint="a client opens one first")
+        if arguments.fmqNSlots > self._options.max_slots:
+            raise InvalidOption(
+                "fmqNSlots", arguments.fmqNSlots, f"is above {self._options.max_slots:,}"
+            )
+        label = arguments.latestReadInfoLabel if arguments.saveLatestReadInfo else None
+        if label is not None and not _LABEL.fullmatch(label):
+            raise InvalidOption("latestReadInfoLabel", label, "is letters, digits, dots and dashes")
+        self._close()
+        self._arguments = arguments
+        self._latest = LatestDataInfo(
+            self._directory,
+            settings=LatestSettings(
+                name=arguments.ldataFileName,
+                use_ascii=arguments.useAscii,
+                use_xml=arguments.useXml,
+                use_fmq=arguments.useFmq,
+                fmq_slots=arguments.fmqNSlots,
+                lock_timeout=_LOCK_TIMEOUT,
+            ),
+            label=label,
+            label_place=self._root.folder / _PLACES,
+            register=self._register,
+        )
+
+    def _opened(self) -> LatestDataInfo:
+        if self._latest is None:
+            raise Unsupported("no directory is open", hint="a client opens one first")
+        return self._latest
+
+    def _read(self, arguments: Arguments) -> LdataMessage:
+        age = arguments.maxValidAge if arguments.maxValidAge >= 0 else None
+        forced = arguments.readForced
+        info = self._opened().read(age, from_start=self._arguments.readFmqFromStart, forced=forced)
+        if info is None and forced:
+            raise NotFound("there is no latest_data_info (of that age)")
+        return LdataMessage(mode=Mode.REPLY, info=info)
+
+    def _write(self, asked: LdataMessage) -> None:
+        if self._options.read_only:
+            raise Unsupported("this server takes no entries: it is read-only")
+        if asked.info is None:
+            raise InvalidOption("INFO_XML", None, "a write has an entry")
+        self._opened().write(info=asked.info, fmq_only=asked.arguments.writeFmqOnly)

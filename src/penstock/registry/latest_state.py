@@ -1,0 +1,81 @@
+"""How does a reader of latest_data_info remember its place, as LROSE's readers do?
+
+`setSaveLatestReadInfo`: an XML file of the same form in a directory for temporary files, whose
+`user_info1` names the last entry that was read (spec lrose 3.5).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import InvalidOption, Malformed, StorageError
+from penstock.protocols.lrose.ldata_info import LatestInfo
+from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.registry.latest_files import write_state
+from penstock.registry.latest_settings import InfoFiles
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Clock
+
+__all__ = ["SavedPlace"]
+
+log = logging.getLogger(__name__)
+
+_ID: Final = re.compile(r"FMQ_id:([0-9]{1,10})")
+
+
+class SavedPlace:
+    """The file in which one reader of one directory keeps its place."""
+
+    def __init__(
+        self, label: str, directory: str, place: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Name the file, in `$TMP_DIR` or /var/tmp unless another place is given.
+
+        :raises InvalidOption: the label cannot be part of a file's name.
+        """
+        if not label or "/" in label or "\0" in label:
+            raise InvalidOption("label", label, "is a part of a file's name")
+        name = f"latest_read_info.{label}.{directory}".replace("/", "_")
+        if place is None:
+            place = os.environ.get("TMP_DIR") or "/var/tmp"  # noqa: S108 - where LROSE has it
+        self._files = InfoFiles(place, name)
+        self._max_time = 0
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return str(self._files.xml)
+
+    def load(self, clock: Clock, max_age: float | None = None) -> int | None:
+        """Return the id of the entry read last; None: nothing is kept, or it is too old."""
+        try:
+            status = self._files.xml.stat()
+            age = clock.now_ns() // 1_000_000_000 - int(status.st_mtime)
+            if max_age is not None and 0 < max_age < age:
+                return None
+            found = _ID.match(decode_xml(self._files.xml.read_bytes()).user_info1)
+        except FileNotFoundError:
+            return None
+        except (OSError, Malformed) as error:
+            # Not ours to remove: somebody may want to see what became of it.
+            log.warning("the place kept in %s is not readable: %s", self.path, error)
+            return None
+        return int(found[1]) if found else None
+
+    def save(self, id: int, info: LatestInfo, rel_data_path: str) -> None:
+        """Keep the id of an entry that was read. A failure is told of, and reading goes on."""
+        self._max_time = max(self._max_time, info.valid_time)
+        kept = LatestInfo(
+            latest_time=info.valid_time,
+            rel_data_path=rel_data_path,
+            user_info1=f"FMQ_id:{id}",
+            max_time=self._max_time,
+        )
+        try:
+            write_state(self._files, kept)
+        except StorageError as error:
+            log.warning("cannot keep the place of this reader: %s", error)

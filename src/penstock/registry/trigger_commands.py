@@ -1,0 +1,193 @@
+"""How is a command run for a new file, and ended when it takes too long?
+
+No shell has a look at it: each word of the command is one argument, with the file's path and times
+put in where the word says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import InvalidOption, PenstockError
+from penstock.core.units import format_duration, format_time
+from penstock.registry.latest_paths import relative_path
+from penstock.registry.triggers import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.registry.triggers import NewData
+
+__all__ = ["FIELDS", "Command", "CommandFailed", "CommandTimeout"]
+
+#: What a word may name, and what is put there.
+FIELDS: Final[dict[str, Callable[[NewData], str]]] = {
+    "path": lambda new: new.path,
+    "rel": lambda new: relative_path(new.info, new.directory),
+    "dir": lambda new: new.directory,
+    "ext": lambda new: new.info.file_ext,
+    "time": lambda new: format_time(new.info.latest_time * 1_000_000_000),
+    "unix": lambda new: str(new.info.latest_time),
+    "valid": lambda new: format_time(new.info.time_ns),
+    "lead": lambda new: str(new.info.forecast_lead_secs),
+    "type": lambda new: new.info.data_type,
+    "writer": lambda new: new.info.writer_name,
+    "user1": lambda new: new.info.first_info,
+    "user2": lambda new: new.info.second_info,
+    "seq": lambda new: str(new.seq),
+}
+
+_FIELD: Final = re.compile(r"\{\{|\}\}|\{([a-z0-9]*)\}|[{}]")
+#: Seconds between two looks at whether to stop.
+_LOOK: Final = 0.2
+
+
+class CommandFailed(PenstockError):
+    """A command ended with a status other than 0, or could not be started."""
+
+    def __init__(self, command: str, status: int | str, *, hint: str | None = None) -> None:
+        how = f"ended with status {status}" if isinstance(status, int) else status
+        super().__init__(f"{command} {how}", hint=hint)
+        self.command = command
+        self.status = status
+
+
+class CommandTimeout(CommandFailed, TimeoutError):
+    """A command took longer than allowed, and was ended."""
+
+
+class Command:
+    """Work for new files that another program does.
+
+    A run that takes longer than `timeout` seconds is ended, and so is everything it started. When
+    the trigger is to stop, the run under way has `grace` seconds to come to its end.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        timeout: float | None = None,
+        grace: float = 5.0,
+        stop: Callable[[], bool] = lambda: False,
+        output: int | None = None,
+    ) -> None:
+        """Check the words.
+
+        :raises InvalidOption: there are none, or one has a field that no file has.
+        """
+        if not words:
+            raise InvalidOption("command", "", "is empty", hint="penstock on DIR -- COMMAND {path}")
+        for word in words:
+            _filled(word, dict.fromkeys(FIELDS, ""))
+        self._words = tuple(words)
+        self._timeout = timeout
+        self._grace = grace
+        self._stop = stop
+        self._output = output
+
+    def arguments(self, new: NewData) -> list[str]:
+        """Return the words for one file.
+
+        :raises NotFound: the path is asked for, and the file is not there.
+        """
+        return [_filled(word, new) for word in self._words]
+
+    def __call__(self, new: NewData) -> None:
+        """Run it for one file.
+
+        :raises CommandFailed: it ended with a status other than 0, or took too long.
+        :raises Stopped: it was ended because the trigger is to stop.
+        """
+        arguments = self.arguments(new)
+        name = os.path.basename(arguments[0])  # noqa: PTH119 - for people
+        try:
+            process = subprocess.Popen(  # noqa: S603 - it is what the person asked for
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                # Its own group, so that Ctrl-C is ours to pass on, and its children end with it.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CommandFailed(name, f"cannot be started: {error.strerror}") from error
+        try:
+            self._wait(process, name)
+        except BaseException:
+            _end(process, self._grace)
+            raise
+        if process.returncode:
+            raise CommandFailed(name, _status(process.returncode))
+
+    def _wait(self, process: subprocess.Popen[bytes], name: str) -> None:
+        began = time.monotonic()
+        stopping: float | None = None
+        look = _LOOK if self._timeout is None else min(_LOOK, self._timeout)
+        while not _has_ended(process, look):
+            now = time.monotonic()
+            if self._timeout is not None and now - began > self._timeout:
+                allowed = format_duration(self._timeout)
+                raise CommandTimeout(name, f"took longer than {allowed}, and was ended")
+            if stopping is None and self._stop():
+                stopping = now
+            if stopping is not None and now - stopping > self._grace:
+                raise Stopped
+
+
+def _status(code: int) -> int | str:
+    if code > 0:
+        return code
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Sleep until a process ends, at most so long. (`Popen.wait` would look again and again.)"""
+    if process.poll() is not None:
+        return True
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)
+    return process.poll() is not None
+
+
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End a process and all that it started: politely, then for good."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, None)):
+        try:
+            # The group stays while anybody in it does, also when its first process has ended.
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _filled(word: str, values: NewData | dict[str, str]) -> str:
+    def fill(found: re.Match[str]) -> str:
+        if found[0] in {"{{", "}}"}:
+            return found[0][0]
+        field = found[1]
+        if field not in FIELDS:
+            known = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise InvalidOption(
+                "command", word, f"{found[0]} is no field", hint=f"{known}; {{{{ for a brace"
+            )
+        return values[field] if isinstance(values, dict) else FIELDS[field](values)
+
+    return _FIELD.sub(fill, word)

@@ -1,0 +1,61 @@
+"""`penstock serve fmqp`, and the other commands by its URLs: real processes on loopback."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command import PENSTOCK, json_lines, run
+from penstock.protocols.lrose import ping
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    root = tmp_path_factory.mktemp("root")
+    command = [PENSTOCK, "serve", "fmqp", "--root", str(root), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 60)[0]
+        words = process.stdout.readline().split()
+        assert words[:2] == ["serving", str(root)]
+        yield root, words[-1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout.readline().startswith("stopped: ")
+
+
+def test_put_cat_and_info_work_by_both_spellings(served: tuple[Path, str]) -> None:
+    root, url = served
+    put = run("put", f"{url}/radar/beams", "--text", "one", "--text", "two", "--type", "5")
+    assert put.returncode == 0, put.stderr
+    address = url.removeprefix("fmqp://")
+    shown = json_lines(run("cat", f"fmqp:://{address}:radar/beams", "--json").stdout)
+    assert [(m["seq"], m["type"], m["size"]) for m in shown] == [(0, 5, 3), (1, 5, 3)]
+    info = json.loads(run("info", f"{url}/radar/beams", "--json").stdout)
+    assert (info["layout"], info["count"], info["details"]["software"]) == ("remote", 2, "penstock")
+    assert (root / "radar" / "beams.stat").exists()
+
+
+def test_a_path_outside_is_refused_in_one_line(served: tuple[Path, str]) -> None:
+    _, url = served
+    refused = run("cat", f"{url}//etc/passwd")
+    assert refused.returncode == 1
+    assert b"not below the directory" in refused.stderr
+    assert refused.stderr.count(b"\n") == 1
+
+
+def test_the_server_answers_pings(served: tuple[Path, str]) -> None:
+    host, _, port = served[1].removeprefix("fmqp://").rpartition(":")
+    assert ping(host, int(port)) is not None
+
+
+def test_a_root_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    refused = run("serve", "fmqp", "--root", str(tmp_path / "missing"), "--port", "0")
+    assert refused.returncode != 0
+    assert b"no directory" in refused.stderr

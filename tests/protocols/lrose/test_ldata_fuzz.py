@@ -1,0 +1,112 @@
+"""Whatever comes by a file, a queue or a socket, it is an entry or a typed error."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import open_reader
+from penstock.core.errors import Malformed
+from penstock.protocols.lrose import sku
+from penstock.protocols.lrose.ds_message import DsMessage
+from penstock.protocols.lrose.ldata_body import decode_body
+from penstock.protocols.lrose.ldata_message import LdataMessage
+from penstock.protocols.lrose.ldata_text import decode_ascii
+from penstock.protocols.lrose.ldata_xml import decode_xml
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "lrose"
+SIZES = [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+
+NUMBERS = [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0", b"\0\0\xff\xff"]
+TEXTS = [
+    *(b"<latest_data_info>", b"</latest_data_info>", b"<year>", b"</year>", b"99999999999999999"),
+    *(b"-1", b"true", b"\0", b"\n", b"<", b">", b"<fmqNSlots>-5</fmqNSlots>", b"\xff\xfe"),
+]
+
+
+Parser = Callable[[bytes], object]
+
+
+def mutated(seed: bytes, chance: random.Random) -> bytes:
+    data = bytearray(seed)
+    for _ in range(chance.randrange(1, 5)):
+        at = chance.randrange(len(data) + 1)
+        match chance.randrange(5):
+            case 0:
+                data[at : at + 1] = chance.randbytes(1)
+            case 1:
+                del data[at : at + chance.randrange(1, 40)]
+            case 2:
+                at = at // 4 * 4
+                data[at : at + 4] = chance.choice(NUMBERS)
+            case 3:
+                data[at:at] = chance.choice(TEXTS)
+            case _:
+                end = at + chance.randrange(1, 60)
+                data[at:at] = data[at:end]
+    return bytes(data)
+
+
+def feed_session(data: bytes) -> None:
+    for frame in sku.Decoder(1 << 20).feed(data):
+        LdataMessage.from_message(DsMessage.from_bytes(frame.payload))
+
+
+def feed_message(data: bytes) -> None:
+    LdataMessage.from_message(DsMessage.from_bytes(data))
+
+
+def seeds() -> list[tuple[bytes, list[Parser]]]:
+    found: list[tuple[bytes, list[Parser]]] = []
+    for name in ("ldata_01.c2s", "ldata_01.s2c"):
+        session = (VECTORS / "wire" / name).read_bytes()
+        found.append((session, [feed_session]))
+        found += [(frame.payload, [feed_message]) for frame in sku.Decoder(1 << 20).feed(session)]
+    for kind in ("obs", "fcst"):
+        folder = VECTORS / "ldata" / kind
+        found.append(((folder / "_latest_data_info").read_bytes(), [decode_ascii]))
+        found.append(((folder / "_latest_data_info.xml").read_bytes(), [decode_xml, decode_body]))
+        with open_reader(f"fmq:{folder / '_latest_data_info'}") as reader:
+            found += [(message.payload, [decode_body]) for message in reader.available()]
+    return found
+
+
+def refusals(data: bytes, parsers: list[Parser]) -> int:
+    refused = 0
+    for parse in parsers:
+        refused += 1
+        with contextlib.suppress(Malformed):
+            parse(data)
+            refused -= 1
+    return refused
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_fuzz_changed_bytes_are_read_or_refused(count: int) -> None:
+    chance = random.Random(7)
+    there = seeds()
+    refused = 0
+    for _ in range(count):
+        seed, parsers = chance.choice(there)
+        refused += refusals(mutated(seed, chance), parsers)
+    assert refused > count // 20
+
+
+def test_fuzz_changed_bytes_cost_no_memory() -> None:
+    chance = random.Random(8)
+    there = seeds()
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            seed, parsers = chance.choice(there)
+            refusals(mutated(seed, chance), parsers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Some errors wait for the collector of cycles, with the few kilobytes they are about.
+    assert peak < 16 << 20

@@ -23,6 +23,11 @@ class Offset:
     #: The first message of the batch. With it a batch is known by its end alone: Spark asks for
     #: the start of the very first batch anew after a failure, and "latest" has moved on by then.
     start: int
+    #: Messages that are known to be lost since the query was begun. Spark has no metrics of
+    #: sources in Python; what is in an offset is in the progress of every batch.
+    lost: int = 0
+    #: How often messages were lost that nobody could count.
+    lost_unknown: int = 0
 
 
 #: One for each URL.
@@ -32,7 +37,13 @@ Offsets = dict[str, Offset]
 def offsets_to_json(offsets: Mapping[str, Offset]) -> dict[str, Any]:
     """Return what Spark stores. It compares the text, so the order is always the same."""
     return {
-        url: {"end": offset.end, "epoch": str(offset.epoch), "start": offset.start}
+        url: {
+            "end": offset.end,
+            "epoch": str(offset.epoch),  # of 64 bits, which not all JSON readers keep
+            "lost": offset.lost,
+            "lost_unknown": offset.lost_unknown,
+            "start": offset.start,
+        }
         for url, offset in sorted(offsets.items())
     }
 
@@ -45,9 +56,19 @@ def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
     offsets = {}
     for url, fields in stored.items():
         try:
-            offsets[url] = Offset(int(fields["epoch"]), int(fields["end"]), int(fields["start"]))
+            offsets[url] = Offset(
+                int(fields["epoch"]),
+                int(fields["end"]),
+                int(fields["start"]),
+                int(fields["lost"]),
+                int(fields["lost_unknown"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise Malformed(
-                "offsets of the checkpoint", url, "epoch, end, start", fields
+                "offsets of the checkpoint",
+                url,
+                "epoch, end, start, lost, lost_unknown",
+                fields,
+                hint="it is of another source; give the query a new checkpointLocation",
             ) from error
     return offsets

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.core.errors import InvalidOption
 from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
 from penstock.core.units import parse_time
+from penstock.core.url import URL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["SinkOptions", "SourceOptions", "parse_spark_options"]
+
+#: A comma that begins another URL; others belong to the URL that they are in.
+_BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*:)")
+
+#: Options of readers that would hide messages from the source, or take a place of their own.
+_NOT_IN_A_URL: Final = {
+    "type": 'use .option("type", …)',
+    "resume": 'use .option("failOnDataLoss", "false")',
+    "hold": 'use .option("hold", …)',
+    "cursor": 'use .option("hold", …)',
+}
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"is not JSON; expected {what}") from None
 
 
 def _urls(value: object) -> object:
@@ -24,26 +44,65 @@ def _urls(value: object) -> object:
         return value
     text = value.strip()
     if text.startswith("["):
-        return json.loads(text)
-    return [part.strip() for part in text.split(",") if part.strip()] if "," in text else [text]
+        urls = _json(text, '["fmq:/path/one", "fmq:/path/two"]')
+    else:
+        urls = [part.strip() for part in _BETWEEN_URLS.split(text) if part.strip()]
+    for url in urls:
+        _check_source(str(url))
+    return urls
 
 
-def _starting(value: object) -> object:
+def _check_source(url: str) -> None:
+    for option in URL.parse(url).options:
+        if option in _NOT_IN_A_URL:
+            raise InvalidOption(
+                "url", url, f"{option}= has no place in a source's URL", hint=_NOT_IN_A_URL[option]
+            )
+
+
+def _target(value: object) -> object:
+    if isinstance(value, str) and URL.parse(value).options.get("create") == "always":
+        raise InvalidOption(
+            "url", value, "create=always would empty it with every batch", hint="leave it out"
+        )
+    return value
+
+
+def _offsets(value: object) -> object:
     text = str(value).strip()
     if text.lower() in {"earliest", "latest"}:
         return text.lower()
-    return json.loads(text) if text.startswith("{") else int(text)
+    if text.startswith("{"):
+        return _json(text, '{"fmq:/path/name": 120}')
+    if not text.lstrip("-").isdigit():
+        raise ValueError("expected earliest, latest, a number, or JSON with one for each URL")
+    return int(text)
 
 
 def _moment(value: object) -> object:
+    if value is None:
+        return None
     text = str(value)
     return int(text) if text.lstrip("-").isdigit() else parse_time(text)
 
 
+def _decoding(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    return (
+        _json(text, '{"format": "struct", "layout": "<if"}')
+        if text[:1] == "{"
+        else {"format": text}
+    )
+
+
 #: `earliest`, `latest`, a sequence number for all URLs, or JSON with one for each URL.
-Starting = Annotated[
-    Literal["earliest", "latest"] | int | dict[str, int], BeforeValidator(_starting)
-]
+Place = Annotated[Literal["earliest", "latest"] | int | dict[str, int], BeforeValidator(_offsets)]
+#: ISO 8601, or nanoseconds.
+Moment = Annotated[int | None, BeforeValidator(_moment)]
+#: Where a sink writes.
+Target = Annotated[str, BeforeValidator(_target)]
 
 
 class SparkOptions(BaseModel):
@@ -51,48 +110,95 @@ class SparkOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def refuse(self, names: set[str], reason: str) -> None:
+        """Make sure that none of these is given.
+
+        :raises InvalidOption: one is.
+        """
+        for name in sorted(names & self.model_fields_set):
+            raise InvalidOption(name, getattr(self, name), reason)
+
 
 class SourceOptions(SparkOptions):
     """Options of `format("penstock")` as a source. Words that Kafka's source has mean the same."""
 
     url: Annotated[list[str], BeforeValidator(_urls), Field(min_length=1)]
-    startingOffsets: Starting = "earliest"  # noqa: N815 - the words of Spark's users
+    startingOffsets: Place = "earliest"  # noqa: N815 - the words of Spark's users
     #: Batch only.
-    endingOffsets: Starting = "latest"  # noqa: N815
-    #: Batch: from and up to (not including) a time of appending: ISO 8601, or nanoseconds.
-    startingTime: Annotated[int | None, BeforeValidator(_moment)] = None  # noqa: N815
-    endingTime: Annotated[int | None, BeforeValidator(_moment)] = None  # noqa: N815
+    endingOffsets: Place = "latest"  # noqa: N815
+    #: From this time of appending on.
+    startingTime: Moment = None  # noqa: N815
+    #: Batch only: up to this time of appending, not including it.
+    endingTime: Moment = None  # noqa: N815
     #: The same as a number in `startingOffsets`.
-    startingSeq: int | None = None  # noqa: N815
+    startingSeq: Annotated[int | None, Field(ge=0)] = None  # noqa: N815
     maxOffsetsPerTrigger: Annotated[int | None, Field(ge=1)] = None  # noqa: N815
-    maxBytesPerTrigger: Size | None = None  # noqa: N815
+    maxBytesPerTrigger: Annotated[Size, Field(ge=1)] | None = None  # noqa: N815
     failOnDataLoss: bool = True  # noqa: N815
     minPartitions: Annotated[int | None, Field(ge=1)] = None  # noqa: N815
     #: Deliver messages of this type only.
-    type: int | None = None
+    type: Annotated[int | None, Field(ge=-(2**31), lt=2**31)] = None
     #: Let the writer wait for what the query has not finished; the name of the reader.
-    hold: str | None = None
+    hold: Annotated[str | None, Field(min_length=1)] = None
     #: A log to copy a stream to that cannot be read again, such as a UDP port.
-    stage: str | None = None
+    stage: Annotated[str | None, Field(pattern="^log:")] = None
+    #: How payloads become columns: a format, or JSON with the options of `decode`. The option
+    #: `schema` is its schema.
+    decode: Annotated[dict[str, Any] | None, BeforeValidator(_decoding)] = None
     #: With failOnDataLoss=false: a stream that gets a message for every range that was lost.
     lossUrl: str | None = None  # noqa: N815
 
+    def check_starts(self) -> None:
+        """Make sure that there is one start, and one end.
+
+        :raises InvalidOption: there are two.
+        """
+        for names in (
+            ("startingOffsets", "startingTime", "startingSeq"),
+            ("endingOffsets", "endingTime"),
+        ):
+            given = [name for name in names if name in self.model_fields_set]
+            for name in given[1:]:
+                raise InvalidOption(name, getattr(self, name), f"{given[0]} is given as well")
+        if self.lossUrl is not None and self.failOnDataLoss:
+            raise InvalidOption(
+                "lossUrl",
+                self.lossUrl,
+                "nothing is written to it while a loss ends the query",
+                hint='.option("failOnDataLoss", "false")',
+            )
+
 
 def _outputs(value: object) -> object:
-    return json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _json(value, '{"name": "log:/path/name"}')
 
 
 class SinkOptions(SparkOptions):
     """Options of `format("penstock")` as a sink."""
 
     #: Where all rows go; without it each row's column `url` says it.
-    url: str | None = None
+    url: Target | None = None
     #: JSON, names to URLs: where rows go whose column `output` has that name.
-    outputs: Annotated[dict[str, str], BeforeValidator(_outputs)] = {}
+    outputs: Annotated[dict[str, Target], BeforeValidator(_outputs)] = {}
     #: A folder that driver and executors have in common; by default beside the stream.
-    staging: str | None = None
+    staging: Annotated[str | None, Field(min_length=1)] = None
+    #: Batch: the query and the number of the batch that is written, to append it only once.
+    query: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    batch: Annotated[int | None, Field(ge=0)] = None
     #: Spark's own.
     checkpointLocation: str | None = None  # noqa: N815
+    queryName: str | None = None  # noqa: N815
+
+    def check_part(self) -> None:
+        """Make sure that who names a part names all of it.
+
+        :raises InvalidOption: one of the two is missing.
+        """
+        if (self.query is None) != (self.batch is None):
+            missing = "query" if self.query is None else "batch"
+            raise InvalidOption(missing, None, "query and batch go together")
 
 
 _AnyOptions = TypeVar("_AnyOptions", bound=SparkOptions)
@@ -105,31 +211,49 @@ def parse_spark_options(given: Mapping[str, Any], model: type[_AnyOptions]) -> _
     """
     names = {name.lower(): name for name in model.model_fields}
     named = {names.get(key.lower(), key): value for key, value in given.items()}
-    named.pop("path", None) if "url" in named else _take_path(named)
+    _take_path(named)
+    _take_schema(named)
     try:
         return model.model_validate(named)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else "options"
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name.lower(), names, n=1)
-            hint = (
-                f"did you mean {names[near[0]]}?"
-                if near
-                else f"known: {', '.join(sorted(names.values()))}"
-            )
-            raise InvalidOption(
-                name, first["input"], "there is no such option", hint=hint
-            ) from None
-        if first["type"] == "missing":
-            example = f'.option("{name}", "fmq:/path/name")' if name == "url" else None
-            raise InvalidOption(name, None, "is missing", hint=example) from None
-        raise InvalidOption(
-            name, first["input"], str(first["msg"]).removeprefix("Value error, ")
-        ) from None
+        raise _in_words(error, names) from None
+
+
+def _in_words(error: ValidationError, names: Mapping[str, str]) -> InvalidOption:
+    first = error.errors(include_url=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "options"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name.lower(), names, n=1)
+        known = f"known: {', '.join(sorted(names.values()))}"
+        hint = f"did you mean {names[near[0]]}?" if near else known
+        return InvalidOption(name, first["input"], "there is no such option", hint=hint)
+    if first["type"] == "missing":
+        example = f'.option("{name}", "fmq:/path/name")' if name == "url" else None
+        return InvalidOption(name, None, "is missing", hint=example)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidOption):  # by a parser that knows its own field only
+        return InvalidOption(name, first["input"], cause.reason, hint=cause.hint)
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidOption(name, first["input"], reason, hint=getattr(cause, "hint", None))
 
 
 def _take_path(named: dict[str, Any]) -> None:
-    """`.load("fmq:/path")` gives the URL as `path`."""
-    if "path" in named:
-        named["url"] = named.pop("path")
+    """`.load("fmq:/path")` and `.start("log:/path")` give the URL as `path`."""
+    path = named.pop("path", None)
+    if path is None:
+        return
+    if named.setdefault("url", path) != path:
+        raise InvalidOption("path", path, f"url={named['url']} is given as well")
+
+
+def _take_schema(named: dict[str, Any]) -> None:
+    """Make the option `schema` a part of how payloads are decoded."""
+    schema = named.pop("schema", None)
+    if schema is None:
+        return
+    decoding = _decoding(named.get("decode"))
+    if not isinstance(decoding, dict):
+        raise InvalidOption(
+            "schema", schema, "says nothing without decode", hint='.option("decode", "json")'
+        )
+    named["decode"] = {**decoding, "schema": schema}

@@ -35,23 +35,22 @@ class Targets:
 
         :raises InvalidOption: there is no payload, or no target, or a column that says nothing.
         """
-        if "payload" not in names:
-            raise InvalidOption("columns", names, "a sink needs the column payload")
-        unknown = sorted(set(names) - COLUMNS)
-        if unknown:
-            raise InvalidOption(
-                "columns",
-                unknown,
-                "have no place in a message",
-                hint="select the columns that are to be kept, or put them into payload",
-            )
+        _check_columns(names)
         self._url = url
         self._outputs = outputs
-        self._column = "output" if outputs and "output" in names else None
-        if self._column is None and url is None:
-            if "url" not in names:
-                raise InvalidOption("url", None, "is missing", hint='.option("url", "log:/path")')
+        self._column: str | None = None
+        if outputs or "output" in names:
+            self._column = "output"
+            _check_outputs(url, outputs, names)
+        elif url is None:
             self._column = "url"
+            if "url" not in names:
+                raise InvalidOption(
+                    "url",
+                    None,
+                    "is missing",
+                    hint='.option("url", "log:/path/name"), or a column url',
+                )
 
     def messages(self, rows: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
         """Yield the rows as batches of messages, each with the URL that it goes to.
@@ -65,16 +64,44 @@ class Targets:
         where = rows.column(rows.schema.get_field_index(self._column))
         for name in pc.unique(where).to_pylist():
             if name is None:
-                raise Malformed("rows for the sink", self._column, "a value in every row", "null")
-            part = rows.filter(pc.equal(where, name))
+                raise _bad(self._column, "a value in every row", "null")
+            part = rows.filter(pc.equal(where, pa.scalar(name, where.type)))
             yield self._url_of(name), _batch_of(part)
 
     def _url_of(self, name: str) -> str:
         if self._column == "url":
             return name
         if name not in self._outputs:
-            raise Malformed("rows for the sink", "output", sorted(self._outputs), name)
+            raise _bad("output", f"one of {', '.join(sorted(self._outputs))}", name)
         return self._outputs[name]
+
+
+def _check_columns(names: list[str]) -> None:
+    if "payload" not in names:
+        raise InvalidOption(
+            "columns",
+            ", ".join(names),
+            "a sink needs the column payload",
+            hint='.withColumn("payload", …)',
+        )
+    unknown = sorted(set(names) - COLUMNS)
+    if unknown:
+        raise InvalidOption(
+            "columns",
+            ", ".join(unknown),
+            "have no place in a message",
+            hint="select the columns that are to be kept, or put them into payload",
+        )
+
+
+def _check_outputs(url: str | None, outputs: Mapping[str, str], names: list[str]) -> None:
+    example = '.option("outputs", \'{"name": "log:/path/name"}\')'
+    if not outputs:
+        raise InvalidOption("outputs", None, "the column output names what it says", hint=example)
+    if "output" not in names:
+        raise InvalidOption("outputs", sorted(outputs), "there is no column output to choose by")
+    if url is not None:
+        raise InvalidOption("url", url, "outputs is given as well", hint="leave one of them out")
 
 
 def _batch_of(rows: pa.RecordBatch) -> Batch:
@@ -82,18 +109,18 @@ def _batch_of(rows: pa.RecordBatch) -> Batch:
     given = {name: rows.column(i) for i, name in enumerate(rows.schema.names)}
     columns = []
     for field in BATCH_SCHEMA:
-        column = given.get(field.name)
-        if field.name in {"seq", "created_ns"}:
+        name, column = field.name, given.get(field.name)
+        if name in {"seq", "created_ns"}:
             column = pa.repeat(pa.scalar(0, pa.int64()), count)
-        elif field.name == "time_ns" and column is None:
-            column = _times(given.get("time"), count)
+        elif name == "time_ns" and column is None:
+            name, column = "time", _times(given.get("time"), count)
         elif column is None:
             empty = pa.scalar(None if field.nullable else 0, field.type)
             column = pa.repeat(empty, count)
+        if not field.nullable and column.null_count:
+            raise _bad(name, "a value in every row", "null")
         if column.type != field.type:
             column = _cast(field, column)
-        if not field.nullable and column.null_count:
-            raise Malformed("rows for the sink", field.name, "a value in every row", "null")
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA)
 
@@ -101,14 +128,21 @@ def _batch_of(rows: pa.RecordBatch) -> Batch:
 def _times(given: pa.Array | None, count: int) -> pa.Array:
     if given is None:
         return pa.repeat(pa.scalar(time.time_ns(), pa.int64()), count)
-    micros = given.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return pc.multiply_checked(micros, pa.scalar(1000, pa.int64()))
+    try:
+        micros = given.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        return pc.multiply_checked(micros, pa.scalar(1000, pa.int64()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _bad("time", "a timestamp from 1677 to 2262", f"{given.type}: {error}") from None
 
 
 def _cast(field: pa.Field, column: pa.Array) -> pa.Array:
     try:
         if field.type == pa.binary(16):  # Spark has no binary of a fixed length
-            return column.cast(pa.binary()).cast(field.type)
+            column = column.cast(pa.binary())
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise Malformed("rows for the sink", field.name, field.type, column.type) from error
+        raise _bad(field.name, str(field.type), f"{column.type}: {error}") from None
+
+
+def _bad(column: str, expected: str, found: str) -> Malformed:
+    return Malformed("rows for the sink", f"column {column}", expected, found)

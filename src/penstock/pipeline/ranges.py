@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import itertools
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotFound
+from penstock.core.overflow import DropReason
 from penstock.core.position import Position
+from penstock.pipeline.losses import LostRange
 from penstock.pipeline.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Reader
 
-__all__ = ["DataLoss", "LostRange", "Range", "read_range", "split"]
+__all__ = ["CREATED_ANEW", "OVERWRITTEN", "Range", "read_range", "split"]
 
-log = logging.getLogger(__name__)
+CREATED_ANEW: Final = "the stream was created anew"
+OVERWRITTEN: Final = "overwritten"
 
-#: Messages, and bytes, of one Arrow batch for Spark.
+_WORDS: Final = {
+    DropReason.OVERRUN: OVERWRITTEN,
+    DropReason.RETENTION: "removed by the log's retention",
+    DropReason.DAMAGED: "damaged",
+}
+
+#: Messages, and bytes, of one Arrow batch for Spark, and messages of the first one, whose size
+#: nobody knows yet.
 _AT_ONCE: Final = 10_000
+_BYTES_AT_ONCE: Final = 16 << 20
+_AT_FIRST: Final = 64
 #: Below this many messages a task of its own costs more than it saves.
 _WORTH_A_TASK: Final = 20_000
 
@@ -36,36 +52,11 @@ class Range:
     start: int
     end: int
     type: int | None = None
+    #: Where they are read from, if that is another stream: the log that it is staged in.
+    place: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class LostRange:
-    """Messages that were gone before Spark could read them."""
-
-    url: str
-    first: int
-    last: int
-    reason: str
-
-    @property
-    def count(self) -> int:
-        return self.last - self.first + 1
-
-    def __str__(self) -> str:
-        which = f"seq {self.first} to {self.last}"
-        return f"{self.url}: {self.count:,} messages lost ({which}): {self.reason}"
-
-
-class DataLoss(PenstockError):
-    """Messages that a query was to read are gone."""
-
-    def __init__(self, lost: LostRange) -> None:
-        super().__init__(
-            str(lost),
-            hint="make the queue larger, let the writer wait (hold=NAME), keep a log, or set "
-            "failOnDataLoss=false to go on and count them",
-        )
-        self.lost = lost
+    def lost(self, first: int, last: int, reason: str) -> LostRange:
+        return LostRange(self.url, self.epoch, first, last, reason)
 
 
 def split(whole: Range, parts: int | None, cores: int) -> list[Range]:
@@ -76,42 +67,72 @@ def split(whole: Range, parts: int | None, cores: int) -> list[Range]:
     wanted = parts if parts is not None else min(cores, -(-count // _WORTH_A_TASK))
     wanted = max(1, min(wanted, count))
     cuts = [whole.start + count * i // wanted for i in range(wanted + 1)]
-    return [
-        Range(whole.url, whole.epoch, low, high, whole.type)
-        for low, high in itertools.pairwise(cuts)
-    ]
+    return [replace(whole, start=low, end=high) for low, high in itertools.pairwise(cuts)]
 
 
 def read_range(wanted: Range) -> Iterator[pa.RecordBatch | LostRange]:
     """Yield the rows of a range, and what of it is gone, in order.
 
     A ring may be overwritten before and while it is read; the reader finds out after each copy.
+    Every message of the range is in a row, of another type, or in a `LostRange`.
     """
-    with open_reader(wanted.url, start=Position.START) as reader:
-        bounds = reader.bounds()
-        if bounds.epoch != wanted.epoch:
-            yield LostRange(wanted.url, wanted.start, wanted.end - 1, "the queue was created anew")
+    try:
+        reader = open_reader(wanted.place or wanted.url, start=Position.START)
+    except NotFound:
+        yield wanted.lost(wanted.start, wanted.end - 1, "the stream is not there any more")
+        return
+    with reader:
+        if reader.bounds().epoch != wanted.epoch:
+            yield wanted.lost(wanted.start, wanted.end - 1, CREATED_ANEW)
             return
+        # From here on it is told by this number: bounds may be those of the next stream already,
+        # while the last messages of this one are delivered.
+        restarts = reader.statistics().restarts
         reader.seek(wanted.start)
-        at = wanted.start
+        at, most = wanted.start, _AT_FIRST
         while at < wanted.end:
-            batch = reader.read_batch(min(_AT_ONCE, wanted.end - at), timeout=0)
-            first = batch.column("seq")[0].as_py() if batch.num_rows else wanted.end
-            if first > at:
-                yield LostRange(wanted.url, at, min(first, wanted.end) - 1, "overwritten")
-            if not batch.num_rows or first >= wanted.end:
+            batch = reader.read_batch(min(most, wanted.end - at), timeout=0)
+            if reader.statistics().restarts != restarts:
+                yield wanted.lost(at, wanted.end - 1, CREATED_ANEW)
                 return
-            seqs = batch.column("seq")
-            at = seqs[-1].as_py() + 1
-            if at > wanted.end:
-                batch = batch.slice(0, batch.num_rows - (at - wanted.end))
-            if wanted.type is not None:
-                batch = batch.filter(_is_type(batch, wanted.type))
+            if not batch.num_rows:
+                yield wanted.lost(at, wanted.end - 1, _reason(reader, at))
+                return
+            yield from _gaps(wanted, reader, batch, at)
+            most = _next_size(most, batch)
+            at = batch.column("seq")[-1].as_py() + 1
+            batch = _wanted_of(batch, wanted)
             if batch.num_rows:
                 yield rows_of(wanted.url, batch)
 
 
-def _is_type(batch: pa.RecordBatch, type: int) -> pa.Array:
-    import pyarrow.compute as pc  # noqa: PLC0415 - only where there is a filter
+def _gaps(wanted: Range, reader: Reader, batch: Batch, at: int) -> Iterator[LostRange]:
+    """Yield what is missing from `at` up to the last message of a batch."""
+    numbers = batch.column("seq").to_numpy()
+    before = np.concatenate(([at - 1], numbers[:-1]))
+    for i in np.flatnonzero(numbers != before + 1):
+        first, last = int(before[i]) + 1, min(int(numbers[i]), wanted.end) - 1
+        if first <= last:
+            yield wanted.lost(first, last, _reason(reader, first))
 
-    return pc.equal(batch.column("type"), type)
+
+def _wanted_of(batch: Batch, wanted: Range) -> Batch:
+    """Return what of a batch is in the range: it may begin late, and so end behind it."""
+    end = int(np.searchsorted(batch.column("seq").to_numpy(), wanted.end))
+    batch = batch.slice(0, end)
+    if wanted.type is not None:
+        batch = batch.filter(pc.equal(batch.column("type"), pa.scalar(wanted.type, pa.int32())))
+    return batch
+
+
+def _next_size(most: int, batch: Batch) -> int:
+    """Return how many messages to ask for, going by the size of the latest ones."""
+    each = max(1, int(batch.nbytes) // len(batch))
+    return max(1, min(_AT_ONCE, most * 8, _BYTES_AT_ONCE // each))
+
+
+def _reason(reader: Reader, first: int) -> str:
+    for loss in reversed(reader.statistics().losses):
+        if loss.first <= first <= loss.last:
+            return _WORDS.get(loss.reason, loss.reason.value)
+    return OVERWRITTEN

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -17,10 +17,13 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.core.endpoints import open_writer
+from penstock.core.errors import Unsupported
 from penstock.core.url import URL
-from penstock.pipeline.commits import append_once
+from penstock.pipeline.commits import Notes, append_once, notes_of
+from penstock.pipeline.explaining import explained
 from penstock.pipeline.outgoing import Targets
-from penstock.pipeline.staging import Staged, Staging, remove_staged, staged_batches
+from penstock.pipeline.private_folder import private_folder
+from penstock.pipeline.staging import Staged, Staging, remove_batch, remove_files, staged_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +40,6 @@ class _Message(WriterCommitMessage):
     """What a task tells the driver."""
 
     query: str
-    folder: str
     staged: list[Staged]
 
 
@@ -47,21 +49,45 @@ class _Sink:
     def __init__(self, options: SinkOptions, names: list[str]) -> None:
         self._options = options
         self._targets = Targets(options.url, options.outputs, names)
-        #: Names a batch write, which has no query.
-        self._run = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def _stage(self, rows: Iterator[pa.RecordBatch], query: str, batch: str) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId") or self._run
-        batch = context.getLocalProperty("streaming.sql.batchId") or "0"
-        folder = self._folder() / query / batch
-        staging = Staging(folder, context.partitionId())
-        for rows in iterator:
-            if rows.num_rows:
-                for url, messages in self._targets.messages(rows):
-                    staging.add(url, messages)
-        return _Message(query, str(folder), staging.finish())
+        staging = Staging(self._folder_of(query) / batch, context.partitionId())
+        try:
+            for some in rows:
+                if some.num_rows:
+                    for url, messages in self._targets.messages(some):
+                        staging.add(url, messages)
+            return _Message(query, staging.finish())
+        except BaseException:
+            staging.discard()
+            raise
+
+    def _append_once(
+        self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
+    ) -> None:
+        streams: dict[Path, tuple[str, list[Staged]]] = {}
+        for url, parts in _by_url(messages).items():
+            # One stream may be written in two ways, and has one note for the batch.
+            streams.setdefault(notes_of(url, self._folder()), (url, []))[1].extend(parts)
+        for url, parts in streams.values():
+            append_once(url, parts, query, batch, self._folder())
+        remove_batch(self._folder_of(query), batch)
+
+    def _discard(
+        self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
+    ) -> None:
+        for url, parts in _by_url(messages).items():
+            # Those of an attempt that was begun are what its replay goes on with.
+            note = Notes(notes_of(url, self._folder())).get(query)
+            is_begun = note is not None and note.batch == batch and not note.is_done
+            needed = {path for path, _, _ in note.files} if note is not None and is_begun else set()
+            remove_files([part.path for part in parts if part.path not in needed])
+
+    def _folder_of(self, query: str) -> Path:
+        # It may be any text, and must not lead elsewhere.
+        return self._folder() / f"query-{quote(query, safe='')}"
 
     def _folder(self) -> Path:
         """Return a place that the driver and the tasks have in common."""
@@ -70,45 +96,82 @@ class _Sink:
         for url in (self._options.url, *self._options.outputs.values()):
             parsed = None if url is None else URL.parse(url)
             if parsed is not None and parsed.scheme in {"fmq", "log"} and parsed.host is None:
-                return Path(parsed.path).parent / ".penstock-staging"
-        return Path(tempfile.gettempdir()) / "penstock-staging"
+                return Path(parsed.path.rstrip("/")).parent / ".penstock-staging"
+        return private_folder("staging")
 
-    def _by_url(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[Staged]]:
-        found: dict[str, list[Staged]] = defaultdict(list)
-        for message in messages:
-            if isinstance(message, _Message):
-                for part in message.staged:
-                    found[part.url].append(part)
-        return dict(sorted(found.items()))
 
-    def _clean(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        for folder in {m.folder for m in messages if isinstance(m, _Message)}:
-            remove_staged(Path(folder))
+def _by_url(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[Staged]]:
+    found: dict[str, list[Staged]] = defaultdict(list)
+    for message in messages:
+        if isinstance(message, _Message):
+            for part in message.staged:
+                found[part.url].append(part)
+    return dict(sorted(found.items()))
+
+
+def _query_of(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    return next((m.query for m in messages if isinstance(m, _Message)), None)
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """Appends every batch of a query exactly once to streams of ours."""
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        query = next((m.query for m in messages if isinstance(m, _Message)), "")
-        for url, parts in self._by_url(messages).items():
-            append_once(url, staged_batches(parts), query, batchId, self._folder())
-        self._clean(messages)
+    def __init__(self, options: SinkOptions, names: list[str]) -> None:
+        options.refuse({"query", "batch"}, "is for df.write only; Spark says it here")
+        super().__init__(options, names)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        self._clean(messages)
+    @explained()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:  # without them a batch could not be told from its replay
+            raise Unsupported("Spark does not say which query and batch a task belongs to")
+        return self._stage(iterator, query, batch)
+
+    @explained()
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        query = _query_of(messages)
+        if query is not None:
+            self._append_once(messages, query, batchId)
+
+    @explained()
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        query = _query_of(messages)
+        if query is not None:
+            self._discard(messages, query, batchId)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """`df.write.format("penstock")`: appends all of it, or nothing."""
+    """`df.write.format("penstock")`: appends when all tasks have succeeded.
 
+    With `query` and `batch`, as foreachBatch has them, it appends the same batch once.
+    """
+
+    def __init__(self, options: SinkOptions, names: list[str]) -> None:
+        super().__init__(options, names)
+        options.check_part()
+        # Of its own also within foreachBatch, where several may write in one batch of a query.
+        self._query = options.query or f"write-{uuid.uuid4().hex}"
+        self._batch = options.batch or 0
+
+    @explained()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._stage(iterator, self._query, str(self._batch))
+
+    @explained()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        for url, parts in self._by_url(messages).items():
+        if self._options.query is not None:
+            self._append_once(messages, self._query, self._batch)
+            return
+        for url, parts in _by_url(messages).items():
             with open_writer(url) as writer:
                 for batch in staged_batches(parts):
                     writer.write_batch(batch)
                 writer.flush()
-        self._clean(messages)
+        remove_batch(self._folder_of(self._query), 0)
 
+    @explained()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._clean(messages)
+        self._discard(messages, self._query, self._batch)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, Batch
+from penstock.core.errors import NotFound
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-__all__ = ["Staged", "Staging", "staged_batches"]
+__all__ = ["Staged", "Staging", "remove_batch", "remove_files", "staged_batches"]
 
 
 class Staged(NamedTuple):
@@ -48,7 +49,7 @@ class Staging:
         """
         with storage_errors("staging in", str(self._folder)):
             if url not in self._files:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path = self._folder / f"{self._mark}-{len(self._files)}.arrow"
                 file = pa.OSFile(str(path), "wb")
                 self._files[url] = path, file, pa.ipc.new_file(file, BATCH_SCHEMA)
@@ -65,16 +66,49 @@ class Staging:
                 done.append(Staged(url, str(path), self._partition, self._counts[url]))
         return done
 
+    def discard(self) -> None:
+        """Remove the files of a task that failed."""
+        remove_files([str(path) for path, _, _ in self._files.values()])
+
 
 def staged_batches(parts: Sequence[Staged]) -> Iterator[Batch]:
-    """Yield what tasks staged for one stream, in the order of the partitions."""
+    """Yield what tasks staged for one stream, in the order of the partitions.
+
+    :raises NotFound: a file is not to be seen from here.
+    """
     for part in sorted(parts, key=lambda part: (part.partition, part.path)):
-        with pa.OSFile(part.path, "rb") as file:
+        try:
+            file = pa.OSFile(part.path, "rb")
+        except FileNotFoundError:
+            raise NotFound(
+                f"what a task staged in {part.path} is not to be seen from the driver",
+                hint='.option("staging", …): a folder that driver and executors share',
+            ) from None
+        with file, storage_errors("reading", part.path):
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
                 yield reader.get_batch(i)
 
 
-def remove_staged(folder: Path) -> None:
-    """Remove the files of a batch."""
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_files(paths: Sequence[str]) -> None:
+    """Remove files that are not needed, and their folder if it has no others."""
+    for path in map(Path, paths):
+        path.unlink(missing_ok=True)
+        _remove_empty(path.parent)
+
+
+def remove_batch(folder: Path, batch: int) -> None:
+    """Remove the files of a batch, and what is left of those before it."""
+    if not folder.is_dir():
+        return
+    for old in folder.iterdir():
+        if old.name.isdigit() and int(old.name) <= batch:
+            shutil.rmtree(old, ignore_errors=True)
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        return  # somebody has something in it

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import glob
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import NotFound
+from penstock.core.errors import Closed, NotFound, Unsupported
 from penstock.core.position import Position
+from penstock.pipeline.through_log import LiveCopy, log_for
+from penstock.queue.log.segments import numbers_of
+from penstock.queue.log.settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Streams", "expand"]
 
-_WILD: Final = frozenset("*?[")
+#: A question mark begins the options of a URL.
+_WILD: Final = frozenset("*[")
 
 
 def expand(urls: Sequence[str]) -> list[str]:
@@ -25,56 +32,142 @@ def expand(urls: Sequence[str]) -> list[str]:
     for url in urls:
         scheme, _, rest = url.partition(":")
         path, mark, options = rest.partition("?")
-        if scheme not in {"fmq", "log"} or not _WILD & set(path):
+        if not is_pattern(url):
             found[url] = None
             continue
-        names = _names(path if scheme == "log" else f"{path}.fmq")
-        if scheme == "fmq":
-            names += [name.removesuffix(".stat") for name in _names(f"{path}.stat")]
+        pattern = unquote(path, errors="surrogateescape")
+        names = _logs(pattern) if scheme == "log" else _queues(pattern)
         for name in sorted(names):
-            found[f"{scheme}:{name.removesuffix('.fmq')}{mark}{options}"] = None
+            escaped = name.replace("%", "%25").replace("?", "%3F")
+            found[f"{scheme}:{escaped}{mark}{options}"] = None
     return list(found)
 
 
-def _names(pattern: str) -> list[str]:
-    return glob.glob(pattern)  # noqa: PTH207 - a Path has no pattern from the root
+def is_pattern(url: str) -> bool:
+    """Tell whether a URL stands for any number of streams."""
+    scheme, _, rest = url.partition(":")
+    return scheme in {"fmq", "log"} and bool(_WILD & set(rest.partition("?")[0]))
+
+
+def _queues(pattern: str) -> set[str]:
+    pattern = pattern.removesuffix(".fmq")
+    return {
+        name.removesuffix(suffix)
+        for suffix in (".fmq", ".stat")
+        for name in glob.glob(pattern + suffix)  # noqa: PTH207 - a Path has none from the root
+    }
+
+
+def _logs(pattern: str) -> set[str]:
+    found = map(Path, glob.glob(pattern))  # noqa: PTH207
+    return {str(path) for path in found if (path / SETTINGS).exists() or _has_segments(path)}
+
+
+def _has_segments(path: Path) -> bool:
+    return path.is_dir() and bool(numbers_of(path))
 
 
 class Streams:
     """Readers of many URLs, kept open to look at what is there."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(self, urls: Sequence[str], stage: str | None = None) -> None:
         self._patterns = urls
+        self._stage = stage
         self._readers: dict[str, Reader] = {}
+        self._copies: dict[str, LiveCopy] = {}
+        self._epochs: dict[str, int] = {}
+        #: Where each life of a stream was seen to end.
+        self._ends: dict[tuple[str, int], int] = {}
 
     def look(self) -> dict[str, Bounds]:
         """Return what can be read of every stream that is there now.
 
         :raises NotFound: there is none that a plain URL names.
-        :raises Unsupported: one cannot be read again.
+        :raises Unsupported: one cannot be read again, and is not staged.
         """
         found = {}
         for url in expand(self._patterns):
-            reader = self.reader(url)
-            reader.seek(Position.END)  # it reads nothing, and so never stays with an old queue
-            found[url] = reader.bounds()
+            try:
+                found[url] = self._look_at(url)
+            except NotFound:
+                if url in self._patterns:
+                    raise
+                # A pattern found it, and it was removed this moment.
         return found
 
-    def reader(self, url: str) -> Reader:
-        reader = self._readers.get(url)
-        if reader is None:
-            reader = self._readers[url] = open_reader(url, start=Position.END)
-        return reader
+    def _look_at(self, url: str) -> Bounds:
+        reader = self._reader(url)
+        if url in self._copies:
+            self._copies[url].check()
+        # While the old one is still open: the next question may find a new one in its place.
+        newest, before = reader.newest_seq(), self._epochs.get(url)
+        if newest is not None and before is not None:
+            self._ends[url, before] = newest + 1
+        try:
+            reader.seek(Position.END)  # it reads nothing, and so never stays with an old queue
+            bounds = reader.bounds()
+        except (Unsupported, Closed):  # created anew, in a way that needs another reader
+            self._readers.pop(url).close()
+            bounds = self._reader(url).bounds()
+        self._ends[url, bounds.epoch] = bounds.end
+        self._epochs[url] = bounds.epoch
+        return bounds
+
+    def end_seen(self, url: str, epoch: int) -> int | None:
+        """Return where a life of a stream ended, as far as that was seen."""
+        return self._ends.get((url, epoch))
+
+    def place(self, url: str) -> str:
+        """Return the URL that tasks read a stream by: its own, or that of the log it is in.
+
+        :raises Unsupported: it cannot be read again, and is not staged.
+        """
+        with suppress(NotFound):  # by now: whoever reads it will say so
+            self._reader(url)
+        copy = self._copies.get(url)
+        return url if copy is None else copy.place
+
+    def lost_before_staging(self) -> dict[str, int]:
+        """Return how many messages live streams lost since the last call, before they were ours."""
+        return {url: lost for url, copy in self._copies.items() if (lost := copy.take_lost())}
 
     def first_at(self, url: str, time_ns: int) -> int:
         """Return the number of the first message appended at that time or later."""
-        with open_reader(url, start=Position.time(time_ns)) as reader:
+        with open_reader(self.place(url), start=Position.time(time_ns)) as reader:
             number = reader.statistics().next_seq
         if number is None:
             raise NotFound(f"{url}: there is no message at that time")
         return number
 
+    def _reader(self, url: str) -> Reader:
+        reader = self._readers.get(url)
+        if reader is None:
+            reader = self._readers[url] = self._open(url)
+        return reader
+
+    def _open(self, url: str) -> Reader:
+        reader = open_reader(url, start=Position.END)
+        try:
+            reader.bounds()
+        except Unsupported:
+            if self._stage is None:
+                reader.close()
+                raise Unsupported(
+                    f"{url} cannot be read again, as Spark does after a failure",
+                    hint='keep it in a log: .option("stage", "log:/path/name")',
+                ) from None
+            many = len(self._patterns) > 1
+            copy = self._copies[url] = LiveCopy(reader, log_for(url, self._stage, many=many))
+            return open_reader(copy.place, start=Position.END)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
     def close(self) -> None:
+        for copy in self._copies.values():
+            copy.stop()
         for reader in self._readers.values():
             reader.close()
+        self._copies.clear()
         self._readers.clear()

@@ -1,0 +1,95 @@
+"""How is a stream that cannot be read again kept, so that Spark can read it?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.endpoints import open_writer
+from penstock.core.url import URL
+from penstock.relay.copy import CopyStatistics, copy
+
+if TYPE_CHECKING:
+    from penstock.core.interfaces import Reader
+
+__all__ = ["LiveCopy", "log_for"]
+
+log = logging.getLogger(__name__)
+
+#: A copy that is told to stop has this long (seconds) to bring what it has to the disk.
+_TIME_TO_STOP: Final = 10.0
+
+
+def log_for(url: str, stage: str, *, many: bool) -> str:
+    """Return the log that a stream is kept in: `stage`, or one for each below it."""
+    if not many:
+        return stage
+    path, mark, options = stage.partition("?")
+    name = "".join(c if c.isalnum() else "-" for c in url.partition("?")[0])
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
+class LiveCopy:
+    """Copies a live stream to a log for as long as the query is planned, in a thread.
+
+    Every batch is on the disk before the next is taken, so that what Spark was told of is there
+    after a power failure too.
+    """
+
+    def __init__(self, reader: Reader, stage: str) -> None:
+        """Begin; the reader belongs to the copy from now on.
+
+        :raises LockTimeout: another query keeps a stream in that log.
+        """
+        #: The log's URL for readers.
+        self.place = stage.partition("?")[0]
+        self._reader = reader
+        synced = {} if "sync" in URL.parse(stage).options else {"sync": "batch"}
+        try:
+            self._writer = open_writer(stage, **synced)
+        except BaseException:
+            reader.close()
+            raise
+        self._stopping = threading.Event()
+        self._error: Exception | None = None
+        self._lost = self._lost_told = 0
+        # A daemon: a process that ends otherwise than by `stop` must not wait for it.
+        self._thread = threading.Thread(target=self._run, name=f"copy {reader.url}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._reader, self._writer:
+                copy(
+                    self._reader,
+                    self._writer,
+                    follow=True,
+                    on_progress=self._note,
+                    should_stop=self._stopping.is_set,
+                )
+        except Exception as error:
+            log.exception("%s is not copied to %s any more", self._reader.url, self.place)
+            self._error = error
+
+    def _note(self, so_far: CopyStatistics) -> None:
+        self._lost = so_far.lost
+
+    def check(self) -> None:
+        """Make sure that it goes on.
+
+        :raises Exception: whatever ended it.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def take_lost(self) -> int:
+        """Return how many messages the stream lost on its way here since the last call."""
+        lost = self._lost - self._lost_told
+        self._lost_told += lost
+        return lost
+
+    def stop(self) -> None:
+        """End it, and bring what was copied to the disk."""
+        self._stopping.set()
+        self._thread.join(_TIME_TO_STOP)

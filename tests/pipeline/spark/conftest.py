@@ -1,0 +1,39 @@
+"""What all tests with a real Spark share: one session, since starting one takes ten seconds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+#: An endpoint that cannot be read again, installed as anybody's would be.
+TESTS = Path(__file__).parents[2]
+LIVE = str(TESTS / "support" / "live")
+# Before Java starts: the processes that it starts for Python have its environment.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (LIVE, str(TESTS), os.environ.get("PYTHONPATH")))
+)
+sys.path.append(LIVE)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session of the whole run: `local[2]`, without a page, two shuffle partitions."""
+    session = spark_session(
+        "penstock-tests",
+        "local[2]",
+        settings={"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"},
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,218 @@
+"""A batch is appended exactly once, whatever dies, fails or comes in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import DamagedQueue, LockTimeout, StorageError, create, describe, open_writer
+from penstock.pipeline.commits import Notes, Stranger, append_once, notes_of
+from penstock.pipeline.options import SinkOptions
+from penstock.pipeline.sink import StreamSink, _Message
+from penstock.pipeline.staging import Staged, remove_batch
+from support.commit_lives import stage
+from support.spark_streams import fill, payloads
+
+TESTS = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "staging"
+
+
+def staged(url: str, folder: Path, rows: int = 30, seed: int = 0) -> list[Staged]:
+    return stage(url, folder, rows, random.Random(seed))
+
+
+def rows_of(url: str) -> list[int]:
+    return sorted(int(payload.split()[1]) for payload in payloads(url))
+
+
+def die_while_appending(mode: str, tmp_path: Path, rows: int, step: int) -> list[dict[str, bool]]:
+    arguments = [mode, f"log:{tmp_path}/log", f"{tmp_path}/staging", str(rows), str(step)]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.commit_lives", *arguments],
+        capture_output=True,
+        check=False,
+        cwd=TESTS,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check_lives(lives: list[dict[str, bool]]) -> None:
+    assert all(life["exact"] for life in lives)
+    assert sum(life["killed"] for life in lives) > len(lives) // 2
+
+
+def test_it_is_appended_once_when_killed_at_many_a_step(tmp_path: Path) -> None:
+    check_lives(die_while_appending("lines", tmp_path, 60, 13))
+
+
+def test_it_is_appended_once_when_killed_at_any_moment(tmp_path: Path) -> None:
+    check_lives(die_while_appending("moments", tmp_path, 2000, 6))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_it_is_appended_once_when_killed_at_every_step(tmp_path: Path) -> None:
+    check_lives(die_while_appending("lines", tmp_path, 60, 1))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_it_is_appended_once_when_killed_at_any_of_many_moments(tmp_path: Path) -> None:
+    check_lives(die_while_appending("moments", tmp_path, 3_000, 60))
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+def test_a_batch_that_is_done_is_skipped(tmp_path: Path, folder: Path, scheme: str) -> None:
+    url = f"{scheme}:{tmp_path}/out"
+    assert append_once(url, staged(url, folder), "q", 3, folder) == 30
+    assert append_once(url, staged(url, folder, seed=1), "q", 3, folder) == 0
+    assert append_once(url, staged(url, folder, seed=1), "q", 2, folder) == 0  # an older one too
+    assert append_once(url, staged(url, folder, seed=1), "q", 4, folder) == 30
+    assert append_once(url, staged(url, folder), "another", 3, folder) == 30
+    assert rows_of(url) == sorted(list(range(30)) * 3)
+
+
+def begin(url: str, folder: Path) -> None:
+    """Leave what an attempt leaves that dies after all is appended, before it is noted."""
+    parts = staged(url, folder)
+    append_once(url, parts, "q", 6, folder)
+    append_once(url, parts, "q", 7, folder)
+    unfinished(url, folder, parts)
+
+
+def unfinished(url: str, folder: Path, parts: list[Staged], **changes: int) -> None:
+    notes = Notes(notes_of(url, folder))
+    note = notes.get("q")
+    assert note is not None
+    files = tuple((part.path, part.partition, part.messages) for part in parts)
+    notes.put("q", note._replace(is_done=False, files=files, **changes))
+
+
+def test_a_batch_that_is_there_and_not_noted_as_done_is_found(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    begin(url, folder)
+    assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 0
+    assert rows_of(url) == sorted(list(range(30)) * 2)
+
+
+def test_what_others_wrote_behind_it_does_not_matter(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    begin(url, folder)
+    with open_writer(url) as writer:
+        writer.write(b"row 99")
+    assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 0
+    assert append_once(url, staged(url, folder, seed=1), "q", 8, folder) == 30
+
+
+def test_what_others_wrote_into_it_is_an_error(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    create(url)
+    append_once(url, staged(url, folder, 3), "q", 6, folder)
+    parts = staged(url, folder)
+    unfinished(url, folder, parts, batch=7, start=3, count=30)
+    with open_writer(url) as writer:
+        writer.write(b"a stranger's")
+    with pytest.raises(Stranger, match="messages from 3 on are not those") as caught:
+        append_once(url, parts, "q", 7, folder)
+    assert "commits.json" in (caught.value.hint or "")
+    assert len(payloads(url)) == 4
+
+
+def test_without_the_files_of_the_first_attempt_its_messages_are_compared(
+    tmp_path: Path, folder: Path
+) -> None:
+    url = f"log:{tmp_path}/out"
+    begin(url, folder)
+    remove_batch(folder / "the-query", 7)
+    assert append_once(url, staged(url, folder), "q", 7, folder) == 0
+    begin(f"{url}2", folder)
+    remove_batch(folder / "the-query", 7)
+    with pytest.raises(Stranger):  # in another order, and nobody knows whose they are
+        append_once(f"{url}2", staged(f"{url}2", folder, seed=1), "q", 7, folder)
+
+
+def test_a_stream_created_anew_gets_the_whole_batch(tmp_path: Path, folder: Path) -> None:
+    url = f"fmq:{tmp_path}/out"
+    begin(url, folder)
+    create(url, replace=True)
+    assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 30
+    assert rows_of(url) == list(range(30))
+
+
+def test_a_ring_smaller_than_the_batch_is_not_filled_twice(tmp_path: Path, folder: Path) -> None:
+    url = f"fmq:{tmp_path}/out?slots=16&size=64k"
+    parts = staged(url, folder)
+    append_once(url, parts, "q", 7, folder)
+    unfinished(url, folder, parts)
+    assert append_once(url, parts, "q", 7, folder) == 0
+    assert describe(url.partition("?")[0]).youngest_seq == 29
+
+
+def test_a_batch_is_appended_in_the_order_of_its_partitions(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    parts = staged(url, folder, 9)
+    append_once(url, list(reversed(parts)), "q", 0, folder)
+    numbers = list(range(9))
+    random.Random(0).shuffle(numbers)
+    expected = [n for partition in range(3) for n in numbers[partition::3]]
+    assert payloads(url) == [b"row %d" % n for n in expected]
+
+
+def test_another_writer_is_waited_for_and_then_named(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    with open_writer(url), pytest.raises(LockTimeout):
+        append_once(f"{url}?lock_timeout=100ms", staged(url, folder), "q", 0, folder)
+    assert append_once(f"{url}?lock_timeout=100ms", staged(url, folder), "q", 0, folder) == 30
+
+
+def test_notes_that_are_damaged_are_named(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    fill(url, [])
+    notes_of(url, folder).write_text('{"queries": {"q": {"batch": 1}}}')
+    with pytest.raises(DamagedQueue, match=r"out\.commits\.json"):
+        append_once(url, staged(url, folder), "q", 0, folder)
+    assert payloads(url) == []
+
+
+def test_a_note_that_cannot_be_written_leaves_the_stream_as_it_was(
+    tmp_path: Path, folder: Path
+) -> None:
+    url = f"log:{tmp_path}/out"
+    fill(url, [])
+    blocked = notes_of(url, folder)
+    blocked.with_name(f"{blocked.name}.new").mkdir()  # where the note is written first
+    with pytest.raises(StorageError, match="commits"):
+        append_once(url, staged(url, folder), "q", 0, folder)
+    assert payloads(url) == []
+    blocked.with_name(f"{blocked.name}.new").rmdir()
+    assert append_once(url, staged(url, folder), "q", 0, folder) == 30
+
+
+def test_what_is_staged_out_of_sight_is_named(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    parts = staged(url, folder)
+    remove_batch(folder / "the-query", 7)
+    with pytest.raises(FileNotFoundError, match="not to be seen from the driver") as caught:
+        append_once(url, parts, "q", 0, folder)
+    assert "staging" in str(getattr(caught.value, "hint", ""))
+
+
+def test_a_stream_written_in_two_ways_gets_the_rows_of_both(tmp_path: Path) -> None:
+    urls = [f"log:{tmp_path}/out", f"log:{tmp_path}/x/../out?sync=none"]
+    sink = StreamSink(SinkOptions(staging=str(tmp_path / "staging")), ["payload", "url"])
+    parts = [part for url in urls for part in staged(url, tmp_path / "staging", 6)]
+    sink._append_once([_Message("q", parts)], "q", 0)
+    assert rows_of(urls[0]) == sorted(list(range(6)) * 2)

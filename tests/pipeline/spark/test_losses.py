@@ -1,0 +1,285 @@
+"""What is gone before Spark reads it ends the query, or is counted where people see it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from penstock import create, open_reader, open_writer
+from penstock.pipeline.losses import DataLoss, LossReports, LostRange
+from support.planner import Planner
+from support.spark_streams import fill, payloads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RING = "slots=64&size=64k"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    create(f"fmq:{tmp_path}/q?{RING}")
+    return f"fmq:{tmp_path}/q"
+
+
+def records(url: str) -> list[dict[str, Any]]:
+    return [json.loads(payload) for payload in payloads(url)]
+
+
+def lost_of(planner: Planner, url: str) -> tuple[int, int]:
+    return planner.at[url]["lost"], planner.at[url]["lost_unknown"]
+
+
+def test_a_ring_overwritten_before_it_is_planned_ends_the_query(url: str) -> None:
+    planner = Planner(url)
+    planner.begin()
+    fill(url, range(100))
+    with pytest.raises(DataLoss, match=r"36 messages lost \(seq 0 to 35\): overwritten") as caught:
+        planner.plan()
+    assert caught.value.lost.count == 36
+    assert any("failOnDataLoss=false" in note for note in caught.value.__notes__)
+
+
+def test_a_ring_overwritten_between_planning_and_reading_ends_the_query(url: str) -> None:
+    fill(url, range(60))
+    planner = Planner(url)
+    planner.begin()
+    assert planner.plan()
+    fill(url, range(60, 110))
+    with pytest.raises(DataLoss, match=r"46 messages lost \(seq 0 to 45\): overwritten"):
+        planner.read()
+
+
+def test_or_the_query_goes_on_and_the_exact_ranges_are_counted(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = f"log:{tmp_path}/losses"
+    planner = Planner(url, failOnDataLoss="false", lossUrl=losses)
+    planner.begin()
+    fill(url, range(100))
+    assert planner.plan()
+    assert lost_of(planner, url) == (36, 0)
+    fill(url, range(100, 110))
+    with caplog.at_level(logging.WARNING):
+        assert planner.read() == list(range(46, 100))
+    assert "10 messages lost (seq 36 to 45): overwritten" in caplog.text
+    assert planner.run() == list(range(100, 110))
+    # What the task of the first batch lost is in the offsets of the second.
+    assert lost_of(planner, url) == (46, 0)
+    assert [(r["first"], r["last"], r["count"]) for r in records(losses)] == [
+        (0, 35, 36),
+        (36, 45, 10),
+    ]
+    assert not planner.plan()
+    planner.reader.stop()
+
+
+def test_a_loss_is_seen_in_the_progress_also_when_nothing_follows(url: str) -> None:
+    fill(url, range(60))
+    planner = Planner(url, failOnDataLoss="false")
+    planner.begin()
+    assert planner.plan(ReadMaxRows(60))
+    fill(url, range(60, 80))
+    assert planner.read() == list(range(16, 60))
+    planner.reader.prepareForTriggerAvailableNow()
+    while planner.plan():
+        planner.read()
+    assert lost_of(planner, url) == (16, 0)
+    planner.reader.stop()
+
+
+def test_a_task_that_runs_twice_is_counted_once(url: str) -> None:
+    fill(url, range(60))
+    planner = Planner(url, failOnDataLoss="false")
+    planner.begin()
+    planner.plan()
+    fill(url, range(60, 80))
+    assert planner.read() == planner.read() == list(range(16, 60))
+    planner.plan()
+    assert lost_of(planner, url) == (16, 0)
+    planner.reader.stop()
+
+
+def test_what_a_query_lost_is_counted_also_when_it_failed_before_it_could_count(
+    url: str, tmp_path: Path
+) -> None:
+    losses = f"log:{tmp_path}/losses"
+    fill(url, range(60))
+    planner = Planner(url, failOnDataLoss="false", lossUrl=losses)
+    planner.begin()
+    planner.plan()
+    fill(url, range(60, 80))
+    planner.read()
+    # The sink failed, the query is restarted, and Spark replays the batch.
+    again = Planner(url, failOnDataLoss="false", lossUrl=losses)
+    again.at = planner.at
+    again.parts = again._parts({})
+    assert again.read() == list(range(16, 60))
+    again.plan()
+    assert lost_of(again, url) == (16, 0)
+    for each in (planner, again):
+        each.reader.stop()
+
+
+def test_many_tasks_that_lose_at_once_all_tell_of_it(tmp_path: Path) -> None:
+    losses = f"fmq:{tmp_path}/losses"
+    ranges = [LostRange("fmq:/q", 1, i * 10, i * 10 + 4, "overwritten") for i in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda lost: LossReports(losses, "run").report(lost), ranges))
+    assert sorted(r["first"] for r in records(losses)) == [lost.first for lost in ranges]
+
+
+def test_losses_of_another_query_are_not_counted_as_ours(tmp_path: Path) -> None:
+    losses = f"fmq:{tmp_path}/losses"
+    ours = LossReports(losses, "ours")
+    assert ours.heard() == []
+    LossReports(losses, "theirs").report(LostRange("fmq:/q", 1, 0, 4, "overwritten"))
+    mine = LostRange("fmq:/q", 1, 5, 9, "overwritten")
+    LossReports(losses, "ours").report(mine)
+    with open_writer(losses) as writer:
+        writer.write(b"not a record")
+    assert ours.heard() == [mine]
+    assert ours.heard() == []
+    ours.close()
+
+
+def test_every_message_is_read_or_lost_while_the_ring_is_overwritten(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    create(f"{url}?slots=1024&size=1M")
+    losses = f"log:{tmp_path}/losses"
+    stop = threading.Event()
+
+    def write() -> None:
+        with open_writer(url) as writer:
+            count = 0
+            while not stop.is_set():
+                writer.write_many([b"%d" % i for i in range(count, count + 200)])
+                count += 200
+                stop.wait(0.0005)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        planner = Planner(url, failOnDataLoss="false", lossUrl=losses, minPartitions=3)
+        planner.begin()
+        seen: list[int] = []
+        for i in range(30):
+            planner.plan()
+            time.sleep(0.02 * (i % 3))  # time for the writer to come round
+            seen += planner.read()
+    finally:
+        stop.set()
+        thread.join()
+    planner.plan()  # counts what the last tasks lost
+    lost = [n for r in records(losses) for n in range(r["first"], r["last"] + 1)]
+    seen += planner.read()
+    assert sorted(seen + lost) == list(range(planner.at[url]["end"]))
+    assert lost_of(planner, url) == (len(lost), 0)
+    assert seen
+    planner.reader.stop()
+
+
+def test_a_queue_created_anew_is_noticed_and_what_is_known_of_it_told(url: str) -> None:
+    planner = Planner(url, failOnDataLoss="false")
+    planner.begin()
+    fill(url, range(20))
+    assert planner.run(ReadMaxRows(5)) == list(range(5))
+    create(f"{url}?{RING}", replace=True)
+    fill(url, range(100, 110))
+    assert planner.run() == list(range(100, 110))
+    assert lost_of(planner, url) == (15, 1)  # those that were seen; and nobody saw its end
+    planner.reader.stop()
+    strict = Planner(url)
+    strict.at = {url: {**planner.at[url], "epoch": "5"}}
+    # After a restart nothing is known: no number is made up.
+    with pytest.raises(DataLoss, match=r"an unknown number of messages lost \(seq 10 on\)"):
+        strict.plan()
+
+
+def test_a_queue_created_anew_with_compression_is_read_too(url: str) -> None:
+    fill(url, range(20))
+    planner = Planner(url, failOnDataLoss="false")
+    planner.begin()
+    assert planner.run() == list(range(20))
+    create(f"{url}?{RING}&compress=lz4", replace=True)
+    fill(url, range(100, 110))
+    assert planner.run() == list(range(100, 110))
+    planner.reader.stop()
+
+
+def test_a_queue_created_anew_between_planning_and_reading_lost_the_planned_range(url: str) -> None:
+    fill(url, range(20))
+    planner = Planner(url)
+    planner.begin()
+    planner.plan()
+    create(f"{url}?{RING}", replace=True)
+    fill(url, range(100, 150))
+    with pytest.raises(DataLoss, match=r"20 messages lost \(seq 0 to 19\): .* created anew"):
+        planner.read()
+
+
+def test_a_stream_removed_before_it_is_read_lost_the_planned_range(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    fill(url, range(20))
+    planner = Planner(f"fmq:{tmp_path}/*", failOnDataLoss="false")
+    planner.begin()
+    planner.plan(ReadMaxRows(5))
+    (tmp_path / "q.fmq").unlink()
+    assert planner.read() == []
+    assert planner.plan()
+    assert lost_of(planner, url) == (20, 0)
+    assert not planner.plan()
+    planner.reader.stop()
+
+
+def test_what_retention_removed_is_lost_by_name(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/l?segment=4k&segment_slots=16&retain=32k&sync=none"
+    fill(url, range(8))
+    planner = Planner(f"log:{tmp_path}/l")
+    planner.begin()
+    planner.plan()
+    fill(url, range(8, 400))
+    with pytest.raises(DataLoss, match=r"8 messages lost \(seq 0 to 7\): removed by .* retention"):
+        planner.read()
+    with open_reader(f"log:{tmp_path}/l") as reader:
+        oldest = reader.bounds().oldest
+    with pytest.raises(DataLoss, match=rf"seq 8 to {oldest - 1}\)"):
+        planner.plan()
+
+
+def test_a_log_created_anew_under_a_task_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/l?segment=4k&segment_slots=16&sync=none"
+    fill(url, range(400))
+    planner = Planner(f"log:{tmp_path}/l", minPartitions=1)
+    planner.begin()
+    planner.plan()
+    rows = planner.reader.read(planner.parts[0])
+    first = next(rows)
+    shutil.rmtree(tmp_path / "l")
+    fill(url, range(1000, 2000))
+    seen = [int(payload) for payload in first.column("payload").to_pylist()]
+
+    def read_on() -> None:
+        for batch in rows:
+            seen.extend(map(int, batch.column("payload").to_pylist()))
+
+    with pytest.raises(DataLoss, match=r"to 399\)") as caught:
+        read_on()
+    assert seen == list(range(caught.value.lost.first))
+
+
+def test_a_loss_that_cannot_be_told_is_an_error(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    planner = Planner(url, failOnDataLoss="false", lossUrl=f"log:{tmp_path}/file/losses")
+    planner.begin()
+    fill(url, range(100))
+    with pytest.raises(Exception, match="file"):
+        planner.plan()

@@ -1,0 +1,109 @@
+"""Streams of another machine are read and written as those of this one."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from penstock import WriteTimeout, create, open_writer
+from penstock.pipeline.commits import Notes, append_once, notes_of
+from penstock.pipeline.losses import DataLoss
+from penstock.protocols.flight import FlightServer, ServerOptions
+from support.commit_lives import stage
+from support.planner import Planner
+from support.spark_streams import fill, payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server whose root is the folder `remote`."""
+    root = tmp_path / "remote"
+    root.mkdir()
+    with FlightServer(ServerOptions(root=root, port=0)) as server:
+        yield server.url
+
+
+def test_a_remote_queue_is_planned_and_read(remote: str, tmp_path: Path) -> None:
+    fill(f"fmq:{tmp_path}/remote/q", range(500))
+    planner = Planner(f"{remote}q", maxOffsetsPerTrigger=300, minPartitions=3)
+    planner.begin()
+    assert planner.run(ReadMaxRows(300)) == list(range(300))
+    assert planner.run(ReadMaxRows(300)) == list(range(300, 500))
+    assert not planner.plan()
+    planner.reader.stop()
+
+
+def test_what_a_remote_ring_overwrote_is_told(remote: str, tmp_path: Path) -> None:
+    queue = f"fmq:{tmp_path}/remote/q"
+    fill(f"{queue}?slots=64&size=64k", range(60))
+    planner = Planner(f"{remote}q")
+    planner.begin()
+    planner.plan()
+    fill(queue, range(60, 100))
+    with pytest.raises(DataLoss, match=r"36 messages lost \(seq 0 to 35\): overwritten"):
+        planner.read()
+    create(f"{queue}?slots=64&size=64k", replace=True)
+    fill(queue, range(200, 260))
+    with pytest.raises(DataLoss, match=r"60 messages lost \(seq 0 to 59\): .* created anew"):
+        planner.read()
+    with pytest.raises(DataLoss, match="an unknown number of messages lost"):
+        planner.plan()
+    planner.reader.stop()
+
+
+def test_the_writer_of_a_remote_ring_waits(remote: str, tmp_path: Path) -> None:
+    queue = f"fmq:{tmp_path}/remote/q"
+    create(f"{queue}?slots=64&size=64k")
+    planner = Planner(f"{remote}q", hold="spark")
+    planner.begin()
+    planner.plan()
+    with open_writer(f"{queue}?hold=spark&timeout=100ms") as writer:
+        writer.write_many([b"%d" % i for i in range(64)])
+        assert planner.run() == list(range(64))
+        with pytest.raises(WriteTimeout):
+            writer.write(b"64")
+        assert not planner.plan()  # what was asked for is done
+        writer.write(b"64")
+    planner.reader.stop()
+
+
+def test_losses_may_be_told_to_a_remote_stream(remote: str, tmp_path: Path) -> None:
+    queue = f"fmq:{tmp_path}/remote/q"
+    fill(f"{queue}?slots=64&size=64k", range(60))
+    planner = Planner(f"{remote}q", failOnDataLoss="false", lossUrl=f"{remote}losses?kind=log")
+    planner.begin()
+    planner.plan()
+    fill(queue, range(60, 100))
+    assert planner.read() == list(range(36, 60))
+    assert planner.run() == list(range(60, 100))
+    assert planner.at[f"{remote}q"]["lost"] == 36
+    assert len(payloads(f"log:{tmp_path}/remote/losses")) == 1
+    planner.reader.stop()
+
+
+def test_a_batch_is_appended_once_to_a_remote_stream(remote: str, tmp_path: Path) -> None:
+    folder = tmp_path / "staging"
+    url = f"{remote}out?kind=log&segment=64k&sync=none"
+    parts = stage(url, folder, 30, random.Random(0))
+    assert append_once(url, parts, "q", 0, folder) == 30
+    assert append_once(url, parts, "q", 0, folder) == 0
+    notes = Notes(notes_of(url, folder))
+    note = notes.get("q")
+    assert note is not None
+    files = tuple((part.path, part.partition, part.messages) for part in parts)
+    # The driver died after half of the next batch.
+    notes.put("q", note._replace(batch=1, start=30, is_done=False, files=files))
+    with open_writer(f"log:{tmp_path}/remote/out") as writer:
+        for payload in payloads(f"log:{tmp_path}/remote/out")[:15]:
+            writer.write(payload, int(payload.split()[1]) % 5)
+    again = stage(url, folder, 30, random.Random(1))
+    assert append_once(url, again, "q", 1, folder) == 15
+    found = [int(p.split()[1]) for p in payloads(f"log:{tmp_path}/remote/out")]
+    assert sorted(found) == sorted(list(range(30)) * 2)

@@ -1,0 +1,120 @@
+"""Spark reads streams: what, from where, how much, and as which rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from penstock import StreamId, open_reader, open_writer
+from support.spark_streams import fill, follow, numbers, payloads, progress_of, run_now, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine a batch takes seconds
+
+
+def test_the_fields_of_a_message_are_columns_of_the_same_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"fmq:{tmp_path}/q"
+    stream = StreamId.generate(None, None, "radar", "beams")
+    with open_writer(url) as writer:
+        writer.write(b"one", 3, 4, time_ns=1_000_000_001, stream=stream, attributes=b"head")
+        writer.write(b"", time_ns=-1)
+    fill(f"log:{tmp_path}/other", [7])
+    with open_reader(url) as reader:
+        messages = list(reader.available())
+    pattern = f"fmq:{tmp_path}/*, log:{tmp_path}/oth[e]r"
+    found = table(spark, pattern).selectExpr("*", "unix_micros(time) AS us").collect()
+    rows = sorted((row for row in found if row.url == url), key=lambda row: row.seq)
+    for row, message in zip(rows, messages, strict=True):
+        assert (row.seq, row.time_ns, row.created_ns) == message[:3]
+        assert (row.type, row.subtype) == (message.type, message.subtype)
+        assert row.stream == (message.stream and bytes(message.stream))
+        assert row.attributes == message.attributes
+        assert row.payload == message.payload
+    assert [row.us for row in rows] == [1_000_000, -1]  # towards the past, before 1970 too
+    assert [row.payload for row in found if row.url == f"log:{tmp_path}/other"] == [b"7"]
+
+
+def test_a_mistake_is_told_in_one_line_with_a_hint(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException) as caught:
+        table(spark, f"fmq:{tmp_path}/q", startingOfsets="1")
+    assert "option startingofsets='1': there is no such option" in str(caught.value)
+    assert "hint: did you mean startingOffsets?" in str(caught.value)
+
+
+def test_a_query_goes_on_where_it_was_with_batches_of_the_size_allowed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, target = f"fmq:{tmp_path}/q", f"log:{tmp_path}/out"
+    fill(source, range(250))
+    rows = follow(spark, source, maxOffsetsPerTrigger=100).select("payload")
+    query = run_now(rows, target, tmp_path / "checkpoint")
+    batches = progress_of(query)
+    assert [batch["numInputRows"] for batch in batches if batch["numInputRows"]] == [100, 100, 50]
+    offset = batches[-1]["sources"][0]["endOffset"][source]
+    assert (offset["end"], offset["lost"], offset["lost_unknown"]) == (250, 0, 0)
+    assert batches[-1]["sources"][0]["latestOffset"][source]["end"] == 250
+    fill(source, range(250, 260))
+    run_now(rows, target, tmp_path / "checkpoint")
+    assert sorted(numbers(target)) == list(range(260))
+
+
+def overwriting(url: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a stage that overwrites most of the ring when it sees the first message."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if 0 in batch.column("seq").to_pylist():
+                fill(url, range(2000, 4000))
+            yield batch.select(["payload"])
+
+    return stage
+
+
+def test_a_ring_overwritten_between_planning_and_reading_is_never_passed_over_in_silence(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Once that gave 96 of 2,000 rows, and the query succeeded."""
+    urls = [f"fmq:{tmp_path}/{name}" for name in ("strict", "lenient")]
+    target, losses = f"log:{tmp_path}/out", f"log:{tmp_path}/losses"
+    for url in urls:
+        fill(f"{url}?slots=2048&size=1M", range(2000))
+    rows = follow(spark, urls[0], minPartitions=4)
+    with pytest.raises(StreamingQueryException) as caught:
+        run_now(rows.mapInArrow(overwriting(urls[0]), "payload BINARY"), target, tmp_path / "c1")
+    said = re.search(
+        r"([\d,]+) messages? lost \(seq (\d+)(?: to (\d+))?\): overwritten", str(caught.value)
+    )
+    assert said, str(caught.value)
+    assert "hint: make the queue larger, let the writer wait (hold=NAME)" in str(caught.value)
+    rows = follow(spark, urls[1], minPartitions=4, failOnDataLoss="false", lossUrl=losses)
+    query = run_now(
+        rows.mapInArrow(overwriting(urls[1]), "payload BINARY"), target, tmp_path / "c2"
+    )
+    found = numbers(target)
+    ranges = [json.loads(payload) for payload in payloads(losses)]
+    lost = [n for r in ranges for n in range(r["first"], r["last"] + 1)]
+    assert sorted(found + lost) == list(range(2000))
+    assert lost
+    assert progress_of(query)[-1]["sources"][0]["endOffset"][urls[1]]["lost"] == len(lost)
+
+
+def test_payloads_are_decoded_where_they_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    source = f"fmq:{tmp_path}/q"
+    with open_writer(source) as writer:
+        writer.write(b'{"dbz": 45.5, "gate": 3}')
+    rows = table(spark, source, decode="json", schema="dbz DOUBLE, gate INT")
+    assert rows.columns[:2] == ["url", "seq"]
+    assert rows.columns[-2:] == ["dbz", "gate"]
+    assert [(row.seq, row.dbz, row.gate) for row in rows.collect()] == [(0, 45.5, 3)]

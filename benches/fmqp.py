@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 SIZE = 1024
 #: Messages in one call of the batch forms.
 GROUP = 500
-#: A queue that the batch forms do not overrun.
-OPTIONS = "slots=400000&size=600M"
-FILL = 50_000
+#: A queue that has wrapped soon: later ones go where earlier ones were, as in daily use.
+OPTIONS = "slots=20000&size=20M"
+#: Messages that are there to be read.
+FILL = 15_000
 
 
 def main() -> None:

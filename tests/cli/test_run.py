@@ -8,6 +8,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from cli.command import PENSTOCK, json_lines, run
 from penstock import open_reader, open_writer
 
@@ -24,6 +26,7 @@ def write(folder: Path, first: int, end: int) -> None:
         writer.write_many([b"%d" % i for i in range(first, end)])
 
 
+@pytest.mark.timeout(300)  # it starts Spark twice
 def test_ctrl_c_ends_it_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(TEXT.format(tmp_path))
@@ -41,12 +44,13 @@ def test_ctrl_c_ends_it_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None
         if json.loads(line)["rows"] == 100:
             break
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all of them get it
-    output, errors = running.communicate(timeout=60)
+    output, errors = running.communicate(timeout=100)
     assert running.returncode == 0, errors
     assert json_lines(output)[-1] == {
         "event": "end",
         "rows": 100,
         "lost": 0,
+        "lost_unknown": 0,
         "skipped": 0,
         "stopped": True,
     }
@@ -55,7 +59,7 @@ def test_ctrl_c_ends_it_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None
     done = subprocess.run(
         [PENSTOCK, "run", str(file), "--master", "local[1]", "--once", "--checkpoint", checkpoint],
         capture_output=True,
-        timeout=90,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

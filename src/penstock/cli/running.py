@@ -122,6 +122,7 @@ class _Json(_Silent):
                     "event": "end",
                     "rows": outcome.rows,
                     "lost": outcome.lost,
+                    "lost_unknown": outcome.lost_unknown,
                     "skipped": outcome.skipped,
                     "stopped": outcome.was_stopped,
                 }
@@ -218,5 +219,7 @@ def _cells(one: Progress) -> list[str]:
 def _summary(outcome: Outcome) -> str:
     ended = "stopped" if outcome.was_stopped else "done"
     lost = "nothing lost" if not outcome.lost else f"{outcome.lost:,} messages lost"
+    if outcome.lost_unknown:
+        lost += f"; {outcome.lost_unknown} times a queue was created anew, and more went with it"
     skipped = f", {outcome.skipped:,} not decoded and left out" if outcome.skipped else ""
     return f"{ended}: {outcome.rows:,} rows, {lost}{skipped}"

@@ -55,9 +55,10 @@ def test_a_trigger_without_data_is_no_batch_and_still_tells_the_lag() -> None:
 
 def test_what_was_lost_is_told_by_stream_and_in_all() -> None:
     watch, reports = Watch("q"), Reports()
-    reports.add(0, 10, 30, 30, lost=20)
+    reports.add(0, 10, 30, 30, lost=20, lost_unknown=1)
     watch.look(reports)  # type: ignore[arg-type]
     assert watch.now.lost == {"fmq:/a": 20}
+    assert watch.now.lost_unknown == 1
     assert watch.now.as_dict()["lost_in_all"] == 20
 
 

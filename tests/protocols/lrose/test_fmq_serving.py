@@ -322,3 +322,43 @@ def test_the_text_of_an_error_is_for_people(tmp_path: Path) -> None:
         assert part is not None
         assert part.data.endswith(b"\0")
         assert part.text.startswith("there is no queue q")
+
+
+def test_a_client_of_lroses_that_waits_for_a_queue_gets_it_when_it_is_there(tmp_path: Path) -> None:
+    with served(tmp_path) as server, Caller(server.port) as one, Caller(server.port) as two:
+        one.say(encode_init(INIT._replace(open_mode=OpenMode.BLOCKING_READ_ONLY)))
+        two.say(encode_init(INIT._replace(open_mode=OpenMode.BLOCKING_READ_WRITE)))
+        time.sleep(0.1)
+        create(f"fmq:{tmp_path}/q?layout=classic")
+        assert one.hear().error == 0
+        assert two.hear().error == 0
+
+
+def test_a_wide_queue_that_another_process_writes_to_stops_only_its_own_clients(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path) as server, open_writer(f"fmq:{tmp_path}/wide") as holder:
+        holder.write(b"mine")
+        with open_writer(f"{server.url}/free") as free, Caller(server.port) as caller:
+            init = INIT._replace(url="wide", open_mode=OpenMode.READ_WRITE)
+            caller.say(encode_init(init))
+            began = time.monotonic()
+            free.write(b"quick")
+            assert time.monotonic() - began < 0.8
+            assert "one writer at a time" in (caller.hear().error_text or "")
+        with open_reader(f"{server.url}/wide") as reader:
+            assert len(list(reader.available())) == 1
+
+
+def test_writers_of_a_wide_queue_go_over_to_the_one_that_a_client_makes_anew(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path, layout="wide") as server:
+        url = f"{server.url}/q"
+        with open_writer(url) as one:
+            one.write(b"old")
+            with open_writer(url, create="always") as two:
+                two.write(b"new")
+                one.write(b"newer")
+        with open_reader(f"fmq:{tmp_path}/q") as reader:
+            assert [m.payload for m in reader.available()] == [b"new", b"newer"]

@@ -33,6 +33,8 @@ class Progress:
     lag: Mapping[str, int] | None = None
     #: Messages that were gone before they could be read, by URL; where it goes on regardless.
     lost: Mapping[str, int] | None = None
+    #: How often a queue was created anew, and nobody can tell how many were lost with the old one.
+    lost_unknown: int = 0
     #: Messages that did not decode and were left out, by the source or stage that decodes.
     skipped: Mapping[str, int] | None = None
 
@@ -100,6 +102,7 @@ class Watch:
             batch_seconds=seconds,
             lag=_lag(seen["sources"]),
             lost=_lost(seen["sources"]),
+            lost_unknown=_lost_unknown(seen["sources"]),
             skipped=_skipped(before.skipped, seen.get("observedMetrics")),
         )
 
@@ -121,6 +124,14 @@ def _lost(sources: list[dict[str, Any]]) -> dict[str, int]:
         for url, offset in _offsets(source.get("endOffset")).items()
         if offset.get("lost")
     }
+
+
+def _lost_unknown(sources: list[dict[str, Any]]) -> int:
+    return sum(
+        int(offset.get("lost_unknown", 0))
+        for source in sources
+        for offset in _offsets(source.get("endOffset")).values()
+    )
 
 
 def _skipped(before: Mapping[str, int] | None, observed: object) -> dict[str, int]:

@@ -53,6 +53,10 @@ class Outcome:
         return sum(one.lost_in_all for one in self.queries)
 
     @property
+    def lost_unknown(self) -> int:
+        return sum(one.lost_unknown for one in self.queries)
+
+    @property
     def skipped(self) -> int:
         return sum(one.skipped_in_all for one in self.queries)
 

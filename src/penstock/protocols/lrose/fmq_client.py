@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["QueueLink", "Target", "open_link", "open_to_read", "open_to_write"]
 
 #: Messages that a server of ours is asked for at a time. LROSE's has its own limit.
-_MOST: Final = 500
+_MOST: Final = 250
+#: After more than so many there are probably more. LROSE's server sends up to 101.
+_FEW: Final = 90
 #: How soon, and how often, a server that cannot be reached is tried again.
 _BACKOFF: Final = Backoff(initial=0.02, factor=1.7, maximum=1.0)
 
@@ -77,6 +79,9 @@ class QueueLink:
         self.is_ours = False
         #: Of a WRITE that was refused: messages that were appended all the same, if that is known.
         self.written: int | None = 0
+        #: The type of messages that were asked for already.
+        self._ahead: int | None = None
+        self._was_ahead = False
         init = Init(
             str(target.address),
             mode,
@@ -112,6 +117,7 @@ class QueueLink:
 
         :raises RequestRefused: the server says that it failed.
         """
+        self._settle()
         reply = self._connection.call(SOCKET_ID, DsMessage(op, sub_type, mode))
         if reply.error:
             raise self._error(reply)
@@ -130,16 +136,51 @@ class QueueLink:
             return False
         return True
 
-    def read(self, wanted: int = -1, wait: float = 0.0, most: int = _MOST) -> Messages:
-        """Return messages from here on; a server of ours waits some seconds for the first."""
+    def read(
+        self, wanted: int = -1, wait: float = 0.0, most: int = _MOST, *, ahead: bool = False
+    ) -> Messages:
+        """Return messages from here on; a server of ours waits some seconds for the first.
+
+        With `ahead`, the next ones are asked for as soon as there seem to be more, so that the
+        server gets them ready while these are taken apart.
+        """
+        messages = self._read(wanted, wait, most, ahead=ahead)
+        if not messages.ids and wait > 0 and self._was_ahead:
+            # That question was asked before, and was not to wait.
+            messages = self._read(wanted, wait, most, ahead=ahead)
+        return messages
+
+    def _read(self, wanted: int, wait: float, most: int, *, ahead: bool) -> Messages:
+        if self._ahead is not None and self._ahead != wanted:
+            self._settle()
+        self._was_ahead = self._ahead is not None
+        timeout = self._target.options.timeout + max(wait, 0.0)
+        try:
+            if not self._was_ahead:
+                self._ask_for_messages(wanted, wait, most)
+            self._ahead = None
+            payload = self._connection.receive(timeout).payload
+            if ahead and int.from_bytes(payload[36:40]) > 2 * _FEW:  # nParts: two a message
+                self._ask_for_messages(wanted, 0.0, most)
+                self._ahead = wanted
+        except BaseException:
+            self._connection.close()  # also after Ctrl-C: replies would go to other questions
+            raise
+        head, messages = decode_messages(payload)
+        if head.error:
+            raise self._error(DsMessage.from_bytes(payload))
+        return messages
+
+    def _ask_for_messages(self, wanted: int, wait: float, most: int) -> None:
         milliseconds = int(wait * 1000) if self.is_ours else -1
         request = DsMessage(Op.READ, wanted, milliseconds, most if self.is_ours else 0)
-        timeout = self._target.options.timeout + max(wait, 0.0)
-        frame = self._connection.exchange(SOCKET_ID, request.to_bytes(), timeout)
-        head, messages = decode_messages(frame.payload)
-        if head.error:
-            raise self._error(DsMessage.from_bytes(frame.payload))
-        return messages
+        self._connection.send(SOCKET_ID, request.to_bytes())
+
+    def _settle(self) -> None:
+        """Take the reply to a question that was asked ahead: nobody wants it any more."""
+        if self._ahead is not None:
+            self._ahead = None
+            self._connection.receive()
 
     def write(self, payload: bytes) -> int | None:
         """Send a WRITE; return the id of its last message if the server says so.

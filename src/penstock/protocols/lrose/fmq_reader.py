@@ -381,7 +381,7 @@ class FmqReader(Reader):
         while not self._ready and self._arrivals.failure is None:
             link = self._linked(patience)
             try:
-                messages = link.read(self._wanted, wait)
+                messages = link.read(self._wanted, wait, ahead=True)
                 is_settled = self._take_in(link, messages)
             except (ConnectionLost, Malformed) as error:
                 self._give_up_link()

@@ -61,6 +61,8 @@ _LARGE: Final = 1 << 16
 #: While a client waits for messages, its queue is looked at this often (seconds).
 _FIRST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.025
+#: While a client waits for a queue, it is looked for this often (seconds).
+_LOOK_FOR_QUEUE: Final = 0.25
 #: A client of ours may ask for so many messages at a time.
 _MOST_FOR_OURS: Final = 1000
 #: The longest that a client may wait with one request (seconds).
@@ -146,24 +148,26 @@ class FmqSession:
         creation = self._creation(init)
         layout = layout_of(path)
         if layout is None and creation in {None, Creation.NEVER}:
-            raise NotFound(f"there is no queue {path}", hint="create it first")
+            layout = await self._wait_for_queue(path, init)
         start = Position.START if init.open_position == SeekTo.START else Position.END
         if layout is None or creation is Creation.ALWAYS:
             self._check_geometry(init)
             start = Position.START
-        chosen = layout or self._shared.options.layout
-        if chosen == "wide":
-            # Here and not in a thread: its writer is shared by all clients.
-            return ServedWide(
-                path,
-                start=start,
-                creation=creation,
-                slots=init.num_slots,
-                size=max(init.buf_size, 4096),
-                writers=self._shared.wide_writers,
-            )
+        shared = self._shared
+        if (layout or shared.options.layout) == "wide":
+            async with shared.opening:
+                return await shared.in_thread(
+                    lambda: ServedWide(
+                        path,
+                        start=start,
+                        creation=creation,
+                        slots=init.num_slots,
+                        size=max(init.buf_size, 4096),
+                        writers=shared.wide_writers,
+                    )
+                )
         method = self._method if init.compress else None
-        return await self._shared.in_thread(
+        return await shared.in_thread(
             lambda: ServedClassic(
                 path,
                 start=start,
@@ -173,6 +177,16 @@ class FmqSession:
                 compression=method,
             )
         )
+
+    async def _wait_for_queue(self, path: str, init: Init) -> str:
+        """Wait for a queue as long as the client does; ours rather hear that there is none."""
+        pause = _FIRST_PAUSE
+        while (layout := layout_of(path)) is None:
+            if init.is_ours or OpenMode(init.open_mode) not in _WAITING_MODES:
+                raise NotFound(f"there is no queue {path}", hint="create it first")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LOOK_FOR_QUEUE)
+        return layout
 
     def _creation(self, init: Init) -> Creation | None:
         """Return how the queue is opened for writing, or None for reading."""
@@ -372,6 +386,8 @@ class FmqSession:
         if queue is not None:
             queue.close()
 
+
+_WAITING_MODES: Final = {OpenMode.BLOCKING_READ_ONLY, OpenMode.BLOCKING_READ_WRITE}
 
 _CREATIONS: Final = {
     OpenMode.CREATE: Creation.ALWAYS,

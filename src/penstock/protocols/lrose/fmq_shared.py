@@ -32,6 +32,8 @@ class Shared:
         self.root = QueueRoot(options.root, shared_memory=options.shared_memory)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fmqp")
         self.wide_writers = WideWriters()
+        #: Held while a wide queue is opened.
+        self.opening = asyncio.Lock()
         #: Those who wait for messages, by the path of their queue.
         self.waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import PositionError, Unsupported
-from penstock.protocols.lrose.fmq_queues import MOST_BYTES, OPENING, PLACES, ServedQueue
+from penstock.core.errors import Closed, PositionError, Unsupported
+from penstock.protocols.lrose.fmq_queues import MOST_BYTES, PLACES, ServedQueue
 from penstock.protocols.lrose.fmq_wire import Messages, SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance
+from penstock.queue.options import Creation
+from penstock.queue.wide.creation import create_from_options
 from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import WideOptions
 
@@ -15,34 +18,63 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.core.position import Position
-    from penstock.queue.options import Creation
     from penstock.queue.wide.writer import WideWriter
 
 __all__ = ["ServedWide", "WideWriters"]
 
 _SECOND: Final = 1_000_000_000
+#: Seconds to wait for another process that writes; all clients wait meanwhile.
+_LOCK: Final = 1.0
+_EXISTING: Final = WideOptions(create=Creation.NEVER, lock_timeout=_LOCK)
 
 
 class WideWriters:
-    """The writers of wide queues, one each for all clients: a wide queue has one at a time."""
+    """The writers of wide queues, one each for all clients: a wide queue has one at a time.
+
+    One thread at a time may open; any may give back.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._writers: dict[str, tuple[WideWriter, int]] = {}
 
-    def get(self, path: str, options: WideOptions) -> WideWriter:
-        writer, users = self._writers.get(path, (None, 0))
-        if writer is None:
-            writer = open_wide_writer(f"fmq:{path}", path, options)
-        self._writers[path] = (writer, users + 1)
+    def current(self, path: str) -> WideWriter:
+        """Return the writer of a queue that was asked for by `get`."""
+        return self._writers[path][0]
+
+    def renew(self, path: str, stale: WideWriter) -> WideWriter:
+        """Return another writer, because the queue was created anew."""
+        writer, _ = self._writers[path]
+        if writer is stale:
+            writer = open_wide_writer(f"fmq:{path}", path, _EXISTING)
+            with self._lock:
+                self._writers[path] = (writer, self._writers[path][1])
+            stale.close()
         return writer
 
+    def get(self, path: str, options: WideOptions) -> None:
+        """Have a writer for a queue; `put_back` has to follow."""
+        if options.create is Creation.ALWAYS:
+            # Who writes to the old one goes over to the new one: see `renew`.
+            create_from_options(path, options, replace=True)
+            options = options.model_copy(update={"create": Creation.MISSING})
+        with self._lock:
+            if path in self._writers:
+                writer, users = self._writers[path]
+                self._writers[path] = (writer, users + 1)
+                return
+        # It may take a while, and those who only give back must not wait for it.
+        writer = open_wide_writer(f"fmq:{path}", path, options)
+        with self._lock:
+            self._writers[path] = (writer, 1)
+
     def put_back(self, path: str) -> None:
-        writer, users = self._writers[path]
-        if users > 1:
-            self._writers[path] = (writer, users - 1)
-        else:
-            del self._writers[path]
-            writer.close()
+        with self._lock:
+            writer, users = self._writers.pop(path)
+            if users > 1:
+                self._writers[path] = (writer, users - 1)
+                return
+        writer.close()
 
 
 class ServedWide(ServedQueue):
@@ -60,16 +92,17 @@ class ServedWide(ServedQueue):
     ) -> None:
         super().__init__(path)
         self._writers = writers
-        self._writer: WideWriter | None = None
+        self._may_write = False
         if creation is not None:
             options = WideOptions(
                 slots=max(slots, 2),
                 size=size,
                 create=creation,
                 writers="many",
-                lock_timeout=OPENING,
+                lock_timeout=_LOCK,
             )
-            self._writer = writers.get(path, options)
+            writers.get(path, options)
+            self._may_write = True
         try:
             self._reader = open_wide_reader(f"fmq:{path}", path, start, WideOptions())
         except BaseException:
@@ -114,9 +147,19 @@ class ServedWide(ServedQueue):
         self._reader.seek(seq + 1)
 
     def append(self, messages: Messages, payloads: Sequence[bytes], first: int) -> int:
-        writer = self._writer
-        if writer is None:
+        if not self._may_write:
             raise Unsupported(f"{self.path} was opened for reading only")
+        writer = self._writers.current(self.path)
+        try:
+            return self._append(writer, messages, payloads, first)
+        except Closed:
+            # Created anew. What went to the old one is gone with it, as all that was there.
+            writer = self._writers.renew(self.path, writer)
+            return self._append(writer, messages, payloads, first + self.appended)
+
+    def _append(
+        self, writer: WideWriter, messages: Messages, payloads: Sequence[bytes], first: int
+    ) -> int:
         kinds = set(zip(messages.types, messages.subtypes, strict=True))
         last: int | None = None
         before = writer.statistics().messages
@@ -140,8 +183,8 @@ class ServedWide(ServedQueue):
         )
 
     def _give_back_writer(self) -> None:
-        if self._writer is not None:
-            self._writer = None
+        if self._may_write:
+            self._may_write = False
             self._writers.put_back(self.path)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from penstock.queue.classic.layout import unwrap
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.stream_id import StreamId
@@ -41,8 +41,9 @@ UNKNOWN: Final = -1
 _HEAD: Final = DsMessage(Op.WRITE)
 _SECOND: Final = 1_000_000_000
 _INT32: Final = range(-(2**31), 2**31)
-#: A request is sent when so many bytes have come together.
-_REQUEST_BYTES: Final = 1 << 20
+#: A request is sent when so many bytes have come together. More do not fit into the buffers of
+#: sockets as they are at first, and sender and receiver then wait for each other.
+_REQUEST_BYTES: Final = 230_000
 #: A connection that was silent for so long (seconds) is looked at before it is used.
 _SILENT: Final = 0.05
 #: Parts that one request can have beside its messages.
@@ -63,6 +64,7 @@ class FmqWriter(Writer):
         self._target = target
         self._options = target.options
         self._method = target.options.compress.method
+        self._limit = target.options.max_message - _HEADER_ROOM - LARGEST_INFO
         self._closed = False
         self._messages = 0
         self._bytes = 0
@@ -221,40 +223,32 @@ class FmqWriter(Writer):
         """Write messages in one request, or in several if they are large."""
         before = self._messages
         try:
-            packed = [self._packed(payload) for payload in payloads]
-            first = size = 0
-            for row, (body, *_) in enumerate(packed):
-                if row > first and size + len(body) > _REQUEST_BYTES:
-                    self._write_rows(packed, types, subtypes, times, slice(first, row), done)
-                    first, size = row, 0
-                size += len(body) + LARGEST_INFO
-            rows = slice(first, len(packed))
-            self._write_rows(packed, types, subtypes, times, rows, done)
+            bodies, lengths, flags = self._all_packed(payloads)
+            for rows in _requests(bodies):
+                request = encode_messages(
+                    _HEAD,
+                    bodies[rows],
+                    types=types if isinstance(types, int) else types[rows],
+                    subtypes=subtypes if isinstance(subtypes, int) else subtypes[rows],
+                    pre_compressed=flags,
+                    uncompressed_lens=lengths[rows],
+                    times=times if isinstance(times, int) else times[rows],
+                )
+                self._send(request, len(bodies[rows]), done + rows.start)
+                self._bytes += sum(lengths[rows])
         except BaseException:
             self._refused += len(payloads) - (self._messages - before)
             raise
 
-    def _write_rows(
-        self,
-        packed: list[tuple[bytes, int, int]],
-        types: Sequence[int] | int,
-        subtypes: Sequence[int] | int,
-        times: Sequence[int] | int,
-        rows: slice,
-        done: int,
-    ) -> None:
-        bodies, lengths, flags = zip(*packed[rows], strict=True)
-        request = encode_messages(
-            _HEAD,
-            bodies,
-            types=types if isinstance(types, int) else types[rows],
-            subtypes=subtypes if isinstance(subtypes, int) else subtypes[rows],
-            pre_compressed=flags,
-            uncompressed_lens=lengths,
-            times=times if isinstance(times, int) else times[rows],
-        )
-        self._send(request, len(bodies), done + rows.start)
-        self._bytes += sum(lengths)
+    def _all_packed(self, payloads: Sequence[BytesLike]) -> tuple[list[bytes], list[int], int]:
+        """Return payloads as they travel, their plain lengths, and 1 if they are compressed."""
+        if self._method is None and all(type(payload) is bytes for payload in payloads):
+            lengths = list(map(len, payloads))
+            if max(lengths) <= self._limit:
+                return list(payloads), lengths, 0  # type: ignore[arg-type]
+        packed = [self._packed(payload) for payload in payloads]
+        bodies, plain, flags = zip(*packed, strict=True)
+        return list(bodies), list(plain), flags[0]
 
     def _packed(self, payload: BytesLike | None) -> tuple[bytes, int, int]:
         """Return a payload as it travels, its plain length, and 1 if it is compressed."""
@@ -266,9 +260,8 @@ class FmqWriter(Writer):
             view = memoryview(payload)
             body = view.tobytes()
         length = len(body)
-        limit = self._options.max_message - _HEADER_ROOM - LARGEST_INFO
-        if length > limit:
-            raise MessageTooLarge(length, limit, hint="allow more with max_message=")
+        if length > self._limit:
+            raise MessageTooLarge(length, self._limit, hint="allow more with max_message=")
         if self._method is None:
             return body, length, 0
         return compress(body, self._method), length, 1
@@ -318,3 +311,17 @@ class FmqWriter(Writer):
             link, self._link = self._link, None
             if link is not None:
                 link.close()
+
+
+def _requests(bodies: list[bytes]) -> Iterator[slice]:
+    """Divide messages into requests of about the same size, none too large unless a message is."""
+    total = sum(map(len, bodies)) + len(bodies) * LARGEST_INFO
+    share = total / -(-total // _REQUEST_BYTES)
+    first = size = 0
+    for row, body in enumerate(bodies):
+        own = len(body) + LARGEST_INFO
+        if row > first and size + own > share + LARGEST_INFO:
+            yield slice(first, row)
+            first, size = row, 0
+        size += own
+    yield slice(first, len(bodies))

@@ -122,6 +122,8 @@ class Decoder:
         self._end += count
         if self.held < self._needed:
             return []
+        if not self._at and (frame := self._only_frame()) is not None:
+            return [frame]
         frames: list[Frame] = []
         try:
             while (frame := self._next()) is not None:
@@ -162,6 +164,18 @@ class Decoder:
         else:
             self._buffer[:held] = self._buffer[self._at : self._end]
         self._at, self._end = 0, held
+
+    def _only_frame(self) -> Frame | None:
+        """Take a small frame that is all that has come, as most are; None if it is another case."""
+        end = self._end
+        if not _HEADER_32.size <= end <= _LEAST_ROOM or self._is_tunnelled:
+            return None
+        cookie, id, size, seq = _HEADER_32.unpack_from(self._buffer)
+        if cookie != _COOKIE_32 or size != end - _HEADER_32.size or size > self.max_bytes:
+            return None
+        self._end = 0
+        self._needed = 1
+        return Frame(id, seq, bytes(memoryview(self._buffer)[_HEADER_32.size : end]))
 
     def _next(self) -> Frame | None:
         buffer, at = self._buffer, self._at

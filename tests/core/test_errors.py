@@ -14,6 +14,7 @@ from penstock.core.errors import (
     AlreadyExists,
     Closed,
     ConfigError,
+    ConnectionLost,
     CursorInUse,
     CursorTableFull,
     DamagedQueue,
@@ -29,6 +30,7 @@ from penstock.core.errors import (
     PositionError,
     StorageError,
     StreamIdCollision,
+    Unacknowledged,
     UnknownScheme,
     Unsupported,
     WriteTimeout,
@@ -88,6 +90,12 @@ EXAMPLES: list[tuple[PenstockError, dict[str, object], type[Exception]]] = [
     (MessageTooLarge(2000, 1000), {"size": 2000, "limit": 1000}, ValueError),
     (Overrun(5, 9), {"first": 5, "last": 9}, Exception),
     (WriteTimeout("text"), {}, TimeoutError),
+    (ConnectionLost("host:1", "no"), {"server": "host:1", "reason": "no"}, ConnectionError),
+    (
+        Unacknowledged("host:1", "no", acknowledged=3, in_doubt=4),
+        {"server": "host:1", "acknowledged": 3, "in_doubt": 4},
+        ConnectionError,
+    ),
     (LockTimeout("text"), {}, TimeoutError),
     (Closed("text"), {}, Exception),
     (

@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 
 from penstock import InvalidOption, StorageError
+from penstock.core.errors import ConnectionLost
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 from penstock.protocols.lrose.connection import ping
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_info import DataSetInfo
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.serving import ServerThread
 from penstock.registry import DataMapServer, MapServerOptions
 from penstock.registry.data_map_options import RelayHost, server_port

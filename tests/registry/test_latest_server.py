@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import InvalidOption, NotFound
+from penstock.core.errors import ConnectionLost, InvalidOption, NotFound
 from penstock.protocols.lrose import sku
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.ldata_client import LdataClient
 from penstock.protocols.lrose.ldata_info import LatestInfo
 from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, LdataMessage, Mode

@@ -60,7 +60,7 @@ class Cluster:
         return found
 
     def wait_for_executors(self, count: int) -> list[int]:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while len(found := self.executors()) < count:
             assert time.monotonic() < until, f"there are only {len(found)} executors"
             time.sleep(0.05)

@@ -80,7 +80,7 @@ class Program:
                 self._lines.put(line)
         self._lines.put("")
 
-    def hear(self, timeout: float = 100) -> dict[str, Any] | None:
+    def hear(self, timeout: float = 200) -> dict[str, Any] | None:
         """Return what it says next; None when it has ended well."""
         try:
             line = self._lines.get(timeout=timeout)
@@ -123,7 +123,7 @@ class Program:
             time.sleep(0.05)
         self.process.wait(10)
 
-    def logged(self, pattern: str, timeout: float = 60) -> str:
+    def logged(self, pattern: str, timeout: float = 120) -> str:
         """Wait for something in its log, and return the group of the pattern."""
         until = time.monotonic() + timeout
         while (found := re.search(pattern, self._errors.read_text(errors="replace"))) is None:

@@ -8,6 +8,7 @@ __all__ = [
     "AlreadyExists",
     "Closed",
     "ConfigError",
+    "ConnectionLost",
     "CursorInUse",
     "CursorTableFull",
     "DamagedQueue",
@@ -23,6 +24,7 @@ __all__ = [
     "PositionError",
     "StorageError",
     "StreamIdCollision",
+    "Unacknowledged",
     "UnknownScheme",
     "Unsupported",
     "WriteTimeout",
@@ -225,6 +227,36 @@ class CursorTableFull(PenstockError):
     def __init__(self, count: int, *, hint: str | None = None) -> None:
         super().__init__(f"all {count} cursors are taken", hint=hint)
         self.count = count
+
+
+class ConnectionLost(PenstockError, ConnectionError):
+    """The server cannot be reached, or the connection to it broke."""
+
+    def __init__(self, server: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{server} cannot be reached: {reason}", hint=hint)
+        self.server = server
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Unacknowledged(ConnectionLost):
+    """The connection broke during a write, and nobody knows what became of its last messages."""
+
+    def __init__(
+        self, server: str, reason: str, *, acknowledged: int, in_doubt: int, hint: str | None = None
+    ) -> None:
+        super().__init__(
+            server,
+            f"{reason}; of this call {acknowledged:,} messages are appended, and of {in_doubt:,} "
+            "it is not known",
+            hint=hint or "look at the end of the stream before you write them again",
+        )
+        #: Messages of the call that were surely appended: its first ones.
+        self.acknowledged = acknowledged
+        #: Messages after those that may have been appended, none, some or all of them.
+        self.in_doubt = in_doubt
 
 
 class StorageError(PenstockError, OSError):

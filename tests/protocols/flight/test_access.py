@@ -22,9 +22,15 @@ from pyarrow import flight
 
 from penstock import Message, batch_from_messages, create, describe, open_reader, open_writer
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.errors import InvalidOption, InvalidURL, PenstockError, StorageError
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    InvalidURL,
+    PenstockError,
+    StorageError,
+)
 from penstock.core.url import URL
-from penstock.protocols.flight import AccessRefused, ConnectionLost, ServerBusy
+from penstock.protocols.flight import AccessRefused, ServerBusy
 from penstock.protocols.flight.client import TOKEN_VARIABLE, Connection, Target, list_streams
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, WriterOpened

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock import create, describe, open_reader, open_writer
-from penstock.core.errors import NotFound
-from penstock.protocols.flight import ConnectionLost, Unacknowledged
+from penstock.core.errors import ConnectionLost, NotFound, Unacknowledged
 from penstock.protocols.flight.server import FlightServer
 from protocols.flight.serving import ServerProcess, served, server_process, wire_to
 from support.waiting import SOON, background, waits

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock import InvalidOption, Malformed
+from penstock.core.errors import ConnectionLost
 from penstock.protocols.lrose import datamapper_client
 from penstock.protocols.lrose.datamapper_client import (
     DataMapClient,
@@ -23,7 +24,7 @@ from penstock.protocols.lrose.datamapper_info import DataSetInfo
 from penstock.protocols.lrose.datamapper_messages import MapReply, MapRequest, ReplyKind
 from penstock.protocols.lrose.datamapper_registrar import Registrar
 from penstock.protocols.lrose.ds_message import DsMessage, ErrorCode, error_reply
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Frame, encode
 from protocols.lrose.recordings import frames_of, recording
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.endpoints import create, open_reader, open_writer
-from penstock.protocols.lrose.errors import ConnectionLost, Unacknowledged
+from penstock.core.errors import ConnectionLost, Unacknowledged
 from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.fmq_writer import FmqWriter

@@ -13,6 +13,7 @@ from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import (
     AlreadyExists,
     Closed,
+    ConnectionLost,
     InvalidOption,
     Malformed,
     MessageTooLarge,
@@ -21,7 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.endpoints import create, open_reader, open_writer
-from penstock.core.errors import StorageError
+from penstock.core.errors import ConnectionLost, StorageError
 from penstock.protocols.lrose.connection import Connection, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_wire import (
     Init,
     Op,

@@ -10,13 +10,9 @@ except ImportError as error:  # not every build of pyarrow has it
         hint="install the wheel: pip install --force-reinstall pyarrow",
     ) from error
 
+from penstock.core.errors import ConnectionLost, Unacknowledged
 from penstock.protocols.flight.client import Listed, list_streams
-from penstock.protocols.flight.errors import (
-    AccessRefused,
-    ConnectionLost,
-    ServerBusy,
-    Unacknowledged,
-)
+from penstock.protocols.flight.errors import AccessRefused, ServerBusy
 from penstock.protocols.flight.options import ServerOptions
 from penstock.protocols.flight.server import FlightServer, FlightServerStatistics
 

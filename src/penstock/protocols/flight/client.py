@@ -12,18 +12,20 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import ValidationError
 
-from penstock.core.errors import InvalidURL, Malformed, PenstockError, Unsupported
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidURL,
+    Malformed,
+    PenstockError,
+    Unacknowledged,
+    Unsupported,
+)
 from penstock.core.info import StreamInfo
 from penstock.core.options import parse_options
 from penstock.core.retry import Backoff, RetryPolicy
 from penstock.core.url import URL
 from penstock.protocols.flight.access import check_token, load_token
-from penstock.protocols.flight.errors import (
-    AccessRefused,
-    ConnectionLost,
-    ServerBusy,
-    Unacknowledged,
-)
+from penstock.protocols.flight.errors import AccessRefused, ServerBusy
 from penstock.protocols.flight.failures import error_from
 from penstock.protocols.flight.options import DEFAULT_PORT, ClientOptions, is_loopback
 from penstock.protocols.flight.wire import (

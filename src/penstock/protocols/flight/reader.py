@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from penstock.core.errors import Closed, NotFound, PenstockError
+from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.position import Position
 from penstock.core.retry import retry
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.flight.arrivals import Arrivals, read_chunk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
-from penstock.protocols.flight.errors import ConnectionLost, HoldLost
+from penstock.protocols.flight.errors import HoldLost
 from penstock.protocols.flight.sources import EMPTY
 from penstock.protocols.flight.wire import (
     Acknowledge,

@@ -14,13 +14,21 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
-from penstock.core.errors import Closed, Malformed, MessageTooLarge, NotFound, PenstockError
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    Malformed,
+    MessageTooLarge,
+    NotFound,
+    PenstockError,
+    Unacknowledged,
+)
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.message import Message
 from penstock.core.retry import retry
 from penstock.core.statistics import WriterStatistics
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
-from penstock.protocols.flight.errors import ConnectionLost, Unacknowledged, UnknownWriter
+from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import error_from
 from penstock.protocols.flight.pieces import OVERHEAD, payload_bytes, pieces_of
 from penstock.protocols.flight.sources import EMPTY

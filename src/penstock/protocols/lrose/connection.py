@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
-from penstock.core.errors import Malformed
+from penstock.core.errors import ConnectionLost, Malformed
 from penstock.protocols.lrose.ds_message import (
     Category,
     CommonPart,
@@ -19,7 +19,7 @@ from penstock.protocols.lrose.ds_message import (
     ErrorCode,
     StatusRequest,
 )
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Decoder, Frame, encode_header
 
 if TYPE_CHECKING:

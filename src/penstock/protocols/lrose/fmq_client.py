@@ -10,13 +10,13 @@ import math
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.errors import MessageTooLarge, NotFound, PenstockError
+from penstock.core.errors import ConnectionLost, MessageTooLarge, NotFound, PenstockError
 from penstock.core.options import parse_options
 from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.protocols.lrose.addresses import Address, parse_address
 from penstock.protocols.lrose.connection import Connection
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_options import FmqOptions
 from penstock.protocols.lrose.fmq_wire import (
     OURS,

@@ -6,12 +6,11 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import Closed, Malformed, PositionError
+from penstock.core.errors import Closed, ConnectionLost, Malformed, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
-from penstock.protocols.lrose.errors import ConnectionLost
 from penstock.protocols.lrose.fmq_arrivals import Arrivals, Proof
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY

@@ -8,11 +8,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import check_batch
-from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    InvalidOption,
+    MessageTooLarge,
+    PenstockError,
+    Unacknowledged,
+)
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.statistics import WriterStatistics
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.errors import ConnectionLost, Unacknowledged
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_write
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
 from penstock.protocols.lrose.fmq_wire import (
@@ -123,7 +129,12 @@ class FmqWriter(Writer):
                 self._give_up_link()
                 if is_sent and self._options.doubt == "raise":
                     raise Unacknowledged(
-                        error.server, error.reason, acknowledged=done, in_doubt=count
+                        error.server,
+                        error.reason,
+                        acknowledged=done,
+                        in_doubt=count,
+                        hint="look at the end of the queue before you write them again, or open "
+                        "the writer with doubt=again, which may append them twice",
                     ) from error
                 log.warning("%s: %s; writing again", self.url, error)
                 self.repeated += count if is_sent else 0

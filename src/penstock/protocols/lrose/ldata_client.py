@@ -10,12 +10,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.core.errors import Closed, Malformed
+from penstock.core.errors import Closed, ConnectionLost, Malformed
 from penstock.core.url import URL
 from penstock.protocols.lrose.addresses import parse_address
 from penstock.protocols.lrose.connection import Connection, ping
 from penstock.protocols.lrose.ds_message import ErrorCode
-from penstock.protocols.lrose.errors import ConnectionLost, RequestRefused
+from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.ldata_info import UNKNOWN, LatestInfo, guess_data_type
 from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, Arguments, LdataMessage, Mode
 

@@ -1,0 +1,208 @@
+"""What can every codec do, and what does it know of the message it is in? (spec psi 6)"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from penstock.core.errors import InvalidOption, Malformed
+from penstock.protocols.psi.wire import Cursor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from penstock.core.interfaces import BytesLike
+    from penstock.protocols.psi.codecs.library import CodecLibrary
+
+__all__ = ["Codec", "Decoded", "RawCodec", "ValueReader", "ValueWriter", "refuse"]
+
+_WHAT: Final = "psi payload"
+#: Objects within objects. psi has no limit; Python's own is not far beyond.
+_DEEPEST: Final = 100
+#: Objects that a payload may hold for each of its bytes, and in any case: a schema from outside
+#: can describe many that take no bytes at all.
+_OBJECTS_PER_BYTE: Final = 4
+_OBJECTS_ANYWAY: Final = 1024
+#: No struct is larger.
+_LARGEST_DEFAULT: Final = 4096
+#: In the list of objects, one whose content is not known yet.
+_UNFINISHED: Final = object()
+
+
+class Decoded(NamedTuple):
+    """A value, and how many bytes of the payload it took: what is behind is stale."""
+
+    value: Any
+    size: int
+
+
+class ValueReader(Cursor):
+    """A payload, and the objects seen in it so far."""
+
+    __slots__ = ("_allowed", "_depth", "library", "objects")
+
+    def __init__(self, data: bytes, library: CodecLibrary) -> None:
+        super().__init__(data, _WHAT)
+        self.library = library
+        #: In the order of their first appearance, as references count them.
+        self.objects: list[Any] = []
+        self._depth = 0
+        self._allowed = _OBJECTS_ANYWAY + _OBJECTS_PER_BYTE * len(data)
+
+    def enter(self) -> None:
+        """Begin an object.
+
+        :raises Malformed: there are too many, or too many within each other.
+        """
+        self._depth += 1
+        self._allowed -= 1
+        if self._depth > _DEEPEST:
+            raise Malformed(_WHAT, "depth", f"at most {_DEEPEST} objects", "more")
+        if self._allowed < 0:
+            raise Malformed(_WHAT, "objects", "no more than the bytes can hold", "more")
+
+    def leave(self) -> None:
+        """End an object."""
+        self._depth -= 1
+
+    def new(self, value: Any = _UNFINISHED) -> int:
+        """Give an object its number; its value may follow."""
+        self.objects.append(value)
+        return len(self.objects) - 1
+
+    def existing(self, number: int) -> Any:
+        """Return an object that was there before.
+
+        :raises Malformed: there is none with that number, or it is not finished.
+        """
+        if not number < len(self.objects):
+            raise Malformed(_WHAT, "reference", f"below {len(self.objects)}", number)
+        value = self.objects[number]
+        if value is _UNFINISHED:
+            raise Malformed(_WHAT, "reference", "to an object that is whole", number)
+        return value
+
+
+class ValueWriter:
+    """A payload under way, and the objects written so far."""
+
+    __slots__ = ("_depth", "_numbers", "_objects", "library", "parts")
+
+    def __init__(self, library: CodecLibrary) -> None:
+        self.library = library
+        self.parts: list[bytes] = []
+        self._depth = 0
+        self._objects = 0
+        #: The objects themselves, too: another one could get the identity of one that is gone.
+        self._numbers: dict[int, tuple[int, Any]] = {}
+
+    def enter(self, value: Any) -> None:
+        """Begin an object.
+
+        :raises InvalidOption: there are too many within each other.
+        """
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            refuse(value, f"has more than {_DEEPEST} objects within each other")
+
+    def leave(self) -> None:
+        """End an object."""
+        self._depth -= 1
+
+    def number_of(self, value: Any) -> int | None:
+        """Give an object its number, or return the one that it has already.
+
+        Only what Python can share and change is looked for: of texts and numbers there are as many
+        as are written.
+        """
+        if isinstance(value, (dict, list)):
+            number, _ = self._numbers.setdefault(id(value), (self._objects, value))
+            if number != self._objects:
+                return number
+        self._objects += 1
+        return None
+
+
+def refuse(value: Any, reason: str) -> NoReturn:
+    """Say that a value cannot be put into bytes."""
+    text = repr(value)
+    raise InvalidOption("value", text if len(text) < 200 else f"{text[:200]}…", reason)  # noqa: PLR2004
+
+
+class Codec(ABC):
+    """Turns payloads of one type into Python's values, and back."""
+
+    #: A payload stays the bytes that it is: nobody knows the type.
+    is_raw = False
+    #: Values are dicts of members.
+    is_record = False
+    #: What numpy calls it, where every value has the same size.
+    dtype: np.dtype[Any] | None = None
+
+    def __init__(self, type_name: str, library: CodecLibrary) -> None:
+        #: Without assemblies.
+        self.type_name = type_name
+        self.library = library
+
+    def decode(self, payload: BytesLike) -> Any:
+        """Return the value at the start of a payload.
+
+        :raises Malformed: the payload does not hold one.
+        :raises UnknownType: it holds a type of which there is no schema.
+        """
+        return self.decode_sized(payload).value
+
+    def decode_sized(self, payload: BytesLike) -> Decoded:
+        """Return the value at the start of a payload, and its size.
+
+        :raises Malformed: the payload does not hold one.
+        :raises UnknownType: it holds a type of which there is no schema.
+        """
+        data = payload if isinstance(payload, bytes) else bytes(payload)
+        reader = ValueReader(data, self.library)
+        return Decoded(self.read(reader), reader.at)
+
+    def trim(self, payload: BytesLike) -> bytes:
+        """Return the payload without the stale bytes behind its value.
+
+        :raises Malformed: the payload does not hold a value.
+        """
+        return bytes(payload[: self.decode_sized(payload).size])
+
+    def encode(self, value: Any) -> bytes:
+        """Return the payload of a value, of exactly its size.
+
+        :raises InvalidOption: it is not of this type, or does not fit.
+        """
+        writer = ValueWriter(self.library)
+        self.write(writer, value)
+        return b"".join(writer.parts)
+
+    def default(self) -> Any:
+        """Return what .NET has where nothing was set: all bits are 0."""
+        return self.decode(bytes(_LARGEST_DEFAULT))
+
+    @abstractmethod
+    def read(self, reader: ValueReader) -> Any:
+        """Read a value where it stands in a payload."""
+
+    @abstractmethod
+    def write(self, writer: ValueWriter, value: Any) -> None:
+        """Append a value to a payload."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type_name}>"
+
+
+class RawCodec(Codec):
+    """For types that nobody knows: the payload as it is, with whatever is behind the value."""
+
+    is_raw = True
+
+    def read(self, reader: ValueReader) -> bytes:
+        return reader.take(reader.left, "payload")
+
+    def write(self, writer: ValueWriter, value: Any) -> None:
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            refuse(value, f"must be bytes: there is no schema of {self.type_name}")
+        writer.parts.append(bytes(value))

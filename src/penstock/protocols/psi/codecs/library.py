@@ -1,0 +1,303 @@
+"""Which codec is that of a type?"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import numpy as np
+
+from penstock.core.errors import Malformed
+from penstock.protocols.psi.codecs.base import Codec, RawCodec, refuse
+from penstock.protocols.psi.codecs.fixed import (
+    PRIMITIVES,
+    CharCodec,
+    DateTimeCodec,
+    DecimalCodec,
+    FixedCodec,
+    GuidCodec,
+    NullableCodec,
+    NumberCodec,
+    PlainStructCodec,
+    PlainTupleCodec,
+    TimeSpanCodec,
+)
+from penstock.protocols.psi.codecs.records import (
+    ClassCodec,
+    DictionaryCodec,
+    ListCodec,
+    Member,
+    OptionalCodec,
+    StructCodec,
+    StructTupleCodec,
+    TupleCodec,
+    comparer_of,
+)
+from penstock.protocols.psi.codecs.references import (
+    ArrayCodec,
+    BytesCodec,
+    FixedArrayCodec,
+    ObjectCodec,
+    StringArrayCodec,
+    StringCodec,
+)
+from penstock.protocols.psi.codecs.schemas import KNOWN_GENERICS, members_of
+from penstock.protocols.psi.codecs.type_names import TypeName, parse_type_name, schema_id
+from penstock.protocols.psi.errors import UnknownType
+from penstock.protocols.psi.metadata import SchemaFlags
+from penstock.protocols.psi.ticks import DateTime, TimeSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from penstock.protocols.psi.metadata import TypeSchema
+
+__all__ = ["CodecLibrary"]
+
+_SPECIAL: Final[dict[str, type[Codec]]] = {
+    "System.Char": CharCodec,
+    "System.DateTime": DateTimeCodec,
+    "System.TimeSpan": TimeSpanCodec,
+    "System.Guid": GuidCodec,
+    "System.Decimal": DecimalCodec,
+    "System.String": StringCodec,
+    "System.Byte[]": BytesCodec,
+    "System.IO.MemoryStream": BytesCodec,
+    "System.String[]": StringArrayCodec,
+    "System.Object": ObjectCodec,
+}
+_COMPARER: Final = "System.Collections.Generic.GenericEqualityComparer`1"
+_ENUMERABLE: Final = "System.Collections.Generic.IEnumerable`1"
+_GENERIC_CODECS: Final[dict[str, Callable[[str, CodecLibrary, Sequence[Member]], Codec]]] = {
+    "System.Collections.Generic.List`1": ListCodec,
+    "System.Collections.Generic.Dictionary`2": DictionaryCodec,
+    "System.Collections.Generic.KeyValuePair`2": StructTupleCodec,
+    "System.ValueTuple": StructTupleCodec,
+    "System.Tuple": TupleCodec,
+}
+#: What an `object` becomes of Python's values, the first that fits.
+_BOXES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
+    ((bool, np.bool_), "System.Boolean"),
+    (str, "System.String"),
+    ((bytes, bytearray, memoryview), "System.Byte[]"),
+    (float, "System.Double"),
+    (decimal.Decimal, "System.Decimal"),
+    (UUID, "System.Guid"),
+    ((DateTime, dt.datetime, np.datetime64), "System.DateTime"),
+    ((TimeSpan, dt.timedelta, np.timedelta64), "System.TimeSpan"),
+)
+_INT32: Final = range(-(2**31), 2**31)
+
+
+class CodecLibrary:
+    """Codecs by type, made of what .NET's own types are and of the schemas that a peer sent.
+
+    `Catalog.codec` keeps one up to date. What it does not know stays bytes.
+    """
+
+    def __init__(
+        self, schemas: Iterable[TypeSchema] = (), types: Iterable[tuple[int, str]] = ()
+    ) -> None:
+        self._schemas: dict[str, TypeSchema] = {}
+        self._by_id: dict[int, TypeSchema] = {}
+        self._codecs: dict[str, Codec] = {}
+        #: .NET's own types by number, of those that were asked for.
+        self._known_ids: dict[int, str] = {}
+        for schema in schemas:
+            self.add(schema)
+        for name in (*PRIMITIVES, *_SPECIAL):
+            self._known_ids[schema_id(parse_type_name(name).qualified)] = name
+        #: Of old stores, which have names in the metadata of streams and no schemas.
+        self._known_ids.update(types)
+
+    def add(self, schema: TypeSchema) -> None:
+        """Take a type's schema; codecs that were made before do not change.
+
+        One whose name cannot be read is left out: what needs it stays bytes.
+        """
+        self._by_id[schema.id] = schema
+        try:
+            self._schemas[parse_type_name(schema.type_name).canonical] = schema
+        except Malformed:
+            return
+
+    def codec(self, type_name: str) -> Codec:
+        """Return the codec of a stream's type; a `RawCodec` where the type is not known."""
+        try:
+            name = parse_type_name(type_name).canonical
+            found = self.resolve(name)
+        except Malformed:
+            return RawCodec(type_name, self)
+        is_open = isinstance(found, ObjectCodec) and name != "System.Object"
+        return RawCodec(name, self) if is_open else found
+
+    def resolve(self, name: str) -> Codec:
+        """Return the codec of a type within another; one that asks the object if nothing is known.
+
+        :raises Malformed: it is no name of a type.
+        """
+        found = self._codecs.get(name)
+        if found is None:
+            type = parse_type_name(name)
+            name = type.canonical
+            found = self._known(type, name) or self._described(name) or ObjectCodec(name, self)
+            self._codecs[name] = found
+        return found
+
+    def named(self, name: str) -> Codec:
+        """Return the codec of a type that a person named.
+
+        :raises UnknownType: there is no schema of it.
+        """
+        found = self.resolve(parse_type_name(name).canonical)
+        if isinstance(found, ObjectCodec) and found.type_name != "System.Object":
+            raise UnknownType(name)
+        return found
+
+    def by_id(self, id: int) -> Codec:
+        """Return the codec of the type with a number.
+
+        :raises UnknownType: there is no schema of it.
+        """
+        schema = self._by_id.get(id)
+        if schema is not None:
+            found = self.codec(schema.type_name)
+            if not found.is_raw:
+                return found
+            raise UnknownType(schema.type_name)
+        name = self._known_ids.get(id)
+        if name is None:
+            raise UnknownType(f"schema {id}")
+        return self.named(name)
+
+    def id_of(self, codec: Codec) -> int:
+        """Return the number of a codec's type: that of its schema, or else of .NET's own name."""
+        schema = self._schemas.get(codec.type_name)
+        if schema is not None:
+            return schema.id
+        id = schema_id(parse_type_name(codec.type_name).qualified)
+        self._known_ids.setdefault(id, codec.type_name)
+        return id
+
+    def boxed(self, value: Any) -> Codec:
+        """Return the codec for a value where the type says only `object`.
+
+        :raises InvalidOption: nobody can tell what it should become.
+        """
+        for kinds, name in _BOXES:
+            if isinstance(value, kinds):
+                return self.resolve(name)
+        if isinstance(value, np.generic):
+            for name, code in PRIMITIVES.items():
+                if name != "System.Char" and value.dtype == np.dtype(code):
+                    return self.resolve(name)
+        if isinstance(value, int):
+            return self.resolve("System.Int32" if value in _INT32 else "System.Int64")
+        return refuse(value, "has no type of .NET: give a dict with $type")
+
+    def _known(self, type: TypeName, name: str) -> Codec | None:
+        special = _SPECIAL.get(name)
+        if special is not None:
+            return special(name, self)
+        if name in PRIMITIVES:
+            return NumberCodec(name, self, PRIMITIVES[name])
+        if type.arrays:
+            return self._array(name, type.element.canonical) if self._is_flat(type) else None
+        if type.name == _ENUMERABLE and len(type.arguments) == 1:
+            return self._array(name, type.arguments[0].canonical)
+        if type.name == _COMPARER:
+            return ClassCodec(name, self, ())
+        return self._generic(type, name)
+
+    @staticmethod
+    def _is_flat(type: TypeName) -> bool:
+        return type.arrays == "[]" * (len(type.arrays) // 2)
+
+    def _array(self, name: str, element_name: str) -> Codec:
+        if element_name == "System.String":
+            return StringArrayCodec(name, self)
+        element = self.resolve(element_name)
+        if element_name == "System.Byte":
+            return BytesCodec(name, self)
+        if isinstance(element, FixedCodec):
+            return FixedArrayCodec(name, self, element)
+        return ArrayCodec(name, self, element_name)
+
+    def _generic(self, type: TypeName, name: str) -> Codec | None:
+        shape = members_of(type)
+        if shape is None:
+            return None
+        schema = self._schemas.get(name)
+        if schema is not None and len(schema.members) != len(shape):
+            return None  # an older layout, which its schema tells
+        members = [Member(member, kind.canonical) for member, kind in shape]
+        is_nullable = type.name == KNOWN_GENERICS.nullable
+        is_tuple = type.name.startswith("System.ValueTuple`")
+        if is_nullable or is_tuple or type.name == KNOWN_GENERICS.pair:
+            codecs = [(member, self.resolve(kind)) for member, kind in members]
+            plain: list[tuple[str, FixedCodec]] = [
+                (member, codec)
+                for member, codec in codecs
+                if isinstance(codec, (NumberCodec, CharCodec))
+            ]
+            if len(plain) == len(codecs):
+                layout = NullableCodec if is_nullable else PlainTupleCodec
+                return layout(name, self, plain, by_size=is_tuple)
+        if is_nullable:
+            return OptionalCodec(name, self, members)
+        if type.name == KNOWN_GENERICS.dictionary:
+            self.id_of(self.resolve(comparer_of(members[0].type_name)))
+        kind = _GENERIC_CODECS.get(type.name) or _GENERIC_CODECS[type.name.partition("`")[0]]
+        return kind(name, self, members)
+
+    def _described(self, name: str) -> Codec | None:
+        """Make a codec of a schema, where psi's serializer is one that follows its members."""
+        schema = self._schemas.get(name)
+        if schema is None:
+            return None
+        serializer = (schema.serializer_type_name or "").partition("`")[0].rpartition(".")[2]
+        members = [Member(member.name, member.type_name) for member in schema.members]
+        match serializer.partition(",")[0]:
+            case "SimpleSerializer":
+                return self._plain(name, members)
+            case "StructSerializer":
+                return StructCodec(name, self, members)
+            case "ClassSerializer":
+                return ClassCodec(name, self, members)
+            case "ImmutableSerializer":
+                is_struct = SchemaFlags.STRUCT in schema.flags
+                return (StructCodec if is_struct else ClassCodec)(name, self, members)
+            case "":
+                return self._by_flags(name, schema, members)
+        # A serializer of somebody's own: what it writes is not in its members.
+        return None
+
+    def _by_flags(self, name: str, schema: TypeSchema, members: list[Member]) -> Codec | None:
+        if SchemaFlags.CLASS in schema.flags:
+            return ClassCodec(name, self, members)
+        if SchemaFlags.STRUCT not in schema.flags:
+            return None
+        return self._plain(name, members) or StructCodec(name, self, members)
+
+    def _plain(self, name: str, members: list[Member]) -> Codec | None:
+        codecs: list[tuple[str, FixedCodec]] = []
+        for member in members:
+            kind = parse_type_name(member.type_name).canonical
+            # Primitives and enums only: a struct that holds itself would never end.
+            schema = self._schemas.get(kind)
+            is_enum = schema is not None and [m.name for m in schema.members] == ["value__"]
+            if kind == name or not (kind in PRIMITIVES or is_enum):
+                return None
+            codec = self.resolve(kind)
+            if not isinstance(codec, FixedCodec):
+                return None
+            codecs.append((member.name, codec))
+        names = [member for member, _ in codecs]
+        if names == ["value__"]:
+            kind = parse_type_name(members[0].type_name).canonical
+            return NumberCodec(name, self, PRIMITIVES[kind]) if kind in PRIMITIVES else None
+        if len(set(names)) != len(names) or "" in names:
+            return None
+        return PlainStructCodec(name, self, codecs)

@@ -1,0 +1,54 @@
+"""Which errors have only psi's bytes?"""
+
+from __future__ import annotations
+
+from penstock.core.errors import Malformed
+
+__all__ = ["Truncated", "UnknownStream", "UnknownType", "WrongVersion"]
+
+
+class Truncated(Malformed):
+    """The bytes end before what they began."""
+
+    def __init__(self, what: str, where: str, needed: int, there: int) -> None:
+        super().__init__(what, where, f"{needed:,} bytes", f"{there:,}")
+        self.needed = needed
+        self.there = there
+
+
+class WrongVersion(Malformed):
+    """The peer speaks another version of the protocol."""
+
+    def __init__(self, what: str, expected: int, found: int) -> None:
+        super().__init__(
+            what, "version", expected, found, hint="see that both ends are of a psi that can talk"
+        )
+        self.version = found
+
+
+class UnknownStream(Malformed):
+    """A message is of a source that no metadata announced, or nobody knows a stream's name."""
+
+    def __init__(self, stream: int | str, known: str) -> None:
+        super().__init__(
+            "psi message",
+            "stream",
+            f"one of {known}" if known else "announced before its messages",
+            repr(stream),
+            hint="announce a stream by its metadata before you send its messages",
+        )
+        self.stream = stream
+
+
+class UnknownType(Malformed):
+    """A payload holds a type of which neither the name nor a schema says how it is stored."""
+
+    def __init__(self, type_name: str) -> None:
+        super().__init__(
+            "psi payload",
+            "type",
+            "one with a schema",
+            type_name,
+            hint="take the payload as raw bytes, or give the type's schema",
+        )
+        self.type_name = type_name

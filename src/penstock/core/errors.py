@@ -251,7 +251,7 @@ class Unacknowledged(ConnectionLost):
             server,
             f"{reason}; of this call {acknowledged:,} messages are appended, and of {in_doubt:,} "
             "it is not known",
-            hint=hint or "look at the end of the stream before you write them again",
+            hint=hint,
         )
         #: Messages of the call that were surely appended: its first ones.
         self.acknowledged = acknowledged

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from penstock import create
 from support.exactly_once import (
     check_nothing_left,
     check_pipeline,
@@ -19,7 +20,7 @@ from support.spark_cluster import Cluster, cluster
 from support.spark_lives import Program, copying, programs, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -49,8 +50,10 @@ def test_executors_and_workers_of_a_cluster_are_killed_and_rows_are_there_once(
     started_cluster: Cluster, tmp_path: Path, size: Size
 ) -> None:
     source, target = f"fmq:{tmp_path}/in", f"log:{tmp_path}/out"
-    room = f"?slots={size.messages}&size={size.messages * 256}"
-    write_messages(source + room, range(size.messages))
+    create(f"{source}?slots={size.messages}&size={size.messages * 256}")
+    third = size.messages // 3
+    portions = (range(third), range(third, 2 * third), range(2 * third, size.messages))
+    left = iter(portions)
     with programs() as started:
         driver = started.add(
             copying(
@@ -64,7 +67,7 @@ def test_executors_and_workers_of_a_cluster_are_killed_and_rows_are_there_once(
                 settings=EXECUTORS,
             )
         )
-        kill_some(driver, started_cluster)
+        kill_some(driver, started_cluster, lambda: write_messages(source, next(left)))
     check_stream(target, range(size.messages))
     check_nothing_left(tmp_path)
 
@@ -82,14 +85,15 @@ def test_a_pipeline_on_a_cluster_delivers_exactly_once_to_streams_and_files(
     check_pipeline(tmp_path, range(1_000_000))
 
 
-def kill_some(driver: Program, of: Cluster) -> None:
+def kill_some(driver: Program, of: Cluster, write_more: Callable[[], None] = lambda: None) -> None:
     """Kill an executor and a worker in the middle of batches, and let the driver get done."""
     for kill in (of.kill_executor, of.kill_worker):
-        driver.until(state="running")
         of.wait_for_executors(2)
+        write_more()
         said = driver.until(state="running")
-        time.sleep(random.uniform(0, said["batch_seconds"]))
+        time.sleep(random.uniform(0, min(said["batch_seconds"], 1)))
         kill()
+    write_more()
     batches = [said for said in driver.wait() if said.get("state") == "running"]
     assert batches, "nothing was left to do after the kills"
     of.add_workers()  # for the next test

@@ -255,7 +255,11 @@ class FlightWriter(Writer):
 
     def _unacknowledged(self, call: _Call, reason: str) -> Unacknowledged:
         return Unacknowledged(
-            self._target.server, reason, acknowledged=call.written, in_doubt=call.in_doubt
+            self._target.server,
+            reason,
+            acknowledged=call.written,
+            in_doubt=call.in_doubt,
+            hint="look at the end of the stream before you write them again",
         )
 
     def _begin_afresh(self) -> None:

@@ -15,6 +15,13 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let two processes share the work: a file stays together, and so does all that has Spark."""
+    for item in items:
+        has_spark = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if has_spark else item.path.name))
+
+
 @pytest.fixture
 def queue_path(tmp_path: Path) -> str:
     """A path for a queue that does not exist yet."""

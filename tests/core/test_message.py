@@ -37,7 +37,9 @@ def message(payload: bytes | memoryview, seq: int = 17) -> Message:
 
 
 both_kinds_of_payload = pytest.mark.parametrize(
-    "wrap", [bytes, memoryview, lambda data: memoryview(bytearray(data))], ids=str
+    "wrap",
+    [bytes, memoryview, lambda data: memoryview(bytearray(data))],
+    ids=["bytes", "view", "bytearray"],
 )
 
 

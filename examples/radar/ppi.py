@@ -245,7 +245,7 @@ def _matplotlib(part: str) -> Any:
     except ImportError as error:
         raise penstock.Unsupported(
             "drawing needs matplotlib, which is not installed",
-            hint="pip install 'penstock[bench]'",
+            hint="pip install 'penstock[pictures]'",
         ) from error
 
 

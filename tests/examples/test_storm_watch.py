@@ -1,0 +1,36 @@
+"""The demo, shorter: every beam of the radar comes out of Spark once, and the picture is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RADAR = Path(__file__).parents[2] / "examples" / "radar"
+
+
+@pytest.mark.timeout(240)  # it starts Spark
+def test_the_demo_accounts_for_every_beam_and_draws_the_storms(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = subprocess.run(
+        [sys.executable, RADAR / "storm_watch.py", "--seconds", "2", "--folder", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    for counted in (
+        "in: beams of the radar 2,000",
+        "out: moments stream 2,000",
+        "out: parquet rows 2,000",
+        "lost 0",
+        "twice 0",
+    ):
+        assert counted in said
+    assert (tmp_path / "ppi.png").read_bytes().startswith(b"\x89PNG")

@@ -281,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         radar = SyntheticRadar(
             RadarSettings(pulses=given.pulses, gates=given.gates), seed=given.seed
         )
+        radar.beam = given.first
         with penstock.open_writer(given.url) as writer:
             began = time.monotonic()
             try:
@@ -317,12 +318,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, help="stop after that long")
     parser.add_argument("--beams", type=int, help="stop after so many")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first beam (0)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed, the same samples")
     parser.add_argument("--pulses", type=int, default=RadarSettings.pulses, help="of a beam (32)")
     parser.add_argument("--gates", type=int, default=RadarSettings.gates, help="of a beam (200)")
     given = parser.parse_args(arguments)
-    if given.rate < 0:
-        parser.error("--rate must not be negative")
+    if given.rate < 0 or given.first < 0:
+        parser.error("--rate and --first must not be negative")
     return given
 
 

@@ -341,3 +341,92 @@ def test_settings_that_no_file_can_have_are_refused() -> None:
     for wrong in wrongs:
         with pytest.raises(InvalidOption):
             LatestSettings(**wrong)
+
+
+# --- holes in time ----------------------------------------------------------------------------
+
+
+def make_old(data: str) -> None:
+    for end in (".stat", ".xml", ""):
+        os.utime(f"{data}/_latest_data_info{end}", (1000, 1000))
+
+
+def test_a_label_gets_all_since_its_place_once_an_old_queue_is_fresh_again(data: str) -> None:
+    write(data, "a", "b")
+    with latest(data, label="test") as there:
+        there.read()
+    write(data, "c", "d")
+    make_old(data)
+    with latest(data, label="test") as there:
+        assert there.read(max_valid_age=60) is None
+        write(data, "e")
+        assert paths(drained(there, max_valid_age=60)) == ["c", "d", "e"]
+
+
+def test_the_start_of_an_old_queue_is_read_once_it_is_fresh_again(data: str) -> None:
+    write(data, "a", "b")
+    make_old(data)
+    with latest(data) as there:
+        assert there.read(max_valid_age=60, from_start=True) is None
+        write(data, "c")
+        assert paths(drained(there, max_valid_age=60, from_start=True)) == ["a", "b", "c"]
+
+
+def test_files_do_not_overtake_the_queue_that_a_label_goes_on_in(data: str) -> None:
+    write(data, "a")
+    with latest(data, label="test") as there:
+        there.read()
+    write(data, "b")
+    make_old(data)
+    with latest(data, label="test") as there:
+        assert there.read(max_valid_age=60) is None
+        with latest(data, settings=LatestSettings(use_fmq=False)) as files:
+            info = files.write("c", time=1705320000)
+        assert there.read(max_valid_age=60) is None  # as between the files and the queue
+        with latest(data) as writer:
+            writer.write(info=info, fmq_only=True)
+        assert paths(drained(there, max_valid_age=60)) == ["b", "c"]
+
+
+def test_a_place_is_not_taken_for_one_of_the_same_id_in_another_queue(data: str) -> None:
+    write(data, "a", "b")
+    with latest(data, label="test") as there:
+        drained(there)
+    shutil.rmtree(data)
+    with latest(data) as writer:
+        for number, name in enumerate(("w", "x", "y", "z")):
+            writer.write(name, time=1800000000 + number)
+    with latest(data, label="test") as there:
+        assert paths(drained(there)) == ["w", "x", "y", "z"]
+        assert there.statistics().restarts == 1
+
+
+def test_a_queue_that_is_being_made_is_read_from_its_start(data: str) -> None:
+    os.makedirs(data)
+    for end in (".stat", ".buf"):
+        Path(f"{data}/_latest_data_info{end}").touch()
+    with latest(data) as there:
+        began = time.monotonic()
+        assert there.read() is None
+        assert time.monotonic() - began < 0.25
+        write(data, "a", "b", "c")
+        assert paths(drained(there)) == ["a", "b", "c"]
+
+
+def test_files_do_not_tell_again_what_a_queue_told_that_is_gone(data: str) -> None:
+    with latest(data) as there, latest(data, settings=LatestSettings(use_fmq=False)) as files:
+        files.write("a", time=1)
+        assert paths(drained(there)) == ["a"]
+        write(data, "b", "c")
+        assert paths(drained(there)) == ["b", "c"]
+        for end in (".stat", ".buf"):
+            os.unlink(f"{data}/_latest_data_info{end}")
+        assert drained(there) == []
+        files.write("d", time=2)
+        assert paths(drained(there)) == ["d"]
+
+
+@pytest.mark.parametrize("name", ["shmem_4711", "shmem_0", "a_shmem_99999999999"])
+def test_a_name_that_means_shared_memory_is_refused(name: str) -> None:
+    with pytest.raises(InvalidOption):
+        LatestSettings(name=name)

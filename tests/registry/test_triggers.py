@@ -426,3 +426,16 @@ def test_a_directory_that_is_not_there_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         run(Recorder().trigger(str(tmp_path / "nothing")))
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_queue_that_is_being_made_is_waited_for(data: str) -> None:
+    for end in (".stat", ".buf"):
+        (Path(data) / f"_latest_data_info{end}").touch()
+    recorder = Recorder()
+    trigger = recorder.trigger(data, start="last")
+    thread = threading.Thread(target=lambda: trigger.run(idle=2))
+    thread.start()
+    time.sleep(0.5)
+    write(data, "a", "b")
+    thread.join(20)
+    assert recorder.names == ["a", "b"]

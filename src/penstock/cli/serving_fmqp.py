@@ -26,7 +26,10 @@ def serve_fmqp(
         Path, typer.Option(metavar="DIR", help="Serve the queues below this directory.")
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 5443,
+    port: Annotated[
+        int | None,
+        typer.Option(help="The port; 0 takes any that is free.", show_default="5443"),
+    ] = None,
     layout: Annotated[
         str, typer.Option(help="The layout of queues that clients create: classic or wide.")
     ] = "classic",
@@ -57,14 +60,15 @@ def serve_fmqp(
     DIR/radar/beams is then fmqp://HOST:PORT/radar/beams. The protocol knows no passwords: whoever
     can reach the port can read, and write.
     """
-    from penstock.protocols.lrose.fmq_server import FmqServerOptions  # noqa: PLC0415 - as needed
+    from penstock.protocols.lrose.addresses import default_port  # noqa: PLC0415 - as needed
+    from penstock.protocols.lrose.fmq_server import FmqServerOptions  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.protocols.lrose").setLevel(logging.INFO)
     given = {
         "root": root,
         "host": host,
-        "port": port,
+        "port": default_port("fmqp") if port is None else port,
         "layout": layout,
         "max_clients": max_clients,
         "max_message": max_message,

@@ -58,6 +58,8 @@ class DropReason(StrEnum):
     DAMAGED = "damaged"
     #: A rule that the user set left it out: a filter, a quota, a sample period.
     FILTERED = "filtered"
+    #: It happened after the end that its source then declared.
+    AFTER_END = "after_end"
 
 
 class QueueFull(PenstockError):
@@ -146,7 +148,7 @@ class BoundedBuffer(Generic[T]):
         """
         with self._lock:
             try:
-                has_room = self._make_room(timeout)
+                has_room = self._make_room(item, timeout)
             except PenstockError:
                 self._refused += 1
                 raise
@@ -205,8 +207,9 @@ class BoundedBuffer(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def _make_room(self, timeout: float | None) -> bool:
-        """Apply the policy; return whether there is room now. The lock is held."""
+    def _make_room(self, item: T, timeout: float | None) -> bool:
+        """Apply the policy; return whether there is room for it now. The lock is held."""
+        del item  # they are all alike here
         if self.policy is OverflowPolicy.BLOCK:
             self._writable.wait_for(lambda: not self._is_full() or self._closed, timeout)
         if self._closed:

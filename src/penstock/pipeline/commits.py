@@ -22,6 +22,7 @@ from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import DamagedQueue, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
+from penstock.pipeline.file_names import file_name
 from penstock.pipeline.staging import Staged, staged_batches
 from penstock.queue.log.settings import sync_names
 from penstock.queue.storage import storage_errors
@@ -123,13 +124,20 @@ def _note(fields: dict[str, Any]) -> Note:
 
 
 def notes_of(url: str, folder: Path) -> Path:
-    """Return where the notes of a stream are: beside it, or in `folder` if it is elsewhere."""
+    """Return where the notes of a stream are: beside it, or in `folder` if it is elsewhere.
+
+    Each stream has its own, however its URL is written.
+    """
     parsed = URL.parse(url)
     if parsed.scheme in {"fmq", "log"} and parsed.host is None:
-        path = Path(parsed.path.rstrip("/").removesuffix(".fmq")).resolve()
+        name = parsed.path.rstrip("/")
+        if parsed.scheme == "fmq":  # a log of the same name may stand beside it
+            name = f"{name.removesuffix('.fmq')}.fmq"
+        path = Path(name).resolve()
         return path.with_name(f"{path.name}.commits.json")
-    name = "".join(c if c.isalnum() else "-" for c in url.partition("?")[0])
-    return folder / f"{name}.commits.json"
+    if parsed.scheme.startswith("flight"):  # all other options are about how to get there
+        url = f"{url.partition('?')[0]}?kind={parsed.options.get('kind', '')}"
+    return folder / f"{file_name(url)}.commits.json"
 
 
 def append_once(url: str, parts: Sequence[Staged], query: str, batch: int, folder: Path) -> int:

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import Unsupported
 from penstock.core.url import URL
-from penstock.pipeline.commits import Notes, append_once, notes_of
+from penstock.pipeline.commits import Note, Notes, append_once, notes_of
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.outgoing import Targets
 from penstock.pipeline.private_folder import private_folder
@@ -67,12 +67,15 @@ class _Sink:
     def _append_once(
         self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
     ) -> None:
+        folder, found = self._folder(), _by_url(messages)
+        # What an attempt has begun is brought to its end, also if it has no rows any more.
+        begun = (url for url in self._urls() if _begun(url, folder, query, batch) is not None)
         streams: dict[Path, tuple[str, list[Staged]]] = {}
-        for url, parts in _by_url(messages).items():
+        for url in dict.fromkeys((*found, *begun)):
             # One stream may be written in two ways, and has one note for the batch.
-            streams.setdefault(notes_of(url, self._folder()), (url, []))[1].extend(parts)
+            streams.setdefault(notes_of(url, folder), (url, []))[1].extend(found.get(url, []))
         for url, parts in streams.values():
-            append_once(url, parts, query, batch, self._folder())
+            append_once(url, parts, query, batch, folder)
         remove_batch(self._folder_of(query), batch)
 
     def _discard(
@@ -80,9 +83,8 @@ class _Sink:
     ) -> None:
         for url, parts in _by_url(messages).items():
             # Those of an attempt that was begun are what its replay goes on with.
-            note = Notes(notes_of(url, self._folder())).get(query)
-            is_begun = note is not None and note.batch == batch and not note.is_done
-            needed = {path for path, _, _ in note.files} if note is not None and is_begun else set()
+            note = _begun(url, self._folder(), query, batch)
+            needed = set() if note is None else {path for path, _, _ in note.files}
             remove_files([part.path for part in parts if part.path not in needed])
 
     def _folder_of(self, query: str) -> Path:
@@ -93,11 +95,22 @@ class _Sink:
         """Return a place that the driver and the tasks have in common."""
         if self._options.staging is not None:
             return Path(self._options.staging)
-        for url in (self._options.url, *self._options.outputs.values()):
-            parsed = None if url is None else URL.parse(url)
-            if parsed is not None and parsed.scheme in {"fmq", "log"} and parsed.host is None:
+        for url in self._urls():
+            parsed = URL.parse(url)
+            if parsed.scheme in {"fmq", "log"} and parsed.host is None:
                 return Path(parsed.path.rstrip("/")).parent / ".penstock-staging"
         return private_folder("staging")
+
+    def _urls(self) -> list[str]:
+        """Return where rows may go, as far as that is known before they come."""
+        url = self._options.url
+        return [*([] if url is None else [url]), *self._options.outputs.values()]
+
+
+def _begun(url: str, folder: Path, query: str, batch: int) -> Note | None:
+    """Return the note of a batch that an attempt has begun to append, and has not finished."""
+    note = Notes(notes_of(url, folder)).get(query)
+    return note if note is not None and note.batch == batch and not note.is_done else None
 
 
 def _by_url(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[Staged]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.endpoints import open_writer
 from penstock.core.url import URL
+from penstock.pipeline.file_names import file_name
 from penstock.relay.copy import CopyStatistics, copy
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ def log_for(url: str, stage: str, *, many: bool) -> str:
     if not many:
         return stage
     path, mark, options = stage.partition("?")
-    name = "".join(c if c.isalnum() else "-" for c in url.partition("?")[0])
-    return f"{path.rstrip('/')}/{name}{mark}{options}"
+    return f"{path.rstrip('/')}/{file_name(url)}{mark}{options}"
 
 
 class LiveCopy:

@@ -67,6 +67,16 @@ class LatestDataInfo:
         self.last_seq: int | None = None
         self._closed = False
 
+    def use(self, settings: LatestSettings) -> None:
+        """Write and look at other forms from now on; the place of reading stays.
+
+        :raises InvalidOption: the settings are for files of another name.
+        """
+        if settings.name != self.settings.name:
+            raise InvalidOption("name", settings.name, f"the files are called {self.settings.name}")
+        self.settings = settings
+        self._reader.use(settings)
+
     @property
     def directory(self) -> str:
         """The directory, as it was given."""

@@ -97,6 +97,12 @@ class InfoReader:
         #: Of queues that were closed, and what was gone before this reader opened one.
         self._lost = self._restarts = 0
 
+    def use(self, settings: LatestSettings) -> None:
+        """Look at other forms of the same files from now on; the place stays."""
+        self._settings = settings
+        if not settings.use_fmq:
+            self._close_queue()
+
     @property
     def is_open(self) -> bool:
         """Whether it reads the queue, so that `read` can wait by itself."""
@@ -160,32 +166,58 @@ class InfoReader:
         """Return the queue; None: it cannot be opened, so that files have a turn."""
         if self._queue is not None:
             return self._queue
-        place, is_stale = Position.LAST, False
-        if from_start or self._saw_no_queue:
-            place = Position.START
-        elif max_age is not None and max_age >= 0 and self._age(self._files.stat) > max_age:
-            place, is_stale = Position.END, True
-        options = ClassicOptions(damaged="skip")
+        if not self._files.has_whole_queue():
+            self._saw_no_queue = True
+            return None
         path = self._files.queue
         try:
-            queue = ClassicReader(f"fmq:{path}", path, place, options)
-            if self._saved is not None and not is_stale:
-                self._resume(queue, self._saved)
+            # At its end first: what is written while its age is looked at is not passed over.
+            queue = ClassicReader(
+                f"fmq:{path}", path, Position.END, ClassicOptions(damaged="skip")
+            )
         except NotFound:
             return None
         except PenstockError as error:
             log.warning("%s; looking at the files instead", error)
             return None
-        self._queue, self._is_stale = queue, is_stale
+        try:
+            is_at_place = self._find_place(queue, max_age, from_start)
+        except BaseException:
+            queue.close()
+            raise
+        if not is_at_place:
+            queue.close()
+            return None
+        self._queue = queue
         return queue
 
-    def _resume(self, queue: ClassicReader, saved: SavedPlace) -> None:
+    def _find_place(self, queue: ClassicReader, max_age: float | None, from_start: bool) -> bool:
+        """Let the queue stand where reading begins; False: it is too old to be read at all."""
+        kept = None
+        if self._saved is not None:
+            kept = self._saved.load(self._clock, self._saved_max_age)
+        self._is_stale = (
+            max_age is not None
+            and max_age >= 0
+            and not self._saw_no_queue
+            and self._age(self._files.stat) > max_age
+        )
+        if self._is_stale:
+            # Entries from before its end are wanted, once there is a fresh one behind them.
+            return kept is None and not from_start
+        if kept is not None:
+            self._resume(queue, *kept)
+        else:
+            is_all_new = from_start or self._saw_no_queue
+            queue.seek(Position.START if is_all_new else Position.LAST)
+        return True
+
+    def _resume(self, queue: ClassicReader, id: int, valid_time: int) -> None:
         """Stand behind the entry that was read last, or where the queue goes on after it."""
-        id = saved.load(self._clock, self._saved_max_age)
-        if id is None:
-            return
         try:
             queue.seek_after_id(id)
+            if not _holds(queue, id, valid_time):
+                raise PositionError(f"{queue.url} has another entry {id} by now")
         except PositionError:
             # LROSE would go to the newest one. All that is there was never read.
             bounds = queue.bounds()
@@ -224,7 +256,6 @@ class InfoReader:
         mark = _mark(self._files.stat)
         if mark is not None:
             self.prev_mod_time = mark[0] // _SECOND
-        # The files tell of the same entry: they are not news when the queue goes away.
         self._last = info
         self._is_stale = False
         if forced:
@@ -278,7 +309,9 @@ class InfoReader:
         if forced:
             self._repeated += 1
             return info
-        is_known = path not in self._seen and self._last is not None and _same(self._last, info)
+        # What the queue, or the other file, has told already.
+        may_be_known = path not in self._seen or self._told_by_file is None
+        is_known = may_be_known and self._last is not None and _same(self._last, info)
         self._seen[path] = mark
         if is_known:
             return None
@@ -288,11 +321,15 @@ class InfoReader:
         return info
 
     def _is_being_written(self, path: Path) -> bool:
-        """Tell whether the XML, which says more, is about to follow this ASCII file."""
-        if path != self._files.ascii or not self._settings.use_xml:
+        """Tell whether what says more is about to follow this file."""
+        if self._is_stale and self._queue is None:
+            follower = self._files.stat  # with all that came since its place was kept
+        elif path == self._files.ascii and self._settings.use_xml:
+            follower = self._files.xml
+        else:
             return False
-        mark, xml = _mark(path), _mark(self._files.xml)
-        if mark is None or (xml is not None and xml[0] >= mark[0]):
+        mark, other = _mark(path), _mark(follower)
+        if mark is None or (other is not None and other[0] >= mark[0]):
             return False
         return 0 <= self._clock.now_ns() - mark[0] < _BETWEEN_FILES
 
@@ -317,6 +354,18 @@ class InfoReader:
 
 class _NotThere(Exception):
     """There is nothing to read in this form."""
+
+
+def _holds(queue: ClassicReader, id: int, valid_time: int) -> bool:
+    """Tell whether the entry before the place is still the same one; the place stays."""
+    queue.seek_back()
+    message = queue.read(timeout=0)
+    if message is None or message.seq % ID_COUNT != id:
+        return False
+    try:
+        return decode_body(message.payload).valid_time == valid_time
+    except Malformed:
+        return False
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -43,7 +43,7 @@ class MapRegistrar:
         registrar = self._known.pop(key, None)
         if registrar is None:
             if len(self._known) >= _MOST:
-                self._known.pop(next(iter(self._known))).close()
+                self._known.pop(next(iter(self._known))).close(patience=0)
             registrar = Registrar(*key, interval=0, client=self._client, level=logging.DEBUG)
         self._known[key] = registrar  # behind those that were not heard of for longer
         registrar.note(info.latest_time, info.forecast_lead_secs if info.is_forecast else NO_LEAD)

@@ -167,6 +167,7 @@ class _LdataSession:
         return LdataMessage(mode=Mode.REPLY)
 
     def _open(self, asked: LdataMessage) -> None:
+        self._close()
         self._directory = self._root.path(asked.url or "")
         self._use(asked.arguments)
 
@@ -197,18 +198,24 @@ class _LdataSession:
         label = arguments.latestReadInfoLabel if arguments.saveLatestReadInfo else None
         if label is not None and not _LABEL.fullmatch(label):
             raise InvalidOption("latestReadInfoLabel", label, "is letters, digits, dots and dashes")
+        settings = LatestSettings(
+            name=arguments.ldataFileName,
+            use_ascii=arguments.useAscii,
+            use_xml=arguments.useXml,
+            use_fmq=arguments.useFmq,
+            fmq_slots=arguments.fmqNSlots,
+            lock_timeout=_LOCK_TIMEOUT,
+        )
+        # No link in the place of a file may lead out.
+        self._root.path(f"{self._directory}/_{settings.name}")
+        before, self._arguments = self._arguments, arguments
+        if self._latest is not None and _is_same_place(before, arguments):
+            self._latest.use(settings)
+            return
         self._close()
-        self._arguments = arguments
         self._latest = LatestDataInfo(
             self._directory,
-            settings=LatestSettings(
-                name=arguments.ldataFileName,
-                use_ascii=arguments.useAscii,
-                use_xml=arguments.useXml,
-                use_fmq=arguments.useFmq,
-                fmq_slots=arguments.fmqNSlots,
-                lock_timeout=_LOCK_TIMEOUT,
-            ),
+            settings=settings,
             label=label,
             label_place=self._root.folder / _PLACES,
             register=self._register,
@@ -233,3 +240,9 @@ class _LdataSession:
         if asked.info is None:
             raise InvalidOption("INFO_XML", None, "a write has an entry")
         self._opened().write(info=asked.info, fmq_only=asked.arguments.writeFmqOnly)
+
+
+def _is_same_place(one: Arguments, other: Arguments) -> bool:
+    """Tell whether a reader with these arguments goes on where one with those was."""
+    names = ("ldataFileName", "saveLatestReadInfo", "latestReadInfoLabel")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.core.errors import InvalidOption
-from penstock.queue.classic.layout import MAX_BUFFER
+from penstock.core.errors import InvalidOption, InvalidURL
+from penstock.queue.classic.device import shared_memory_key
+from penstock.queue.classic.layout import MAX_BUFFER, STATUS_SIZE
 
 __all__ = ["DEFAULT_NAME", "InfoFiles", "LatestSettings", "writing_is_off"]
 
@@ -38,6 +39,13 @@ def _slots() -> int:
     return int(number[1]) if number else _DEFAULT_SLOTS
 
 
+def _is_in_shared_memory(name: str) -> bool:
+    try:
+        return shared_memory_key(name) is not None
+    except InvalidURL:
+        return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestSettings:
     """Which forms are written and looked at. Defaults are LROSE's, or as the environment says."""
@@ -56,6 +64,8 @@ class LatestSettings:
             raise InvalidOption("name", self.name, "is the name of a file, without a directory")
         if len(os.fsencode(self.name)) > _LONGEST_NAME:
             raise InvalidOption("name", self.name, f"is longer than {_LONGEST_NAME} bytes")
+        if _is_in_shared_memory(f"_{self.name}"):
+            raise InvalidOption("name", self.name, "is the name of a queue in shared memory")
         if not 1 <= self.fmq_slots <= _MOST_SLOTS:
             raise InvalidOption("fmq_slots", self.fmq_slots, f"must be from 1 to {_MOST_SLOTS:,}")
 
@@ -89,3 +99,11 @@ class InfoFiles:
     def has_queue(self) -> bool:
         """Tell whether both files of the queue are there."""
         return self.stat.exists() and self.buf.exists()
+
+    def has_whole_queue(self) -> bool:
+        """Tell whether they were also made to their end: the status comes last."""
+        try:
+            with self.stat.open("rb") as file:
+                return bool(file.read(STATUS_SIZE).strip(b"\0")) and self.buf.exists()
+        except OSError:
+            return False

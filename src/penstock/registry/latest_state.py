@@ -50,21 +50,22 @@ class SavedPlace:
         """Where it is."""
         return str(self._files.xml)
 
-    def load(self, clock: Clock, max_age: float | None = None) -> int | None:
-        """Return the id of the entry read last; None: nothing is kept, or it is too old."""
+    def load(self, clock: Clock, max_age: float | None = None) -> tuple[int, int] | None:
+        """Return the id and the valid time of the entry read last; None: none, or too old."""
         try:
             status = self._files.xml.stat()
             age = clock.now_ns() // 1_000_000_000 - int(status.st_mtime)
             if max_age is not None and 0 < max_age < age:
                 return None
-            found = _ID.match(decode_xml(self._files.xml.read_bytes()).user_info1)
+            kept = decode_xml(self._files.xml.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, Malformed) as error:
             # Not ours to remove: somebody may want to see what became of it.
             log.warning("the place kept in %s is not readable: %s", self.path, error)
             return None
-        return int(found[1]) if found else None
+        found = _ID.match(kept.user_info1)
+        return (int(found[1]), kept.latest_time) if found else None
 
     def save(self, id: int, info: LatestInfo, rel_data_path: str) -> None:
         """Keep the id of an entry that was read. A failure is told of, and reading goes on."""

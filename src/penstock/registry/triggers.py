@@ -189,7 +189,7 @@ class Trigger:
         self._stop = stop
         place = TriggerPlace(self._state, self.name)
         try:
-            place.claim(self._files.queue, self._start, is_there=self._files.has_queue())
+            place.claim(self._files.queue, self._start, is_there=self._files.has_whole_queue())
             if self._wait_for_queue(idle):
                 with open_entries(self._files.queue) as reader:
                     if not place.stand(reader, self._files.queue):
@@ -205,7 +205,7 @@ class Trigger:
     def _wait_for_queue(self, idle: float | None) -> bool:
         until = None if idle is None else time.monotonic() + idle
         alone_since: float | None = None
-        while not self._files.has_queue():
+        while not self._files.has_whole_queue():
             # Whoever writes the first entry makes the queue after the file.
             is_alone = self._files.xml.exists() and not self._files.stat.exists()
             alone_since = (alone_since or time.monotonic()) if is_alone else None

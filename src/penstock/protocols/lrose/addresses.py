@@ -21,6 +21,8 @@ __all__ = ["Address", "default_port", "parse_address", "path_of"]
 _BASE_PORT: Final = 5430
 _OFFSETS: Final = {"dmapp": 4, "fmqp": 13, "ldatap": 17}
 _LARGEST_PORT: Final = 65535
+#: Whose paths are directories, and may be written with a slash at the end.
+_OF_DIRECTORIES: Final = frozenset({"ldatap"})
 
 #: What follows the scheme in LROSE's spelling.
 _LROSE: Final = re.compile(
@@ -74,8 +76,10 @@ def parse_address(url: URL) -> Address:
             )
         # The first slash ends the host; a second one makes the path absolute there.
         path = path[1:]
-    if not path or path.endswith("/"):
-        raise InvalidURL(url.text, "it names no queue", hint="write fmqp://host:port/path")
+    if not path or (path.endswith("/") and url.scheme not in _OF_DIRECTORIES):
+        raise InvalidURL(
+            url.text, "it names nothing there", hint=f"write {url.scheme}://host:port/path"
+        )
     if port > _LARGEST_PORT:
         raise InvalidURL(url.text, f"there is no port {port}")
     return Address(url.scheme, host or "localhost", port or default_port(url.scheme), path)

@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from penstock.core.errors import ConnectionLost, Malformed
 from penstock.protocols.lrose.ds_message import (
@@ -23,6 +23,7 @@ from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Decoder, Frame, encode_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 __all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "client_count", "ping"]
@@ -34,6 +35,10 @@ PING_TIMEOUT: Final = 10.0
 #: A second may be the least that people mean by "soon"; 0 would mean for ever to the system.
 _SHORTEST: Final = 0.001
 _TIMEVAL: Final = struct.Struct("ll")
+#: Payloads above so many bytes are not copied to be put behind their header.
+_LARGE: Final = 1 << 15
+
+T = TypeVar("T")
 
 
 class Connection:
@@ -59,7 +64,8 @@ class Connection:
         #: LROSE's servers send a reply in three pieces, and wait for an ACK before the next. Ours
         #: do not, and then ACKs of their own only cost time.
         self.quick_ack = True
-        self._seq = 0
+        #: The number of the frame that was sent last.
+        self.seq = 0
         self._decoder = Decoder(max_bytes, allow_http=True)
         self._frames: deque[Frame] = deque()
         self._patience = -1.0
@@ -110,11 +116,48 @@ class Connection:
 
     def send(self, id: int, payload: bytes) -> None:
         """Send a payload in a frame, in one piece."""
-        self._seq += 1
-        self.is_sent = False
-        data = encode_header(id, self._seq, len(payload)) + payload
+        header = encode_header(id, self.seq + 1, len(payload))
+        if len(payload) > _LARGE:
+            self._send(header, payload)
+        else:
+            self._send(header + payload)
+
+    def exchange_frame(self, frame: bytes, read: Callable[[bytearray, int], T | None]) -> T | Frame:
+        """Send a frame that has the next number; return what `read` makes of the reply's bytes.
+
+        If that is None, or the reply has come in pieces, it is returned as a frame.
+        """
         try:
-            self._socket.sendall(data)
+            self._send(frame)
+            buffer = self._decoder.glance()
+            if buffer is None or self._frames or self.quick_ack or self._patience != self.timeout:
+                return self.receive()
+            try:
+                count = self._socket.recv_into(buffer)
+                if not count:
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+            except OSError as error:
+                raise self._unanswered(error, self.timeout) from error
+            found = read(buffer, count)
+            if found is not None:
+                return found
+            self._frames.extend(self._decoder.took(count))
+            return self.receive()
+        except BaseException:
+            self.close()  # as in `exchange`
+            raise
+
+    def _send(self, data: bytes, more: bytes = b"") -> None:
+        self.seq += 1
+        self.is_sent = False
+        try:
+            if more:
+                sent = self._socket.sendmsg((data, more))
+                if sent < len(data) + len(more):
+                    self._socket.sendall(data[sent:])
+                    self._socket.sendall(memoryview(more)[max(sent - len(data), 0) :])
+            else:
+                self._socket.sendall(data)
         except OSError as error:
             self.close()
             raise self._lost(error) from error
@@ -127,18 +170,20 @@ class Connection:
         patience = self.timeout if timeout is None else timeout
         try:
             frames = self._receive(patience)
-        except (BlockingIOError, TimeoutError) as error:
-            self.close()
-            raise ConnectionLost(self.server, f"no answer came in {patience:g} s") from error
         except OSError as error:
             self.close()
-            raise self._lost(error) from error
+            raise self._unanswered(error, patience) from error
         except Malformed:
             self.close()
             raise
         if len(frames) > 1:
             self._frames.extend(frames[1:])
         return frames[0]
+
+    def _unanswered(self, error: OSError, patience: float) -> ConnectionLost:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return ConnectionLost(self.server, f"no answer came in {patience:g} s")
+        return self._lost(error)
 
     def _receive(self, patience: float) -> list[Frame]:
         sock = self._socket

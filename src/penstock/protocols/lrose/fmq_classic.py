@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.core.errors import Unsupported
+from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.protocols.lrose.fmq_queues import MOST_BYTES, OPENING, PLACES, ServedQueue
 from penstock.protocols.lrose.fmq_wire import Messages, SeekTo
@@ -130,6 +130,13 @@ class _StoredWriter(ClassicWriter):
         last = self._append(entries[first:], now)
         return (last or 0) % ID_COUNT
 
+    def append_plain(self, payload: memoryview, type: int, subtype: int) -> int | None:
+        try:
+            seq = self._write_plain(payload, type, subtype)  # type: ignore[arg-type]
+        except (PenstockError, RuntimeError):
+            return None  # the long way says what it is
+        return None if seq is None else seq % ID_COUNT
+
     @property
     def count(self) -> int:
         """Messages appended so far."""
@@ -156,6 +163,8 @@ class ServedClassic(ServedQueue):
         if creation is not None:
             options = ClassicOptions(slots=slots, size=size, create=creation, lock_timeout=OPENING)
             self._writer = _StoredWriter(path, options)
+            if compression is None:  # and stays so
+                self.append_plain = self._writer.append_plain
         try:
             if creation is None:
                 self._open_reader(start)

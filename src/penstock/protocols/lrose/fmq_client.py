@@ -18,6 +18,7 @@ from penstock.protocols.lrose.connection import Connection
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
 from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_options import FmqOptions
+from penstock.protocols.lrose.fmq_short import encode_write, find_written
 from penstock.protocols.lrose.fmq_wire import (
     OURS,
     SOCKET_ID,
@@ -188,10 +189,22 @@ class QueueLink:
         :raises RequestRefused: it was refused; see `written`.
         :raises MessageTooLarge: a message of it can never fit; see `written`.
         """
-        head = DsMessage.head_of(reply := self._connection.exchange(SOCKET_ID, payload).payload)
+        return self._written_id(self._connection.exchange(SOCKET_ID, payload).payload)
+
+    def _written_id(self, reply: bytes) -> int | None:
+        head = DsMessage.head_of(reply)
         if head.error:
             raise self._error(DsMessage.from_bytes(reply))
         return head.mode if self.is_ours else None
+
+    def write_one(self, payload: bytes, type: int, subtype: int) -> int | None:
+        """Append one plain message; otherwise as `write`."""
+        connection = self._connection
+        frame = encode_write(connection.seq + 1, payload, type, subtype)
+        reply = connection.exchange_frame(frame, find_written)
+        if isinstance(reply, int):
+            return reply if self.is_ours else None
+        return self._written_id(reply.payload)
 
     @property
     def is_sent(self) -> bool:

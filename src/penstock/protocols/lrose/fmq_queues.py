@@ -14,7 +14,7 @@ from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.wide.queue_file import file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "MOST_BYTES",
@@ -70,6 +70,9 @@ class ServedQueue(ABC):
         self.path = path
         #: Messages that the last call of `append` appended, also if it failed.
         self.appended = 0
+        #: Appends one message that is not compressed, of a type and a subtype, and returns its id;
+        #: None: that takes more, and nothing is done. There is none where all takes more.
+        self.append_plain: Callable[[memoryview, int, int], int | None] | None = None
 
     @abstractmethod
     def take(self, wanted: int, most: int) -> Messages:

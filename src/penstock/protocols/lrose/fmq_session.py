@@ -23,6 +23,7 @@ from penstock.protocols.lrose.ds_message import (
 from penstock.protocols.lrose.fmq_classic import ServedClassic
 from penstock.protocols.lrose.fmq_queues import MOST_MESSAGES, ServedQueue, layout_of, unpacked
 from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply, reply_with
+from penstock.protocols.lrose.fmq_short import PAYLOAD_AT, encode_written, find_write
 from penstock.protocols.lrose.fmq_wide import ServedWide
 from penstock.protocols.lrose.fmq_wire import (
     OURS,
@@ -91,6 +92,21 @@ class FmqSession:
     def handle_payload(self, payload: bytes) -> Answer | Awaitable[Answer] | EllipsisType:
         """Carry out a WRITE without taking it apart twice; `...` for everything else."""
         return self._write(payload) if is_write(payload) else ...
+
+    def handle_frame(self, buffer: bytearray, size: int, seq: int, now: float) -> bytes | None:
+        """Carry out a WRITE of one plain message if that is done at once."""
+        queue = self._queue
+        found = find_write(buffer, size)
+        if found is None or queue is None or queue.append_plain is None or now < self._slow_until:
+            return None
+        type, subtype, end = found
+        id = queue.append_plain(memoryview(buffer)[PAYLOAD_AT:end], type, subtype)
+        self._note_slowness(now)
+        if id is None:
+            return None
+        if self._shared.waiting:
+            self._shared.wake(queue.path)
+        return encode_written(seq, id if self._is_ours else -1)
 
     def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
         if request.category == Category.END_SERIES or request.type == Op.CLOSE:
@@ -231,9 +247,12 @@ class FmqSession:
         try:
             return call(*arguments)
         finally:
-            now = time.monotonic()
-            if now - began > _SLOW:
-                self._slow_until = now + _STAYS_SLOW
+            self._note_slowness(began)
+
+    def _note_slowness(self, began: float) -> None:
+        now = time.monotonic()
+        if now - began > _SLOW:
+            self._slow_until = now + _STAYS_SLOW
 
     def _read(self, request: DsMessage) -> Answer | Awaitable[Answer]:
         queue = self._opened()
@@ -345,9 +364,7 @@ class FmqSession:
             self._written = queue.appended
             raise
         finally:
-            now = time.monotonic()
-            if now - began > _SLOW:
-                self._slow_until = now + _STAYS_SLOW
+            self._note_slowness(began)
         return self._appended(queue, last)
 
     def _appended(self, queue: ServedQueue, last: int) -> Answer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
 from penstock.core.errors import (
@@ -32,7 +33,7 @@ from penstock.queue.classic.layout import unwrap
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.stream_id import StreamId
@@ -72,6 +73,8 @@ class FmqWriter(Writer):
         self._method = target.options.compress.method
         self._limit = target.options.max_message - _HEADER_ROOM - LARGEST_INFO
         self._closed = False
+        #: Whether a message can go as it is.
+        self._is_plain = self._method is None
         self._messages = 0
         self._bytes = 0
         self._refused = 0
@@ -118,12 +121,18 @@ class FmqWriter(Writer):
         if link is not None:
             link.abandon()
 
-    def _send(self, payload: bytes, count: int, done: int) -> None:
+    def _send(
+        self,
+        send: Callable[..., int | None],
+        arguments: tuple[Any, ...],
+        count: int,
+        done: int,
+    ) -> None:
         """Have a request carried out; `done` messages of the same call are appended by now."""
         while True:
             link = self._linked()
             try:
-                id = link.write(payload)
+                id = send(link, *arguments)
             except ConnectionLost as error:
                 is_sent = link.is_sent
                 self._give_up_link()
@@ -166,6 +175,16 @@ class FmqWriter(Writer):
 
         :raises Unacknowledged: the answer got lost; it may be there, or not.
         """
+        if (
+            payload.__class__ is bytes
+            and self._is_plain
+            and time_ns is None
+            and created_ns is None
+            and stream is None
+            and attributes is None
+            and len(payload) <= self._limit  # type: ignore[arg-type]
+        ):
+            return self._write_plain(payload, type, subtype)  # type: ignore[arg-type]
         self._check_open()
         if stream is not None or attributes is not None:
             self._drop_header(stream, attributes)
@@ -183,12 +202,25 @@ class FmqWriter(Writer):
                 uncompressed_len=length,
                 time=0 if moment is None else self._second(moment),
             )
-            self._send(request, 1, 0)
+            self._send(QueueLink.write, (request,), 1, 0)
         except BaseException:
             self._refused += 1 - (self._messages - before)
             raise
         self._bytes += length
-        return UNKNOWN if self._last_seq is None else self._last_seq
+        return self._last()
+
+    def _write_plain(self, payload: bytes, type: int, subtype: int) -> int:
+        """Append one message as it is, the short way."""
+        before = self._messages
+        try:
+            self._send(QueueLink.write_one, (payload, type, subtype), 1, 0)
+        except BaseException as error:
+            self._refused += 1 - (self._messages - before)
+            if isinstance(error, struct.error):
+                self._check_kind(type, subtype)
+            raise
+        self._bytes += len(payload)
+        return self._last()
 
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
@@ -245,7 +277,7 @@ class FmqWriter(Writer):
                     uncompressed_lens=lengths[rows],
                     times=times if isinstance(times, int) else times[rows],
                 )
-                self._send(request, len(bodies[rows]), done + rows.start)
+                self._send(QueueLink.write, (request,), len(bodies[rows]), done + rows.start)
                 self._bytes += sum(lengths[rows])
         except BaseException:
             self._refused += len(payloads) - (self._messages - before)
@@ -319,6 +351,7 @@ class FmqWriter(Writer):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._is_plain = False
             link, self._link = self._link, None
             if link is not None:
                 link.close()

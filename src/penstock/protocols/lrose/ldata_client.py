@@ -80,6 +80,7 @@ class LdataClient:
 
         :raises ConnectionLost: the server cannot be reached.
         :raises RequestRefused: it says that it failed.
+        :raises Malformed: the entry does not follow its format; the next read is of the next one.
         """
         age = _ANY_AGE if max_valid_age is None else int(max_valid_age)
         # With a label it is the server that knows the place.
@@ -114,17 +115,34 @@ class LdataClient:
         asked = replace(self._arguments, maxValidAge=age, readForced=forced)
         return self._ask(Mode.READ, asked).info
 
+    def _read_or_skip(self, age: int) -> LatestInfo | None:
+        """Read the next entry; pass over those that do not follow their format."""
+        while True:
+            try:
+                return self._read(age)
+            except Malformed as fault:
+                if self._connection is None:
+                    raise
+                log.warning("%s: an entry is passed over: %s", self.url, fault)
+
     def _catch_up(self, age: int) -> None:
         """Find the entries that came since the one delivered last, on a new connection."""
         self._open(replace(self._arguments, readFmqFromStart=True))
-        found: deque[LatestInfo] = deque(maxlen=_MOST_MISSED)
+        found: deque[LatestInfo] = deque()
         is_known = False
-        while (info := self._read(age)) is not None:
-            if info == self._last:
-                found.clear()
-                is_known = True
-            else:
-                found.append(info)
+        try:
+            while (info := self._read_or_skip(age)) is not None:
+                if info == self._last:
+                    found.clear()
+                    is_known = True
+                else:
+                    found.append(info)
+                if len(found) > _MOST_MISSED:
+                    found.popleft()
+                    is_known = False
+        except BaseException:
+            self._drop()  # what was found so far is found again
+            raise
         if not is_known and found:
             self.gaps += 1
             log.warning("%s: what was read last is gone there; entries may be missing", self.url)
@@ -147,21 +165,31 @@ class LdataClient:
             timeout=self._timeout,
             max_bytes=_MAX_REPLY,
         )
-        self._exchange(LdataMessage(mode=Mode.OPEN, arguments=arguments, url=str(self.address)))
+        try:
+            self._exchange(LdataMessage(mode=Mode.OPEN, arguments=arguments, url=str(self.address)))
+        except BaseException:
+            self._drop()
+            raise
 
     def _exchange(self, request: LdataMessage) -> LdataMessage:
         connection = self._connection
         assert connection is not None
         try:
-            reply = _reply(connection.ask(MESSAGE_TYPE, request.to_message()))
+            answer = connection.ask(MESSAGE_TYPE, request.to_message())
         except BaseException:
             # What comes next on it could not be told from what was under way.
-            connection.close()
-            self._connection = None
+            self._drop()
             raise
+        # An answer that is no good is a whole one all the same: the next one is read after it.
+        reply = _reply(answer)
         if reply.error is not None:
             raise RequestRefused(connection.server, ErrorCode.FAILED, reply.error)
         return reply
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def ping(self) -> None:
         """Make sure that the server answers.
@@ -177,9 +205,7 @@ class LdataClient:
                 self._exchange(LdataMessage(mode=Mode.CLOSE))
             except (ConnectionLost, RequestRefused, Malformed) as error:
                 log.debug("%s: closing: %s", self.url, error)
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._drop()
         self._is_closed = True
 
     def __enter__(self) -> Self:

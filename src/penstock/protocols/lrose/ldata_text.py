@@ -57,7 +57,8 @@ def decode_ascii(data: bytes) -> LatestInfo:
     """
     if len(data) > LARGEST_FILE:
         raise Malformed(_WHAT, "size", f"at most {LARGEST_FILE} bytes", len(data))
-    lines = data.split(b"\n")
+    # The last line need not have an end; a line that is missing has no number either.
+    lines = [*data.split(b"\n"), b""]
     if len(lines) <= _LINES:
         raise Malformed(_WHAT, "lines", f"at least {_LINES}", len(lines) - 1)
     latest = _number(lines[0], "time")

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from penstock.core.errors import Malformed, PenstockError
 from penstock.protocols.lrose.ds_message import (
@@ -23,13 +23,15 @@ from penstock.protocols.lrose.ds_message import (
     is_known_category,
     text_part,
 )
-from penstock.protocols.lrose.sku import HTTP_REPLY, Decoder, Frame, encode_header
+from penstock.protocols.lrose.sku import HEADER_SIZE, HTTP_REPLY, Decoder, Frame, encode_header
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import EllipsisType
 
     from penstock.protocols.lrose.sessions import Answer, Counts, ServingOptions, Session
+
+    _Glance: TypeAlias = Callable[[bytearray, int, int, float], bytes | None]
 
 __all__ = ["Host", "ServedClient"]
 
@@ -67,10 +69,12 @@ class ServedClient(asyncio.BufferedProtocol):
     def __init__(self, server: Host) -> None:
         self._server = server
         self._counts = server.counts
+        self._now = server.now
         self._decoder = Decoder(server.options.max_message, allow_http=True)
         self._waiting: deque[Frame] = deque()
         self._session: Session | None = None
         self._shortcut: Callable[[bytes], Answer | Awaitable[Answer] | EllipsisType] | None = None
+        self._glance: _Glance | None = None
         self._task: asyncio.Task[None] | None = None
         self._seq = 0
         self._held = 0
@@ -113,7 +117,9 @@ class ServedClient(asyncio.BufferedProtocol):
         return self._decoder.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = self._server.now()
+        now = self._heard = self._now()
+        if self._glance is not None and self._answer_at_a_glance(self._glance, nbytes, now):
+            return
         try:
             frames = self._decoder.took(nbytes)
         except Malformed as fault:
@@ -126,6 +132,30 @@ class ServedClient(asyncio.BufferedProtocol):
             self._counts.requests += len(frames)
             self._waiting.extend(frames)
             self._work()
+
+    def _answer_at_a_glance(self, glance: _Glance, size: int, now: float) -> bool:
+        """Answer a request that needs no more than a look at what came; False if it does."""
+        buffer = self._decoder.glance()
+        if (
+            buffer is None
+            or self._waiting
+            or self._task is not None
+            or self._is_paused
+            or self._is_closing
+        ):
+            return False
+        reply = glance(buffer, size, self._seq + 1, now)
+        if reply is None:
+            return False
+        self._transport.write(reply)
+        # The client is at work again by now.
+        self._seq += 1
+        counts = self._counts
+        counts.requests += 1
+        counts.replies += 1
+        counts.bytes_in += size - HEADER_SIZE
+        counts.bytes_out += len(reply) - HEADER_SIZE
+        return True
 
     def eof_received(self) -> bool:
         # It may still read: what is under way is answered first.
@@ -246,6 +276,7 @@ class ServedClient(asyncio.BufferedProtocol):
         if session is None:
             session = self._session = self._server.new_session(self.name)
             self._shortcut = getattr(session, "handle_payload", None)
+            self._glance = getattr(session, "handle_frame", None)
         self._attempt(session, frame, session.handle, request)
 
     def _attempt(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.protocols.lrose.served_client import ServedClient
@@ -44,6 +45,8 @@ class DsServer:
         #: Makes a session for a client, given its address for people.
         self.new_session = new_session
         self.counts = Counts()
+        #: The time, for limits of time.
+        self.now: Callable[[], float] = time.monotonic
         self.clients: set[ServedClient] = set()
         #: Bytes of requests that have not come to their end.
         self.held = 0
@@ -60,7 +63,6 @@ class DsServer:
         :raises StorageError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        self._loop = loop
         options = self.options
         try:
             self._server = await loop.create_server(
@@ -83,10 +85,6 @@ class DsServer:
         """`host:port`, for people."""
         host = self.options.host.strip("[]")
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-
-    def now(self) -> float:
-        """Return the time of the event loop."""
-        return self._loop.time()
 
     def client_count(self) -> int:
         return len(self.clients)

@@ -69,7 +69,10 @@ class Session(Protocol):
     """What a service does for one client.
 
     One that also has `handle_payload(payload: bytes)` is asked first, with the bytes of each
-    request but the first; it returns `...` for those that `handle` is to get.
+    request but the first; it returns `...` for those that `handle` is to get. Before that, one
+    that has `handle_frame(buffer: bytearray, size: int, seq: int, now: float)` is shown what came,
+    all of it, if nothing else is under way; it returns the whole frame of the reply, which has that
+    number, or None: then it has done nothing.
     """
 
     #: The id of the frames of replies.

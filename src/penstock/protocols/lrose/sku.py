@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from penstock.core.errors import InvalidOption, Malformed
 
 __all__ = [
+    "HEADER_SIZE",
     "HTTP_REPLY",
     "LARGEST_HTTP_HEADER",
     "LARGEST_OVERHEAD",
@@ -31,6 +32,8 @@ _COOKIE_32: Final = b"\xf0" * 8
 _COOKIE_64: Final = b"\xf6" * 8
 _COOKIE_STARTS: Final = {_COOKIE_32[0], _COOKIE_64[0]}
 
+#: Bytes before a payload, as a rule.
+HEADER_SIZE: Final = _HEADER_32.size
 #: Payloads of so many bytes need the 64-bit header.
 SMALL_LIMIT: Final = 2**31 - 1
 #: LROSE looks for the end of an HTTP header in so many bytes.
@@ -93,6 +96,7 @@ class Decoder:
         #: What is wrong with the bytes after the last frame; nothing more can be read then.
         self.fault: Malformed | None = None
         self._buffer = bytearray(_LEAST_ROOM)
+        self._view = memoryview(self._buffer)
         #: What has come and is not consumed is between these.
         self._at = 0
         self._end = 0
@@ -107,8 +111,19 @@ class Decoder:
 
     def room(self) -> memoryview:
         """Return memory to read some bytes into. It is good until the next call."""
+        if not self._end and self._buffer:
+            return self._view
         self._make_room(_LEAST_ROOM // 2)
-        return memoryview(self._buffer)[self._end :]
+        return self._view[self._end :]
+
+    def glance(self) -> bytearray | None:
+        """Return the memory behind `room()`, if nothing is held before it.
+
+        Who knows the bytes there for a whole frame, and does not tell `took` of them, has taken it.
+        """
+        if self._end or self._is_tunnelled or self.fault is not None:
+            return None
+        return self._buffer
 
     def took(self, count: int) -> list[Frame]:
         """Return the frames that are whole after `count` bytes were read into `room()`.
@@ -130,14 +145,15 @@ class Decoder:
                 frames.append(frame)
         except Malformed as fault:
             self.fault = fault
-            self._buffer, self._at, self._end = bytearray(), 0, 0
+            self._replace_buffer(0)
+            self._at = self._end = 0
             if not frames:
                 raise
             return frames
         if self._at == self._end:
             self._at = self._end = 0
             if len(self._buffer) > _WORTH_KEEPING:
-                self._buffer = bytearray(_LEAST_ROOM)
+                self._replace_buffer(_LEAST_ROOM)
         return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
@@ -158,12 +174,16 @@ class Decoder:
             return
         if len(self._buffer) - held < size or held > len(self._buffer) // 2:
             # Another one, because somebody may still look at this one.
-            larger = bytearray(max(held + size, 2 * held, _LEAST_ROOM))
-            larger[:held] = memoryview(self._buffer)[self._at : self._end]
-            self._buffer = larger
+            old = self._view[self._at : self._end]
+            self._replace_buffer(max(held + size, 2 * held, _LEAST_ROOM))
+            self._view[:held] = old
         else:
             self._buffer[:held] = self._buffer[self._at : self._end]
         self._at, self._end = 0, held
+
+    def _replace_buffer(self, size: int) -> None:
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
 
     def _only_frame(self) -> Frame | None:
         """Take a small frame that is all that has come, as most are; None if it is another case."""
@@ -175,7 +195,7 @@ class Decoder:
             return None
         self._end = 0
         self._needed = 1
-        return Frame(id, seq, bytes(memoryview(self._buffer)[_HEADER_32.size : end]))
+        return Frame(id, seq, bytes(self._view[_HEADER_32.size : end]))
 
     def _next(self) -> Frame | None:
         buffer, at = self._buffer, self._at
@@ -208,7 +228,7 @@ class Decoder:
         if self._end < end:
             self._needed = end - at
             return None
-        payload = bytes(memoryview(buffer)[start:end])
+        payload = bytes(self._view[start:end])
         self._at = end
         tunnelled, self._is_tunnelled = self._is_tunnelled, False
         return Frame(id, seq, payload, tunnelled)

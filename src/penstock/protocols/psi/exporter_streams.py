@@ -1,0 +1,221 @@
+"""How do a program's values get into the streams of a store?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
+from penstock.core.errors import Closed, InvalidOption, PenstockError
+from penstock.core.interfaces import Reader
+from penstock.protocols.psi.codecs.type_names import parse_type_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from penstock.core.overflow import BufferStatistics
+    from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
+    from penstock.protocols.psi.store_set import Store
+
+__all__ = ["ExportedStream", "Exporter", "Posted"]
+
+log = logging.getLogger(__name__)
+
+BYTES: Final = "System.Byte[]"
+_TAKEN_AT_ONCE: Final = 256
+#: While a source is silent, look this often (seconds) whether to end.
+_PATIENCE: Final = 0.2
+
+
+class Posted(NamedTuple):
+    """A value with the time at which it happened, for a source that knows it."""
+
+    value: Any
+    originating_ns: int
+
+
+class _Waiting(NamedTuple):
+    payload: bytes
+    originating_ns: int
+
+
+class ExportedStream:
+    """One stream that is written to. Any thread may post.
+
+    Without a policy a message goes to the store at once, and who posts waits while the store is
+    held up. With one it goes to a queue that is emptied by a thread of its own.
+    """
+
+    def __init__(
+        self, store: Store, metadata: StreamMetadata, policy: DeliveryPolicy | None
+    ) -> None:
+        self.store = store
+        self.name = metadata.name
+        self.id = metadata.id
+        self.type_name = parse_type_name(metadata.type_name).canonical
+        self._codec = store.catalog.codec(metadata)
+        self._queue: DeliveryQueue[_Waiting] | None = None
+        self._thread: threading.Thread | None = None
+        #: What kept a message from getting into the store.
+        self.last_error: PenstockError | None = None
+        self._is_closed = False
+        if policy is not None:
+            self._queue = DeliveryQueue(
+                policy, time_of=lambda waiting: waiting.originating_ns, receive=self._append
+            )
+            self._thread = threading.Thread(
+                target=self._empty, name=f"psi-export-{self.name}", daemon=True
+            )
+            self._thread.start()
+
+    def post(self, value: Any, originating_ns: int | None = None) -> bool:
+        """Write a value; False where the policy dropped it instead.
+
+        :raises InvalidOption: it is not of the stream's type.
+        :raises Closed: the stream was ended.
+        """
+        return self.post_payload(self._codec.encode(value), originating_ns)
+
+    def post_payload(self, payload: bytes, originating_ns: int | None = None) -> bool:
+        """Write bytes that are in psi's encoding already.
+
+        :raises MessageTooLarge: it does not fit.
+        :raises Closed: the stream was ended.
+        """
+        if self._queue is None:
+            if self._is_closed:
+                raise Closed(f"the stream {self.name!r} was ended")
+            self.store.append(self.id, payload, originating_ns)
+            return True
+        moment = time.time_ns() if originating_ns is None else originating_ns
+        return self._queue.put(_Waiting(payload, moment))
+
+    def post_bytes(self, payload: bytes, originating_ns: int | None = None) -> bool:
+        """Write bytes: those of a `byte[]` stream as they are, of others in psi's encoding."""
+        if self.type_name == BYTES:
+            return self.post(payload, originating_ns)
+        return self.post_payload(payload, originating_ns)
+
+    def statistics(self) -> BufferStatistics | None:
+        """Return what the policy did; None without one."""
+        return None if self._queue is None else self._queue.statistics()
+
+    def close(self) -> None:
+        """Write what waits, and tell everybody that no more comes. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._queue is not None and self._thread is not None:
+            self._queue.close()
+            self._thread.join()
+        self.store.end_stream(self.id)
+
+    def _append(self, waiting: _Waiting) -> None:
+        self.store.append(self.id, waiting.payload, waiting.originating_ns)
+
+    def _empty(self) -> None:
+        assert self._queue is not None
+        try:
+            while True:
+                if self._queue.delivery.is_synchronous:
+                    self._queue.receive(_PATIENCE)
+                    continue
+                for waiting in self._queue.get_many(_TAKEN_AT_ONCE, _PATIENCE):
+                    self._append(waiting)
+        except Closed:
+            return
+        except PenstockError as error:
+            self.last_error = error
+            log.exception("the stream %s of %s ended", self.name, self.store.name)
+            self._queue.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Exporter:
+    """Writes streams into a store; streams may be added at any time."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.streams: dict[str, ExportedStream] = {}
+        self._stop = threading.Event()
+        self._pumps: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def write(
+        self,
+        source: Reader | Iterable[Any] | None,
+        name: str,
+        type: str | None = None,
+        *,
+        policy: DeliveryPolicy | str | None = None,
+        id: int | None = None,
+        schemas: Iterable[TypeSchema] | None = None,
+    ) -> ExportedStream:
+        """Write a stream under a name.
+
+        A source is a reader of ours (its payloads are of `type`, or else bytes), or anything that
+        can be iterated over: values, or `Posted` with their times. It is read by a thread of its
+        own, and its end is the stream's. None: the program posts by itself.
+
+        :raises InvalidOption: no type is given, or there is another stream of that name.
+        """
+        if type is None:
+            if not isinstance(source, Reader):
+                raise InvalidOption("type", None, "is needed: float, string, byte[], …")
+            type = "byte[]"
+        if isinstance(policy, str):
+            policy = DeliveryPolicy.parse(policy)
+        with self._lock:
+            if name in self.streams:
+                raise InvalidOption("name", name, "this exporter writes that stream already")
+            metadata = self.store.add_stream(name, type, id=id, schemas=schemas)
+            stream = self.streams[name] = ExportedStream(self.store, metadata, policy)
+        if source is not None:
+            pump = threading.Thread(
+                target=self._pump, args=(source, stream), name=f"psi-source-{name}", daemon=True
+            )
+            self._pumps.append(pump)
+            pump.start()
+        return stream
+
+    def _pump(self, source: Reader | Iterable[Any], stream: ExportedStream) -> None:
+        try:
+            if isinstance(source, Reader):
+                while not self._stop.is_set():
+                    for message in source.read_many(_TAKEN_AT_ONCE, _PATIENCE):
+                        stream.post_bytes(message.payload, message.time_ns)
+                    source.acknowledge()
+                return
+            for item in source:
+                if self._stop.is_set():
+                    return
+                if isinstance(item, Posted):
+                    stream.post(*item)
+                else:
+                    stream.post(item)
+            stream.close()
+        except PenstockError as error:
+            if not self._stop.is_set():
+                stream.last_error = error
+                log.exception("the source of %s failed", stream.name)
+
+    def close(self) -> None:
+        """End all streams that were written here. Closing twice is fine."""
+        self._stop.set()
+        for pump in self._pumps:
+            pump.join(timeout=5)
+        for stream in list(self.streams.values()):
+            stream.close()

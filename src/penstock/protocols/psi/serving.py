@@ -1,0 +1,205 @@
+"""How does a psi server listen, and what may a client do to it?"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import Malformed
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.protocols.psi.decoding import Decoder
+
+__all__ = ["Listener", "hang_up", "has_left", "hear_one", "listen_tcp", "listen_unix", "tune"]
+
+log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 128
+_RECEIVED_AT_ONCE: Final = 65536
+#: Seconds of silence, between probes, and probes, until TCP says that a peer is gone.
+_KEEP_ALIVE: Final = (10, 5, 4)
+
+
+def tune(connection: socket.socket) -> None:
+    """Send without delay, and notice a peer whose machine is gone."""
+    if connection.family == socket.AF_UNIX:
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        idle, between, probes = _KEEP_ALIVE
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection, also for a thread that waits for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def has_left(connection: socket.socket) -> bool:
+    """Tell whether the peer has gone; what else it says is dropped."""
+    try:
+        while True:
+            data = connection.recv(4096, socket.MSG_DONTWAIT)
+            if not data:
+                return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def hear_one[T](connection: socket.socket, decoder: Decoder[T], timeout: float) -> T | None:
+    """Return the first thing that a peer says; None if it leaves or is silent for too long.
+
+    :raises Malformed: it does not follow the format.
+    """
+    connection.settimeout(timeout)
+    try:
+        while True:
+            data = connection.recv(_RECEIVED_AT_ONCE)
+            if not data:
+                return None
+            if found := decoder.feed(data):
+                return found[0]
+    except OSError:
+        return None
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; port 0 takes any that is free.
+
+    :raises StorageError: the address cannot be had.
+    """
+    host = host.strip("[]")
+    with storage_errors("listening on", f"{host}:{port}"):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def listen_unix(path: str) -> socket.socket:
+    """Return a Unix socket that listens, which only its owner may use.
+
+    :raises StorageError: the path cannot be had.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with storage_errors("listening on", path):
+            before = os.umask(0o177)
+            try:
+                listener.bind(path)
+            finally:
+                os.umask(before)
+            listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class Listener:
+    """Accepts connections, each served by a thread of its own, so that none waits for another."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        serve: Callable[[socket.socket, str], None],
+        *,
+        name: str,
+        max_clients: int,
+    ) -> None:
+        self.socket = listener
+        self._serve = serve
+        self._name = name
+        self._max_clients = max_clients
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        #: Connections since the start, those turned away, and those that sent what is no psi.
+        self.seen = self.denied = self.malformed = 0
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        number: int = self.socket.getsockname()[1]
+        return number
+
+    @property
+    def connected(self) -> int:
+        """Connections now."""
+        return len(self._connections)
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, address = self.socket.accept()
+            except OSError as error:
+                if self._is_closed:
+                    return
+                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ECONNABORTED}:
+                    threading.Event().wait(0.05)
+                    continue
+                log.warning("%s ends: %s", self._name, error)
+                return
+            self._admit(connection, address)
+
+    def _admit(self, connection: socket.socket, address: object) -> None:
+        peer = ":".join(map(str, address[:2])) if isinstance(address, tuple) else "a local process"
+        thread = threading.Thread(
+            target=self._run, args=(connection, peer), name=f"{self._name}-client", daemon=True
+        )
+        with self._lock:
+            self.seen += 1
+            is_one_too_many = len(self._connections) >= self._max_clients or self._is_closed
+            if is_one_too_many:
+                self.denied += 1
+            else:
+                self._connections[connection] = thread
+        if is_one_too_many:
+            connection.close()
+            return
+        tune(connection)
+        thread.start()
+
+    def _run(self, connection: socket.socket, peer: str) -> None:
+        try:
+            self._serve(connection, peer)
+        except Malformed as fault:
+            self.malformed += 1
+            log.info("%s: %s: %s", self._name, peer, fault)
+        except OSError as error:
+            log.debug("%s: %s: %s", self._name, peer, error)
+        except Exception:
+            log.exception("%s: %s", self._name, peer)
+        finally:
+            hang_up(connection)
+            with self._lock:
+                self._connections.pop(connection, None)
+
+    def close(self) -> None:
+        """Stop, and cut off all connections. Closing twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        hang_up(self.socket)
+        with self._lock:
+            threads = list(self._connections.items())
+        for connection, _ in threads:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for _, thread in threads:
+            thread.join(timeout=5)
+        self._thread.join(timeout=5)

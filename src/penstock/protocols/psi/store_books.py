@@ -1,0 +1,83 @@
+"""How far has each stream of a store come?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.protocols.psi.envelope import PsiMessage
+from penstock.protocols.psi.metadata import StreamFlags, StreamMetadata
+from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
+
+if TYPE_CHECKING:
+    from penstock.core.message import Message
+
+__all__ = ["StreamBooks", "creation_attribute", "psi_message", "to_tick"]
+
+_CREATION_SIZE = 8
+
+
+def psi_message(message: Message) -> PsiMessage:
+    """Return a message of a store's queue as psi has it.
+
+    Its type is the stream, its subtype the number in the stream. A queue's own time never goes
+    back; where psi's does, it is in the attributes.
+    """
+    attributes, creation_ns = message.attributes, message.created_ns
+    if attributes is not None and len(attributes) == _CREATION_SIZE:
+        creation_ns = int.from_bytes(attributes, "little", signed=True)
+    return PsiMessage(message.type, message.subtype, message.time_ns, creation_ns, message.payload)
+
+
+def creation_attribute(creation_ns: int, appended_ns: int) -> bytes | None:
+    """Return what goes with a message whose creation is not the time that its queue notes."""
+    if creation_ns == appended_ns:
+        return None
+    return creation_ns.to_bytes(_CREATION_SIZE, "little", signed=True)
+
+
+class StreamBooks:
+    """One stream: what was announced of it, and what was appended since."""
+
+    def __init__(self, announced: StreamMetadata) -> None:
+        self.announced = announced
+        self.count = announced.message_count
+        #: The number of the newest message; psi counts from 1.
+        self.last_sequence = announced.message_count
+        self.size_sum = announced.size_sum
+        self.latency_sum_ns = announced.latency_sum_ns
+        self.first_creation_ns = announced.first_creation_ns
+        self.last_creation_ns = announced.last_creation_ns
+        self.first_originating_ns = announced.first_originating_ns
+        self.last_originating_ns = announced.last_originating_ns
+
+    def add(self, message: PsiMessage) -> None:
+        """Count a message that was appended."""
+        _, sequence, originating_ns, creation_ns, payload = message
+        if self.first_creation_ns == MIN_NS:
+            self.first_creation_ns, self.first_originating_ns = creation_ns, originating_ns
+        self.count += 1
+        self.last_sequence = sequence
+        self.size_sum += len(payload)
+        self.latency_sum_ns += creation_ns - originating_ns
+        self.last_creation_ns = creation_ns
+        self.last_originating_ns = originating_ns
+
+    def metadata(self, *, closed_ns: int | None = None) -> StreamMetadata:
+        """Return what to tell of it now; `closed_ns`: that it is at its end."""
+        now = self.announced._replace(
+            message_count=self.count,
+            size_sum=self.size_sum,
+            latency_sum_ns=self.latency_sum_ns,
+            first_creation_ns=self.first_creation_ns,
+            last_creation_ns=self.last_creation_ns,
+            first_originating_ns=self.first_originating_ns,
+            last_originating_ns=self.last_originating_ns,
+        )
+        if closed_ns is None:
+            return now
+        return now._replace(flags=now.flags | StreamFlags.CLOSED, closed_ns=closed_ns)
+
+
+def to_tick(time_ns: int) -> int:
+    """Return the time that psi can carry: whole ticks."""
+    return time_ns // NS_PER_TICK * NS_PER_TICK

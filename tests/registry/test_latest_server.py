@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConnectionLost, InvalidOption, NotFound
+from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, NotFound
 from penstock.protocols.lrose import sku
 from penstock.protocols.lrose.ds_message import DsMessage
 from penstock.protocols.lrose.errors import RequestRefused
@@ -190,11 +190,23 @@ def test_arguments_can_be_changed(server: ServerThread, root: Path) -> None:
         assert paths(there) == ["a.nc", "b.nc"]
         there.change(Mode.SET_USE_FMQ, useFmq=False)
         there.change(Mode.SET_USE_ASCII, useAscii=False)
-        assert paths(there) == ["b.nc"]  # from the XML file
+        assert paths(there) == []  # the XML file tells of the same one
+        write(root / "mdv" / "radar", "c.nc")
+        assert paths(there) == ["c.nc"]
         there.change(Mode.SET_LDATA_FILE_NAME, ldataFileName="other")
         there.write(LatestInfo(latest_time=5, rel_data_path="x"))
     names = {path.name for path in (root / "mdv" / "radar").glob("_other*")}
     assert names == {"_other.xml", "_other.lock"}
+
+
+def test_a_change_leaves_the_place_where_it_is(server: ServerThread, root: Path) -> None:
+    write(root / "mdv" / "radar", "a.nc")
+    with client(server) as there:
+        assert paths(there) == ["a.nc"]
+        write(root / "mdv" / "radar", "b.nc", "c.nc")
+        there.change(Mode.SET_USE_XML, useXml=False)
+        there.change(Mode.SET_FMQ_NSLOTS, fmqNSlots=100)
+        assert paths(there) == ["b.nc", "c.nc"]
 
 
 def test_a_label_keeps_its_place_on_the_server(server: ServerThread, root: Path) -> None:
@@ -232,6 +244,93 @@ def test_a_client_goes_on_after_the_server_came_back(root: Path) -> None:
         there.close()
 
 
+def play(*replies: LdataMessage) -> tuple[int, threading.Thread]:
+    """Answer the requests of clients, one after another, with these replies."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    waiting = list(replies)
+
+    def answer() -> None:
+        with listener:
+            while waiting:
+                connection, _ = listener.accept()
+                connection.settimeout(20)
+                decoder = sku.Decoder(1 << 20)
+                with connection:
+                    while waiting and (data := connection.recv(65536)):
+                        for _ in decoder.feed(data):
+                            reply = waiting.pop(0).to_message()
+                            connection.sendall(sku.encode(sku.Frame(1, 1, reply.to_bytes())))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    return listener.getsockname()[1], thread
+
+
+def reply(name: str | None = None, *, error: str | None = None) -> LdataMessage:
+    info = None if name is None else LatestInfo(latest_time=5, rel_data_path=name)
+    return LdataMessage(mode=Mode.REPLY, info=info, error=error)
+
+
+def test_a_refusal_to_open_is_told_each_time_and_not_forgotten() -> None:
+    port, thread = play(reply(error="not today"), reply(error="not today"), reply(), reply("a"))
+    there = LdataClient(f"ldatap://127.0.0.1:{port}/mdv", timeout=20)
+    for _ in range(2):
+        with pytest.raises(RequestRefused, match="not today"):
+            there.read()
+    info = there.read()
+    assert info is not None
+    assert info.rel_data_path == "a"
+    thread.join(20)
+    there.close()
+
+
+def test_a_search_that_was_refused_half_way_is_begun_again() -> None:
+    port, thread = play(
+        *(reply(), reply("a")),
+        *(reply(), reply("a"), reply("b"), reply(error="disk")),
+        *(reply(), reply("a"), reply("b"), reply("c"), reply()),
+    )
+    there = LdataClient(f"ldatap://127.0.0.1:{port}/mdv", timeout=20)
+    assert there.read() is not None
+    there._drop()
+    with pytest.raises(RequestRefused, match="disk"):
+        there.read()
+    assert [info and info.rel_data_path for info in (there.read(), there.read())] == ["b", "c"]
+    assert there.gaps == 0
+    thread.join(20)
+    there.close()
+
+
+def test_an_entry_that_is_none_is_told_of_and_the_next_one_follows() -> None:
+    bad = reply("x").to_message()
+    parts = [
+        part._replace(data=part.data.replace(b"unix_time", b"what_time").replace(b"year", b"yea_"))
+        for part in bad.parts
+    ]
+
+    class Bad:
+        def to_message(self) -> DsMessage:
+            return bad._replace(parts=tuple(parts))
+
+    port, thread = play(reply(), Bad(), reply("b"))  # type: ignore[arg-type]
+    there = LdataClient(f"ldatap://127.0.0.1:{port}/mdv", timeout=20)
+    with pytest.raises(Malformed):
+        there.read()
+    info = there.read()
+    assert info is not None
+    assert info.rel_data_path == "b"
+    thread.join(20)
+    there.close()
+
+
+def test_a_directory_may_be_written_with_a_slash_at_its_end(
+    server: ServerThread, root: Path
+) -> None:
+    write(root / "mdv" / "radar", "a.nc")
+    with client(server, "mdv/radar/") as there:
+        assert paths(there) == ["a.nc"]
+
+
 # --- what is not allowed ----------------------------------------------------------------------
 
 
@@ -248,6 +347,41 @@ def test_a_directory_outside_the_root_is_refused(
     said = LdataMessage.from_message(DsMessage.from_bytes(reply[0].payload))
     assert said.error is not None
     assert str(root.parent) not in said.error
+
+
+def test_a_name_of_shared_memory_or_of_a_link_that_leads_out_is_refused(
+    server: ServerThread, root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestRefused), client(server, ldataFileName="shmem_471100") as there:
+        there.write(LatestInfo(latest_time=5))
+    write(tmp_path / "secret", "a.nc")
+    (root / "open").mkdir()
+    for end in (".stat", ".buf"):
+        (root / "open" / f"_latest_data_info{end}").symlink_to(
+            tmp_path / "secret" / f"_latest_data_info{end}"
+        )
+    with pytest.raises(RequestRefused), client(server, "open") as there:
+        there.read()
+
+
+def test_a_directory_that_is_refused_leaves_none_open(server: ServerThread, root: Path) -> None:
+    write(root / "mdv" / "radar", "a.nc")
+    requests = [
+        LdataMessage(mode=Mode.OPEN, url="ldatap:://localhost::mdv/radar"),
+        LdataMessage(mode=Mode.OPEN, url="ldatap:://localhost::../outside"),
+        LdataMessage(mode=Mode.READ),
+    ]
+    frames = [sku.encode(sku.Frame(1, 1, each.to_message().to_bytes())) for each in requests]
+    decoder = sku.Decoder(1 << 20)
+    replies: list[sku.Frame] = []
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        for frame in frames:
+            connection.sendall(frame)
+            before = len(replies)
+            while len(replies) == before:
+                replies += decoder.feed(connection.recv(65536))
+    said = [LdataMessage.from_message(DsMessage.from_bytes(each.payload)) for each in replies]
+    assert [each.error is None for each in said] == [True, False, False]
 
 
 def test_a_server_that_is_read_only_takes_no_entries(root: Path) -> None:

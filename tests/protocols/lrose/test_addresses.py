@@ -43,6 +43,14 @@ def test_what_names_no_queue_is_refused(text: str) -> None:
         parse_address(URL.parse(text))
 
 
+def test_a_directory_may_end_in_a_slash() -> None:
+    assert parse_address(URL.parse("ldatap://host/mdv/radar/")).path == "mdv/radar/"
+    assert parse_address(URL.parse("ldatap:://host::mdv/radar/")).path == "mdv/radar/"
+    with pytest.raises(InvalidURL, match="ldatap") as refused:
+        parse_address(URL.parse("ldatap://host/"))
+    assert "ldatap://" in str(refused.value.hint)
+
+
 def test_the_environment_shifts_all_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_BASE_PORT", "6430")
     assert default_port("fmqp") == 6443

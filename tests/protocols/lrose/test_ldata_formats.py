@@ -227,3 +227,11 @@ def test_fields_travel_as_json_does() -> None:
     for wrong in ({}, {"latest_time": "5"}, {"latest_time": 5, "x": 1}, {"latest_time": True}):
         with pytest.raises(Malformed):
             LatestInfo.from_fields(wrong)
+
+
+def test_the_last_line_of_ascii_needs_no_end() -> None:
+    assert decode_ascii(b"5 1970 1 1 0 0 5 \nnc\na\nb\n0").latest_time == 5
+    assert decode_ascii(b"5 1970 1 1 0 0 5 \nnc\na\nb\n1\n600").forecast_lead_secs == 600
+    for torn in (b"5 \nnc\na\nb\n", b"5 \nnc\na\nb", b"5 \nnc\na\nb\n1\n", b"5 \nnc\na\nb\n1"):
+        with pytest.raises(Malformed):
+            decode_ascii(torn)

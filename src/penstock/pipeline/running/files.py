@@ -45,6 +45,7 @@ def write_once(
         place = _Place(target, query)
         note = place.note()
         if (note["batch"], note["done"]) >= (batch, True):
+            place.clean(batch)
             return
         if note["batch"] == batch:
             place.remove(note["files"])
@@ -129,7 +130,9 @@ class _Place:
                 self._fs.delete_file(path)
 
     def clean(self, batch: int) -> None:
-        self._fs.delete_dir(self._path(f"{self.hidden}/{batch}"))
+        folder = self._path(f"{self.hidden}/{batch}")
+        if self._fs.get_file_info(folder).type == fs.FileType.Directory:
+            self._fs.delete_dir(folder)
 
     def _path(self, relative: str) -> str:
         return f"{self._root}/{relative}"

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.core.errors import Malformed
 from penstock.queue.storage import storage_errors
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "hang_up", "has_left", "hear_one", "listen_tcp", "listen_unix", "tune"]
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _BACKLOG: Final = 128
 _RECEIVED_AT_ONCE: Final = 65536
@@ -61,7 +63,7 @@ def has_left(connection: socket.socket) -> bool:
         return True
 
 
-def hear_one[T](connection: socket.socket, decoder: Decoder[T], timeout: float) -> T | None:
+def hear_one(connection: socket.socket, decoder: Decoder[_T], timeout: float) -> _T | None:
     """Return the first thing that a peer says; None if it leaves or is silent for too long.
 
     :raises Malformed: it does not follow the format.
@@ -97,11 +99,9 @@ def listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with storage_errors("listening on", path):
-            before = os.umask(0o177)
-            try:
-                listener.bind(path)
-            finally:
-                os.umask(before)
+            # Before it is bound, so that there is no moment at which others may use it.
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(path)
             listener.listen(_BACKLOG)
     except BaseException:
         listener.close()

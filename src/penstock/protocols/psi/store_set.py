@@ -58,8 +58,8 @@ _READ_AT_ONCE: Final = 4096
 class Gate(Protocol):
     """Whoever may hold up all writers of a store, such as an exporter that cannot keep up."""
 
-    def wait(self) -> None:
-        """Return when messages may be appended."""
+    def wait(self, messages: int) -> None:
+        """Return when so many messages may be appended."""
         ...
 
 
@@ -362,7 +362,7 @@ class Store:
         :raises Closed: the stream was ended, or the store closed.
         """
         for gate in self.gates:
-            gate.wait()
+            gate.wait(1)
         with self._lock:
             self.catalog.stream(id)
             books = self._books[id]
@@ -386,7 +386,7 @@ class Store:
     def append_messages(self, messages: Sequence[PsiMessage]) -> None:
         """Append messages as they came from elsewhere, with their numbers and times."""
         for gate in self.gates:
-            gate.wait()
+            gate.wait(len(messages))
         with self._lock:
             for message in messages:
                 self._append(message, self._books[message.source_id])

@@ -1,0 +1,212 @@
+"""What does an exporter do for one of its clients?
+
+Each has its own interval, its own place in the store and its own thread, so that a client that is
+slow, or stops, holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+from uuid import UUID, uuid4
+
+from penstock.core.errors import Closed
+from penstock.core.position import Position
+from penstock.protocols.psi.chunks import Chunker
+from penstock.protocols.psi.envelope import encode_message
+from penstock.protocols.psi.metadata import StreamMetadata
+from penstock.protocols.psi.store_books import psi_message
+from penstock.protocols.psi.ticks import MIN_NS
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable
+
+    from penstock.core.interfaces import Reader
+    from penstock.core.quota import Quota
+    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.handshake import ClientHello
+    from penstock.protocols.psi.metadata import Record
+    from penstock.protocols.psi.store_set import Store
+
+__all__ = ["Sender", "Session", "datagram_sender", "stream_sender"]
+
+#: While nothing comes, look this often (seconds) whether the client is still there.
+_PATIENCE: Final = 0.2
+_MOST_AT_ONCE: Final = 512
+#: Bytes read from the store, and given to a socket, at once.
+_BYTES_AT_ONCE: Final = 1 << 20
+_PIECE: Final = 1 << 16
+#: A message is not sent before its stream was announced; if that cannot be, wait so long.
+_ANNOUNCEMENT: Final = 30.0
+#: Datagrams sent in a row before the receiver gets a moment: it has no way to slow us down.
+_DATAGRAMS_IN_A_ROW: Final = 32
+_MOMENT: Final = 0.0005
+
+
+class Session:
+    """One client, from its hello until its meta connection ends."""
+
+    def __init__(self, hello: ClientHello, peer: str) -> None:
+        self.id: UUID = uuid4()
+        self.hello = hello
+        self.peer = peer
+        self.is_over = threading.Event()
+        self.sender: Sender | None = None
+        #: Records of the store's catalog that were sent.
+        self.records_sent = 0
+        self._announced: set[int] = set()
+        self._has_news = threading.Condition()
+
+    def announce(self, records: Iterable[Record]) -> None:
+        """Note that the client was told of these."""
+        with self._has_news:
+            for record in records:
+                self.records_sent += 1
+                if isinstance(record, StreamMetadata):
+                    self._announced.add(record.id)
+            self._has_news.notify_all()
+
+    def wait_for_announcement(self, id: int) -> bool:
+        """Return when the client knows the stream; False if it left before."""
+        if id in self._announced:
+            return True
+        deadline = time.monotonic() + _ANNOUNCEMENT
+        with self._has_news:
+            while id not in self._announced:
+                if self.is_over.is_set() or time.monotonic() > deadline:
+                    return False
+                self._has_news.wait(_PATIENCE)
+        return True
+
+    def end(self) -> None:
+        """The client has left."""
+        self.is_over.set()
+        with self._has_news:
+            self._has_news.notify_all()
+
+
+class Sender:
+    """Sends a client the messages of its interval, and the counts of what became of them."""
+
+    def __init__(
+        self,
+        session: Session,
+        store: Store,
+        send: Callable[[list[PsiMessage]], int],
+        quota: Quota | None,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self._store = store
+        self._send = send
+        self._quota = quota
+        self._on_progress = on_progress
+        #: Messages sent, their bytes with headers, and those outside of the interval.
+        self.messages = self.bytes = self.skipped = 0
+        #: Messages that the store had forgotten before their turn came.
+        self.lost = 0
+        #: Number in the store's queue of the next message; None before it is known.
+        self.next_seq: int | None = None
+        self.progress_at = time.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        """Send until the client leaves or the exporter stops."""
+        hello = self.session.hello
+        start_ns = hello.start_ns
+        everything = start_ns is None or start_ns == MIN_NS
+        place = Position.START if everything else Position.time(start_ns or 0)
+        try:
+            with self._store.reader(place) as reader:
+                self._run(reader, stop)
+        except Closed:
+            return  # the store was closed
+
+    def _run(self, reader: Reader, stop: threading.Event) -> None:
+        limit = 1
+        over = self.session.is_over
+        while not (over.is_set() or stop.is_set()):
+            found = reader.read_many(limit, _PATIENCE)
+            books = reader.statistics()
+            self.lost = books.lost
+            if found:
+                size = sum(message.size for message in found)
+                self._pass_on([psi_message(message) for message in found], stop)
+                # As many as fit: large messages are read one by one.
+                average = max(1, size // len(found))
+                limit = max(1, min(_MOST_AT_ONCE, limit * 4, _BYTES_AT_ONCE // average))
+                self.next_seq = found[-1].seq + 1
+                self.progress_at = time.monotonic()
+                self._on_progress()
+            elif self.next_seq is None:
+                self.next_seq = books.next_seq
+
+    def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> None:
+        covers = self.session.hello.covers
+        wanted = [message for message in messages if covers(message.creation_ns)]
+        self.skipped += len(messages) - len(wanted)
+        known: set[int] = set()
+        batch: list[PsiMessage] = []
+        size = 0
+        most = _PIECE if self._quota is None else min(_PIECE, self._quota.at_once)
+        for message in wanted:
+            if message.source_id not in known:
+                if not self.session.wait_for_announcement(message.source_id):
+                    return
+                known.add(message.source_id)
+            batch.append(message)
+            size += len(message.payload) + 28
+            if size >= most:
+                self._give(batch, size, stop)
+                batch, size = [], 0
+        if batch:
+            self._give(batch, size, stop)
+
+    def _give(self, batch: list[PsiMessage], size: int, stop: threading.Event) -> None:
+        if self._quota is not None:
+            delay = self._quota.delay(size, batch[-1].originating_ns)
+            until = time.monotonic() + delay
+            while (left := until - time.monotonic()) > 0:
+                if self.session.is_over.is_set() or stop.wait(min(left, _PATIENCE)):
+                    return
+                self.progress_at = time.monotonic()  # it is us who wait, not the client
+        self.bytes += self._send(batch)
+        self.messages += len(batch)
+        self.progress_at = time.monotonic()
+
+
+def stream_sender(connection: socket.socket) -> Callable[[list[PsiMessage]], int]:
+    """Return what sends messages by TCP or a named pipe."""
+
+    def send(messages: list[PsiMessage]) -> int:
+        data = memoryview(b"".join([encode_message(message) for message in messages]))
+        for at in range(0, len(data), _PIECE):
+            connection.sendall(data[at : at + _PIECE])
+        return len(data)
+
+    return send
+
+
+def datagram_sender(
+    sock: socket.socket, address: tuple[object, ...]
+) -> Callable[[list[PsiMessage]], int]:
+    """Return what sends messages by UDP to a client."""
+    chunker = Chunker()
+    sent_in_a_row = 0
+
+    def send(messages: list[PsiMessage]) -> int:
+        nonlocal sent_in_a_row
+        size = 0
+        for message in messages:
+            data = encode_message(message)
+            size += len(data)
+            for datagram in chunker.split(data):
+                sock.sendto(datagram, address)
+                sent_in_a_row += 1
+                if sent_in_a_row >= _DATAGRAMS_IN_A_ROW or len(datagram) > _PIECE // 2:
+                    sent_in_a_row = 0
+                    time.sleep(_MOMENT)
+        return size
+
+    return send

@@ -49,7 +49,7 @@ class Demo:
 
     def __init__(self, folder: Path, rate: int, seconds: float) -> None:
         self.folder = folder
-        self.beams = round(rate * seconds)
+        self.beams = max(round(rate * seconds), WARM_UP + 1)
         self._rate = rate
         self._radar: subprocess.Popen[str] | None = None
         self._is_warm = False
@@ -74,8 +74,9 @@ class Demo:
             try:
                 return run(pipelines, on_progress=self._take, should_stop=self._is_through)
             finally:
-                if self._radar is not None and self._radar.poll() is None:
-                    self._radar.terminate()
+                if self._radar is not None:
+                    self._radar.terminate()  # if it is still there
+                    self._radar.communicate()
 
     def _take(self, progress: QueryProgress) -> None:
         self._rows = progress.rows
@@ -87,7 +88,7 @@ class Demo:
         elif not self._is_warm and progress.rows == WARM_UP:
             self._is_warm = True
             rest = self.beams - WARM_UP
-            self._radar.wait()
+            self._radar.communicate()
             self._radar = self._start_radar(
                 *("--first", WARM_UP, "--beams", rest, "--rate", self._rate, "--seed", 1)
             )
@@ -96,7 +97,7 @@ class Demo:
         url = f"fmq:{self.folder}/iq?hold=storm-watch&policy=wait&timeout=60s"
         return subprocess.Popen(
             [sys.executable, HERE / "synthetic_radar.py", url, *map(str, options)],
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -109,12 +110,12 @@ class Demo:
                 time.sleep(0.2)
 
     def _is_through(self) -> bool:
-        if self._radar is None or self._radar.poll() is None or not self._is_warm:
+        if self._radar is None or self._radar.poll() is None:
             return False
         if self._radar.returncode:
             assert self._radar.stderr is not None
             raise penstock.PenstockError(f"the radar failed: {self._radar.stderr.read()}")
-        return self._rows >= self.beams
+        return self._is_warm and self._rows >= self.beams
 
 
 def summary(demo: Demo, outcome: Outcome) -> tuple[Table, bool]:

@@ -162,3 +162,27 @@ def test_a_directory_is_served_to_others(data: str) -> None:
     finally:
         server.kill()
         server.communicate()
+
+
+def test_a_watch_goes_on_when_the_server_comes_back(data: str) -> None:
+    from penstock.protocols.lrose.serving import ServerThread
+    from penstock.registry.latest_server import LdataServer, LdataServerOptions
+
+    def serve(port: int) -> ServerThread:
+        options = LdataServerOptions(root=Path(data), port=port, datamapper=False)
+        return ServerThread(lambda: LdataServer(options))
+
+    (Path(data) / "sub").mkdir()
+    write(f"{data}/sub", "a")
+    server = serve(0)
+    watching = start("latest", "watch", f"ldatap://127.0.0.1:{server.port}/sub", "--count", "3")
+    assert watching.stdout is not None
+    assert b"  a\n" in watching.stdout.readline()
+    server.close()
+    write(f"{data}/sub", "b", "c")
+    time.sleep(1)
+    with serve(server.port):
+        output, said = watching.communicate(timeout=30)
+    assert [line.split()[-1] for line in output.splitlines()] == [b"b", b"c"]
+    assert said.count(b"it is tried again") == 1
+    assert watching.returncode == 0

@@ -103,6 +103,7 @@ def test_one_dash_is_as_good_as_two(server: ServerThread) -> None:
 
 
 def test_columns_are_those_asked_for(server: ServerThread) -> None:
+    assert shown(server).splitlines()[3].split() == ["DataType", "Dir", "HostName"]
     assert shown(server, "-latest").splitlines()[3].split() == [
         "DataType", "Dir", "HostName", "Latest", "time",
     ]  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,3 +61,16 @@ def test_a_root_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     refused = run("serve", "fmqp", "--root", str(tmp_path / "missing"), "--port", "0")
     assert refused.returncode != 0
     assert b"no directory" in refused.stderr
+
+
+def test_the_environment_moves_the_port_as_it_does_for_its_clients(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [PENSTOCK, "serve", "fmqp", "--root", str(tmp_path)]
+    environment = {**os.environ, "DS_BASE_PORT": str(port - 13)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 60)[0]
+        assert process.stdout.readline().strip().endswith(f":{port}")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0

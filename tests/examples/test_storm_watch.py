@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+
 RADAR = Path(__file__).parents[2] / "examples" / "radar"
 
 
@@ -34,3 +36,14 @@ def test_the_demo_accounts_for_every_beam_and_draws_the_storms(tmp_path: Path) -
     ):
         assert counted in said
     assert (tmp_path / "ppi.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_radar_that_fails_while_spark_warms_up_ends_the_demo(tmp_path: Path) -> None:
+    from storm_watch import Demo
+
+    demo = Demo(tmp_path, rate=1000, seconds=1)
+    demo._radar = demo._start_radar("--beams", "many")
+    demo._radar.wait()
+    with pytest.raises(penstock.PenstockError, match=r"(?s)the radar failed: .*many"):
+        demo._is_through()
+    demo._radar.communicate()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from penstock.core.config import ConfigErrors
 from penstock.core.errors import ConfigError
-from penstock.pipeline import parse_pipelines, plan
+from penstock.pipeline import Pipeline, parse_pipelines, plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GOOD = """\
 pipeline: storm-watch
@@ -259,6 +264,19 @@ def test_pipelines_of_one_file_do_not_get_in_each_others_way(
         parse_pipelines(text, "p.yaml")
     errors = caught.value.errors if isinstance(caught.value, ConfigErrors) else [caught.value]
     assert (line, field, reason) in [(e.line, e.field, e.reason) for e in errors]
+
+
+def test_a_directory_written_in_two_ways_is_one_place(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for other in (f"file:{tmp_path}/out", f"file://{tmp_path}/out", f"{tmp_path}/link"):
+        pipeline = (
+            Pipeline("p")
+            .source("a", url="fmq:/a")
+            .sink("x", from_="a", parquet=f"{tmp_path}/out")
+            .sink("y", from_="a", parquet=other)
+        )
+        with pytest.raises(ConfigError, match=r"sinks\.x writes to the same place"):
+            plan(pipeline)
 
 
 def test_pipelines_that_feed_each_other_round_in_a_circle_are_refused() -> None:

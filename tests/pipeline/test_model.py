@@ -69,6 +69,8 @@ def test_settings_are_added_to_those_that_are_there() -> None:
          "pipeline p: sources.x.url: no endpoint answers to fmg:", "did you mean fmq:?"),
         (lambda p: p.source("x", url="fmq:/x", startingOffset=1),
          "pipeline p: sources.x.startingOffset: unknown key", "did you mean startingOffsets?"),
+        (lambda p: p.source("x", url="fmq:/x", endingOffsets="latest"),  # a stream has no end
+         "pipeline p: sources.x.endingOffsets: unknown key", "did you mean startingOffsets?"),
         (lambda p: p.source("x", url="fmq:/x", minPartitions=0),
          "pipeline p: sources.x.minPartitions: should be greater than or equal to 1", None),
         (lambda p: p.source("x", url=[]),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.errors import ConfigError
 from penstock.pipeline import Pipeline, Plan, plan
 from penstock.pipeline.links import streams_between
 from penstock.pipeline.trunks import keeps_state, trunk
@@ -35,13 +36,53 @@ def test_streams_of_the_same_rows_become_one_multiplexed_query() -> None:
     made = plan(
         BASE.sink("x", from_="s", url="log:/x")
         .sink("y", from_="s", url="fmq:/y")
-        .sink("dead", from_="s", dead_letter="log:/dead")
+        .sink("z", from_="s", url="log:/z")
     )
-    assert shape(made) == [("p-x", "multiplexed", ("x", "y", "dead"))]
+    assert shape(made) == [("p-x", "multiplexed", ("x", "y", "z"))]
     assert made.queries[0].trunk == "s"
     assert made.queries[0].reason == (
-        "x, y and dead share s and are all streams: one writer, which tells them apart by a column"
+        "x, y and z share s and are all streams: one writer, which tells them apart by a column"
     )
+
+
+def test_dead_letters_are_made_of_the_rows_that_other_streams_get_as_they_are() -> None:
+    made = plan(
+        BASE.sink("x", from_="s", url="log:/x").sink("dead", from_="s", dead_letter="log:/dead")
+    )
+    assert shape(made) == [("p-x", "foreach_batch", ("x", "dead"))]
+
+
+def test_streams_share_a_query_also_where_others_are_written_batch_by_batch() -> None:
+    made = plan(
+        BASE.stage("both", from_=["a", "b"], use="m:f")
+        .sink("x", from_="a", url="log:/x")
+        .sink("files", from_="b", parquet="files")
+        .sink("y", from_="both", url="log:/y")
+    )
+    assert shape(made) == [("p-x", "multiplexed", ("x", "y")), ("p-files", "single", ("files",))]
+
+
+def test_a_hold_is_for_one_query() -> None:
+    held = (
+        Pipeline("p")
+        .source("a", url="fmq:/a", hold="me")
+        .stage("tally", from_="a", sql="select count(*) from a group by type")
+        .sink("x", from_="a", url="log:/x")
+    )
+    assert len(plan(held).queries) == 1
+    with pytest.raises(ConfigError, match=r"p-x and p-y read a.* a hold is one reader's") as caught:
+        plan(held.sink("y", from_="tally", console=True, mode="complete"))
+    assert caught.value.field == "sources.a.hold"
+
+
+@pytest.mark.parametrize("sql", ["select * from a limit 2", "select max(seq) over (x) from a"])
+def test_sql_that_looks_at_more_than_a_row_takes_no_batches(sql: str) -> None:
+    made = plan(
+        BASE.stage("few", from_="a", sql=sql)
+        .sink("x", from_="a", parquet="x")
+        .sink("y", from_="few", parquet="y")
+    )
+    assert shape(made) == [("p-x", "single", ("x",)), ("p-y", "single", ("y",))]
 
 
 def test_streams_that_part_after_a_stage_take_their_rows_from_its_batches() -> None:

@@ -402,7 +402,7 @@ def test_a_place_is_not_taken_for_one_of_the_same_id_in_another_queue(data: str)
 
 
 def test_a_queue_that_is_being_made_is_read_from_its_start(data: str) -> None:
-    os.makedirs(data)
+    Path(data).mkdir(parents=True)
     for end in (".stat", ".buf"):
         Path(f"{data}/_latest_data_info{end}").touch()
     with latest(data) as there:
@@ -420,10 +420,26 @@ def test_files_do_not_tell_again_what_a_queue_told_that_is_gone(data: str) -> No
         write(data, "b", "c")
         assert paths(drained(there)) == ["b", "c"]
         for end in (".stat", ".buf"):
-            os.unlink(f"{data}/_latest_data_info{end}")
+            Path(f"{data}/_latest_data_info{end}").unlink()
         assert drained(there) == []
         files.write("d", time=2)
         assert paths(drained(there)) == ["d"]
+
+
+def test_files_do_while_a_queue_is_damaged(data: str, caplog: pytest.LogCaptureFixture) -> None:
+    write(data, "a")
+    with latest(data) as there, latest(data, settings=LatestSettings(use_fmq=False)) as files:
+        assert paths(drained(there)) == ["a"]
+        with Path(f"{data}/_latest_data_info.stat").open("r+b") as status:
+            status.write(b"junk" * 14)
+        assert drained(there) == []
+        files.write("b", time=5)
+        assert paths(drained(there)) == ["b"]
+        assert [record.message for record in caplog.records if "instead" in record.message][
+            1:
+        ] == []
+        write(data, "c", "d")  # which makes the queue anew
+        assert paths(drained(there)) == ["c", "d"]
 
 
 @pytest.mark.parametrize("name", ["shmem_4711", "shmem_0", "a_shmem_99999999999"])

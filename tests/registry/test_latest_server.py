@@ -244,6 +244,22 @@ def test_a_client_goes_on_after_the_server_came_back(root: Path) -> None:
         there.close()
 
 
+def test_a_client_that_found_nothing_gets_all_that_came_while_the_server_was_away(
+    root: Path,
+) -> None:
+    server = serve(root)
+    port = server.port
+    there = client(server)
+    assert there.read() is None
+    server.close()
+    write(root / "mdv" / "radar", "a.nc", "b.nc")
+    with pytest.raises(ConnectionLost):
+        there.read()
+    with serve(root, port=port):
+        assert paths(there) == ["a.nc", "b.nc"]
+        there.close()
+
+
 def play(*replies: LdataMessage) -> tuple[int, threading.Thread]:
     """Answer the requests of clients, one after another, with these replies."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -353,7 +369,7 @@ def test_a_name_of_shared_memory_or_of_a_link_that_leads_out_is_refused(
     server: ServerThread, root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RequestRefused), client(server, ldataFileName="shmem_471100") as there:
-        there.write(LatestInfo(latest_time=5))
+        there.write(LatestInfo(latest_time=5), fmq_only=True)
     write(tmp_path / "secret", "a.nc")
     (root / "open").mkdir()
     for end in (".stat", ".buf"):
@@ -362,6 +378,17 @@ def test_a_name_of_shared_memory_or_of_a_link_that_leads_out_is_refused(
         )
     with pytest.raises(RequestRefused), client(server, "open") as there:
         there.read()
+
+
+def test_files_outside_the_root_are_not_told_of(server: ServerThread, root: Path) -> None:
+    with client(server) as there:
+        for elsewhere in ("/etc", "../outside"):
+            with pytest.raises(RequestRefused):
+                there.write(LatestInfo(latest_time=5, displaced_dir_path=elsewhere))
+        there.write(LatestInfo(latest_time=5, displaced_dir_path=str(root / "mdv" / "files")))
+        info = there.read()
+    assert info is not None
+    assert info.displaced_dir_path == str(root / "mdv" / "files")
 
 
 def test_a_directory_that_is_refused_leaves_none_open(server: ServerThread, root: Path) -> None:
@@ -407,27 +434,28 @@ def test_a_request_before_opening_is_refused(server: ServerThread) -> None:
         assert LdataMessage.from_message(DsMessage.from_bytes(reply[0].payload)).error
 
 
-def test_one_client_that_waits_for_a_lock_holds_up_no_other(
-    server: ServerThread, root: Path
-) -> None:
+def test_clients_that_wait_for_a_lock_hold_up_no_other(server: ServerThread, root: Path) -> None:
     write(root / "slow", "a.nc")
     lock = (root / "slow" / "_latest_data_info.lock").open("r+b")
     fcntl.lockf(lock, fcntl.LOCK_EX)
-    slow = client(server, "slow")
-    thread = threading.Thread(target=lambda: slow.write(LatestInfo(latest_time=6)))
-    thread.start()
-    time.sleep(0.2)
+    slow = [client(server, "slow") for _ in range(20)]
+    info = LatestInfo(latest_time=6)
+    threads = [threading.Thread(target=each.write, args=(info,)) for each in slow]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
     began = time.monotonic()
     with client(server) as other:
         other.write(LatestInfo(latest_time=5, rel_data_path="x"))
         assert paths(other) == ["x"]
     assert time.monotonic() - began < 5
-    assert thread.is_alive()
+    assert all(thread.is_alive() for thread in threads)
     fcntl.lockf(lock, fcntl.LOCK_UN)
     lock.close()
-    thread.join(20)
-    assert not thread.is_alive()
-    slow.close()
+    for each, thread in zip(slow, threads, strict=True):
+        thread.join(20)
+        assert not thread.is_alive()
+        each.close()
 
 
 def test_a_root_that_is_not_there_is_told_of(tmp_path: Path) -> None:

@@ -195,7 +195,11 @@ def test_an_entry_that_is_none_is_told_of_and_passed(data: str) -> None:
     assert trigger.statistics() == (2, 0, 0, 0, 1, 0)
 
 
-def test_files_without_a_queue_are_not_enough(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["LDATA_AS_XML", "LDATA_AS_ASCII"])
+def test_files_without_a_queue_are_not_enough(
+    data: str, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.setenv(other, "false")
     monkeypatch.setenv("LDATA_FMQ_ACTIVE", "false")
     write(data, "a")
     with pytest.raises(Unsupported):
@@ -403,6 +407,23 @@ def test_a_run_that_does_not_end_is_broken_off_and_comes_again(data: str) -> Non
     recorder = Recorder()
     run(recorder.trigger(data))
     assert recorder.names == ["a", "b"]
+
+
+def test_a_place_that_somebody_removed_is_kept_again(data: str) -> None:
+    write(data, "a")
+    recorder = Recorder()
+    trigger = recorder.trigger(data)
+    thread = threading.Thread(target=lambda: trigger.run(lambda: len(recorder.names) == 2))
+    thread.start()
+    while "done" not in recorder.whats():
+        time.sleep(0.01)
+    (Path(data) / "_penstock_on.cursors").unlink()
+    write(data, "b")
+    thread.join(20)
+    write(data, "c", "d")
+    after = Recorder()
+    run(after.trigger(data, start="last"))
+    assert after.names == ["c", "d"]
 
 
 def test_a_data_directory_that_is_removed_and_made_again_is_followed(data: str) -> None:

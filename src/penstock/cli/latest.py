@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import triggers
-from penstock.cli.output import note
+from penstock.cli.output import note, one_line
 from penstock.cli.stopping import stop_on_signal
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import InvalidOption
+from penstock.core.errors import ConnectionLost, InvalidOption
 from penstock.core.options import parse_options
 from penstock.core.units import format_duration, format_time, parse_duration, parse_time
 from penstock.core.url import URL
@@ -211,7 +211,7 @@ def _reading(
     there = _open_there(place, name, label, from_start=from_start)
     if there is not None:
         with there:
-            yield lambda wait, forced: _ask(there, age, wait, forced)
+            yield _Asking(there, age)
         return
     with _open_here(place, name, label) as latest:
         yield (
@@ -223,12 +223,34 @@ def _reading(
         )
 
 
-def _ask(there: LdataClient, age: float | None, wait: float, forced: bool) -> LatestInfo | None:
-    """Ask a server, which does not tell by itself when there is something."""
-    info = there.read(age, forced=forced)
-    if info is None and wait:
-        clock_time.sleep(wait)
-    return info
+class _Asking:
+    """Asks a server, which does not tell by itself when there is something."""
+
+    def __init__(self, there: LdataClient, age: float | None) -> None:
+        self._there = there
+        self._age = age
+        self._has_answered = False
+        self._is_away = False
+
+    def __call__(self, wait: float, forced: bool) -> LatestInfo | None:
+        info = self._answer(forced, may_be_away=bool(wait) and self._has_answered)
+        if info is None and wait:
+            clock_time.sleep(wait)
+        return info
+
+    def _answer(self, forced: bool, *, may_be_away: bool) -> LatestInfo | None:
+        """Return what is new; who waits for it goes on waiting while a server starts anew."""
+        try:
+            info = self._there.read(self._age, forced=forced)
+        except ConnectionLost as error:
+            if not may_be_away:
+                raise
+            if not self._is_away:
+                note(f"penstock: {one_line(error)}; it is tried again")
+            self._is_away = True
+            return None
+        self._has_answered, self._is_away = True, False
+        return info
 
 
 def _seconds(text: str | None) -> int:

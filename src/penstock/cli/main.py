@@ -12,6 +12,7 @@ import typer
 import penstock
 from penstock.cli import (
     chaos,
+    copying,
     doctor,
     latest,
     logs,
@@ -19,6 +20,7 @@ from penstock.cli import (
     mon,
     pipelines,
     queues,
+    relays,
     running,
     serving,
     stream_ids,
@@ -54,6 +56,8 @@ app = typer.Typer(
     """,
 )
 messages.add_to(app)
+copying.add_to(app)
+relays.add_to(app)
 queues.add_to(app)
 logs.add_to(app)
 serving.add_to(app)

@@ -182,7 +182,8 @@ class _Look:
             return listing.xml(self.infos, self.hosts)
         if form == "plain":
             return listing.plain(self.infos, self.shown)
-        return listing.table(self.infos, self.shown, self._wanted, self.hosts, self.now)
+        wanted = listing.Columns() if self._is_default else self._wanted
+        return listing.table(self.infos, self.shown, wanted, self.hosts, self.now)
 
     def table(self) -> Table:
         """Return it for a terminal."""

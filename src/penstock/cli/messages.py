@@ -1,4 +1,4 @@
-"""The commands that move messages: `put`, `cat` and `cp`."""
+"""The commands that write and read messages: `put` and `cat`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.json_lines import message_from_json, read_lines
 from penstock.cli.losses import losses_named
-from penstock.cli.output import error_console, message_line, note, standard_output
+from penstock.cli.output import message_line, standard_output
 from penstock.cli.stopping import progress_told, stop_on_signal
 from penstock.core.batch import batch_from_messages
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import StorageError, Unsupported
+from penstock.core.errors import StorageError
 from penstock.core.units import format_size
-from penstock.relay import CopyStatistics, copy, fields_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.statistics import WriterStatistics
 
-__all__ = ["LOST", "add_to"]
+__all__ = ["LOST", "Follow", "From", "Register", "add_to", "writer_to"]
 
 #: Exit code when messages were lost before they could be read.
 LOST = 3
@@ -59,7 +57,7 @@ Register = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
-    for command in (put, cat, cp):
+    for command in (put, cat):
         app.command(rich_help_panel="Messages")(command)
 
 
@@ -95,7 +93,7 @@ def put(
         raise typer.BadParameter("give at least one of --text, --file and --jsonl")
     payloads = [os.fsencode(each) for each in text or []]
     payloads += [_read_file(each) for each in file or []]
-    with _writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
+    with writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
         writer.write_many(payloads, type, subtype)
         if jsonl is not None:
             for lines in read_lines(jsonl):
@@ -107,8 +105,9 @@ def put(
         typer.echo(_written(writer.statistics()))
 
 
-def _writer_to(url: str, register: bool) -> Writer:
-    writer = open_writer(url)
+def writer_to(url: str, register: bool, **options: object) -> Writer:
+    """Open a stream for writing, and put it on the data map if that is asked for."""
+    writer = open_writer(url, **options)
     if not register:
         return writer
     from penstock.registry.registered import registered  # noqa: PLC0415 - most need none
@@ -203,79 +202,3 @@ _ENCODERS: dict[_Format, Callable[[Message], bytes]] = {
     _Format.RAW: lambda message: message.payload,
     _Format.HEX: lambda message: message.payload.hex().encode() + b"\n",
 }
-
-
-# --- cp -------------------------------------------------------------------------------------
-
-
-def cp(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="The stream to read.")],
-    target: Annotated[
-        str, typer.Argument(metavar="DST", help="The stream to write; created if missing.")
-    ],
-    start: From = "start",
-    follow: Follow = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse if the target cannot carry every field.")
-    ] = False,
-    register: Register = False,
-) -> None:
-    """Copy a stream to another, of whatever kind.
-
-    Messages that were lost are named on stderr, and the exit code is then 3.
-    """
-    with (
-        open_reader(source, start) as reader,
-        losses_named(reader, live=follow),
-        _writer_to(target, register) as writer,
-    ):
-        lacking = fields_lost(reader, writer)
-        if lacking:
-            what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())
-            if strict:
-                raise Unsupported(
-                    f"{target} cannot carry every field: {what}", hint="copy without --strict"
-                )
-            note(f"penstock: {target}: {what}")
-
-        def how_far() -> str:
-            written = writer.statistics()
-            return _copied(written.messages, written.bytes)
-
-        with (
-            progress_told(how_far),
-            stop_on_signal() as stop,
-            _progress() as progress,
-        ):
-            task = progress.add_task("starting", total=None)
-
-            def show(so_far: CopyStatistics) -> None:
-                progress.update(task, description=_describe(so_far), completed=so_far.copied)
-
-            done = copy(reader, writer, follow=follow, on_progress=show, should_stop=stop)
-            if stop() and not follow:
-                raise KeyboardInterrupt
-        lost = reader.statistics().lost
-    typer.echo(_describe(done))
-    if lost:
-        raise typer.Exit(LOST)
-
-
-def _progress() -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=error_console,
-        transient=True,
-        disable=not error_console.is_terminal,
-    )
-
-
-def _describe(so_far: CopyStatistics) -> str:
-    lost = f", {so_far.lost:,} lost" if so_far.lost else ""
-    return _copied(so_far.copied, so_far.bytes) + lost
-
-
-def _copied(messages: int, bytes: int) -> str:
-    return f"{messages:,} message{'' if messages == 1 else 's'} copied ({format_size(bytes)})"

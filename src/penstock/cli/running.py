@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.output import bar, console, error_console, note
 from penstock.cli.stopping import stop_on_signal
@@ -96,9 +97,9 @@ class _Silent:
         """Show rows that a pipeline writes to the console."""
         table = Table(title=name, box=box.SIMPLE, title_justify="left")
         for column in frame.columns:
-            table.add_column(column)
+            table.add_column(Text(column))
         for row in frame.collect():
-            table.add_row(*(str(value) for value in row))
+            table.add_row(*(Text(str(value)) for value in row))  # brackets are data, not markup
         console.print(table)
 
     def finish(self, outcome: Outcome) -> None:
@@ -113,7 +114,8 @@ class _Json(_Silent):
 
     def rows(self, name: str, frame: DataFrame) -> None:
         for row in frame.collect():
-            typer.echo(json.dumps({"event": "row", "sink": name, **row.asDict()}, default=str))
+            fields = row.asDict(recursive=True)
+            typer.echo(json.dumps({"event": "row", "sink": name, **fields}, default=str))
 
     def finish(self, outcome: Outcome) -> None:
         typer.echo(

@@ -288,6 +288,11 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
                 self._receive(item)
         return bool(items)
 
+    def peek(self) -> T | None:
+        """Return the item that waits longest, and leave it there; None: there is none."""
+        with self._lock:
+            return self._items[0] if self._items else None
+
     def _take_fresh(self, limit: int) -> tuple[list[T], int]:
         """Return what is not too old, and how many left in all. The lock is held."""
         latency, time_of = self.delivery.max_latency, self._time_of

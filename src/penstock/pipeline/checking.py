@@ -225,7 +225,9 @@ def _places(pipelines: Sequence[Pipeline]) -> Iterator[tuple[Pipeline, Path, str
 
 
 def _directory(text: str) -> str:
-    return text if re.match(r"[a-z][a-z0-9+.-]*:", text) else os.path.abspath(text)  # noqa: PTH100
+    path = re.sub(r"^file:(//(?=/))?", "", text)
+    # With links followed: files have one note for a query, and what two sinks write is skipped.
+    return path if re.match(r"[a-z][a-z0-9+.-]*:", path) else os.path.realpath(path)
 
 
 def _session(pipelines: Sequence[Pipeline]) -> Iterator[ConfigError]:

@@ -44,7 +44,6 @@ class Source(ConfigModel):
 
     urls: Urls = Field(alias="url")
     starting_offsets: Offsets | None = Field(default=None, alias="startingOffsets")
-    ending_offsets: Offsets | None = Field(default=None, alias="endingOffsets")
     max_offsets_per_trigger: int | None = Field(default=None, alias="maxOffsetsPerTrigger", ge=1)
     max_bytes_per_trigger: Bytes | None = Field(default=None, alias="maxBytesPerTrigger")
     fail_on_data_loss: bool | None = Field(default=None, alias="failOnDataLoss")

@@ -100,7 +100,10 @@ def plan(pipelines: Pipeline | Iterable[Pipeline]) -> Plan:
     all_ = (pipelines,) if isinstance(pipelines, Pipeline) else tuple(pipelines)
     check(all_)
     groups = _cut_at_streams([group for one in all_ for group in _groups(one)], all_)
-    return Plan(all_, tuple(_queries(groups, all_)), _session(all_), tuple(warnings(all_)))
+    queries = tuple(_queries(groups, all_))
+    for pipeline in all_:
+        _check_holds(pipeline, queries)
+    return Plan(all_, queries, _session(all_), tuple(warnings(all_)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +165,18 @@ def _joined(pipeline: Pipeline, sinks: Iterable[str]) -> list[tuple[str, ...]]:
 
 def _by_batches(pipeline: Pipeline, sinks: list[str]) -> list[tuple[str, ...]]:
     """Part those that cannot be written from the same batches, if any is written batch by batch."""
-    if all(pipeline.sinks[name].stream is not None for name in sinks):
+    streams = {name for name in sinks if pipeline.sinks[name].stream is not None}
+    if streams.issuperset(sinks):
         return [tuple(sinks)]
     pieces: dict[str, list[str]] = {}
     for name in sinks:
         above = stem(pipeline, name)
         # Without any it stands alone: its own name is nobody else's.
         pieces.setdefault(above[-1] if above else name, []).append(name)
-    return [tuple(piece) for piece in pieces.values()]
+    with_files = [tuple(piece) for piece in pieces.values() if not streams.issuperset(piece)]
+    # What is left are streams, which may share a query without sharing batches.
+    left = streams.difference(*with_files)
+    return [*with_files, *_joined(pipeline, [name for name in sinks if name in left])]
 
 
 def _cut_at_streams(groups: list[_Group], pipelines: Sequence[Pipeline]) -> list[_Group]:
@@ -238,6 +245,18 @@ def _queries(groups: Sequence[_Group], pipelines: Sequence[Pipeline]) -> list[Qu
         )
         for index in feeding.topological_order()
     ]
+
+
+def _check_holds(pipeline: Pipeline, queries: Sequence[Query]) -> None:
+    for name, source in pipeline.sources.items():
+        readers = [q.name for q in queries if q.pipeline == pipeline.name and name in q.sources]
+        if source.hold is not None and len(readers) > 1:
+            raise pipeline.error(
+                ("sources", name, "hold"),
+                f"{_listed(readers)} read {name}, each for itself, and a hold is one reader's",
+                hint="make a source for each, and a hold for each; a writer waits for all that it "
+                "is told of: hold=one,two",
+            )
 
 
 def _reason(group: _Group, others: Sequence[_Group]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.core.endpoints import describe
+from penstock.core.errors import NotFound, PositionError
 from penstock.pipeline.admission import shares
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.holding import Holders
 from penstock.pipeline.losses import LossReports, LostRange, private_reports
 from penstock.pipeline.offsets import Offset, Offsets, offsets_from_json, offsets_to_json
 from penstock.pipeline.ranges import CREATED_ANEW, OVERWRITTEN, Range
+from penstock.pipeline.streams import is_named
 from penstock.pipeline.task_reading import TaskReading
 
 if TYPE_CHECKING:
@@ -78,13 +81,13 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
 
     @explained()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        known = offsets_from_json(start)
+        known = self._known(start)
         self._acknowledge(known)
         found = self._streams.look()
         # First what was lost by now: where each stream goes on, with nothing read yet.
         begins = {url: self._go_on(known.get(url), url, bounds) for url, bounds in found.items()}
         begins |= self._removed({url: at for url, at in known.items() if url not in found})
-        self._count_reported(begins)
+        self._count_reported(begins, known)
         waiting = {
             url: self._end(url, bounds, begins[url].end) - begins[url].end
             for url, bounds in found.items()
@@ -107,6 +110,22 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         return offsets_to_json(
             {url: self._kept(known.get(url), offset) for url, offset in offsets.items()}
         )
+
+    def _known(self, stored: Mapping[str, Any]) -> Offsets:
+        """Read offsets of a checkpoint, and make sure that they are of this source.
+
+        Spark tells the sources of a query apart by their order alone. If that has changed, each
+        would go on with nothing, and read again what it had read before.
+        """
+        offsets, urls = offsets_from_json(stored), self._options.url
+        if offsets and not any(is_named(url, urls) for url in offsets):
+            raise PositionError(
+                f"the checkpoint is about {', '.join(offsets)}, and the source is "
+                f"{', '.join(urls)}",
+                hint="put the sources of the query in the order that they had, or give it a new "
+                "checkpointLocation, and it begins anew",
+            )
+        return offsets
 
     @staticmethod
     def _kept(before: Offset | None, offset: Offset) -> Offset:
@@ -155,7 +174,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
                 ends[url] = _counted(replace(known, end=end, start=end), lost)
         return ends
 
-    def _count_reported(self, begins: Offsets) -> None:
+    def _count_reported(self, begins: Offsets, known: Offsets) -> None:
         """Count what tasks lost of the batches before, and live streams before they were ours."""
         for url, count in self._streams.lost_before_staging().items():
             at = begins[url].end
@@ -163,8 +182,9 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             self._tell(lost, "")  # it was never there to be read: no query ends for that
             begins[url] = replace(begins[url], lost=begins[url].lost + count)
         for lost in [] if self._reports is None else self._reports.heard():
-            if lost.url in begins:
-                begins[lost.url] = _counted(begins[lost.url], lost)
+            before = begins.get(lost.url) or known.get(lost.url)  # it may be removed by now
+            if before is not None:
+                begins[lost.url] = _counted(replace(before, start=before.end), lost)
 
     def _room(
         self, limit: ReadLimit, waiting: Mapping[str, int], found: Mapping[str, Bounds]
@@ -194,7 +214,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
 
     @explained()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, after = offsets_from_json(start), offsets_from_json(end)
+        before, after = offsets_from_json(start), self._known(end)
         if self._reports is not None:
             self._reports.listen()  # a batch that is replayed is the first thing that is asked
         ranges = []
@@ -219,7 +239,8 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         if self._holders is None:
             return
         for url, offset in done.items():
-            self._holders.done(self._streams.place(url), offset.epoch, offset.end)
+            with suppress(NotFound):  # a stream that was removed has no writer that waits
+                self._holders.done(self._streams.place(url), offset.epoch, offset.end)
 
     def stop(self) -> None:
         if self._holders is not None:

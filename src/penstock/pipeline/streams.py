@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Bounds, Reader
 
-__all__ = ["Streams", "expand"]
+__all__ = ["Streams", "expand", "is_named"]
 
 #: A question mark begins the options of a URL.
 _WILD: Final = frozenset("*[")
@@ -47,6 +48,18 @@ def is_pattern(url: str) -> bool:
     """Tell whether a URL stands for any number of streams."""
     scheme, _, rest = url.partition(":")
     return scheme in {"fmq", "log"} and bool(_WILD & set(rest.partition("?")[0]))
+
+
+def is_named(url: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a URL is one of these, or one that a pattern among them may find."""
+    return url in patterns or any(
+        is_pattern(pattern) and fnmatch.fnmatchcase(_plain(url), _plain(pattern))
+        for pattern in patterns
+    )
+
+
+def _plain(url: str) -> str:
+    return unquote(url.partition("?")[0], errors="surrogateescape").removesuffix(".fmq")
 
 
 def _queues(pattern: str) -> set[str]:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["has_branches", "keeps_state", "stem", "trunk"]
 
 #: Words of SQL for which Spark keeps rows, or sums of them, from one batch to the next.
-_STATEFUL_SQL = re.compile(r"\b(group\s+by|join|distinct|intersect|except)\b", re.IGNORECASE)
+_STATEFUL_SQL = re.compile(
+    r"\b(group\s+by|join|distinct|intersect|except|limit|over\s*\()", re.IGNORECASE
+)
 
 
 def keeps_state(stage: Stage) -> bool:
@@ -62,4 +64,6 @@ def trunk(pipeline: Pipeline, sinks: Iterable[str]) -> str | None:
 
 def has_branches(pipeline: Pipeline, sinks: Iterable[str], root: str) -> bool:
     """Tell whether there is still work to do between a trunk and any of the sinks."""
-    return any(pipeline.sinks[s].from_ != root or pipeline.takes_failures(s) for s in sinks)
+    return any(
+        pipeline.sinks[s].from_ != root or pipeline.sinks[s].kind == "dead_letter" for s in sinks
+    )

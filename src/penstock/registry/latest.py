@@ -231,12 +231,13 @@ def info_about(
 
 def _below(path: str, directory: str) -> str:
     """Return the path as it is seen from the directory."""
+    below = path
     if os.path.isabs(path):  # noqa: PTH117
-        path = os.path.relpath(path, os.path.abspath(directory))  # noqa: PTH100
-    path = os.path.normpath(path)
-    if path.split("/")[0] == ".." or path == UNKNOWN:
+        below = os.path.relpath(path, os.path.abspath(directory))  # noqa: PTH100
+    below = os.path.normpath(below)
+    if below.split("/")[0] == ".." or below == UNKNOWN:
         raise InvalidOption("path", path, f"is not below {directory}")
-    return path
+    return below
 
 
 def _seconds(moment: int | dt.datetime | None, clock: Clock) -> int:

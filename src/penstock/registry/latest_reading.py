@@ -14,7 +14,12 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.errors import Malformed, NotFound, PenstockError, PositionError
+from penstock.core.errors import (
+    DamagedQueue,
+    Malformed,
+    NotFound,
+    PenstockError,
+)
 from penstock.core.position import Position
 from penstock.protocols.lrose.ldata_body import decode_body
 from penstock.protocols.lrose.ldata_text import LARGEST_FILE, decode_ascii
@@ -24,6 +29,7 @@ from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.watch import Sleeper
 from penstock.registry.latest_paths import relative_path
+from penstock.registry.latest_state import stands_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +89,8 @@ class InfoReader:
         #: The queue was too old when it was opened, and nothing has come by it since: files may
         #: be newer.
         self._is_stale = False
+        #: It could not be read any more when this reader looked last.
+        self._is_damaged = False
         #: There was none when this reader looked: all that is in one made later is new.
         self._saw_no_queue = False
         #: What the files told last, if nothing has come by the queue since: it comes there, too.
@@ -124,9 +132,14 @@ class InfoReader:
         elif self.is_open or not forced:
             queue = self._open_queue(max_age, from_start)
             if queue is not None:
-                info = self._read_queue(queue, 0 if self._is_stale else wait, forced=forced)
-                if info is not None or not self._is_stale:
-                    return info
+                try:
+                    info = self._read_queue(queue, 0 if self._is_stale else wait, forced=forced)
+                except DamagedQueue as damage:
+                    self._tell_of(damage)
+                else:
+                    self._is_damaged = False
+                    if info is not None or not self._is_stale:
+                        return info
         forms: tuple[tuple[bool, Path, Callable[[bytes], LatestInfo]], ...] = (
             (self._settings.use_xml, self._files.xml, decode_xml),
             (self._settings.use_ascii, self._files.ascii, decode_ascii),
@@ -172,9 +185,7 @@ class InfoReader:
         path = self._files.queue
         try:
             # At its end first: what is written while its age is looked at is not passed over.
-            queue = ClassicReader(
-                f"fmq:{path}", path, Position.END, ClassicOptions(damaged="skip")
-            )
+            queue = ClassicReader(f"fmq:{path}", path, Position.END, ClassicOptions(damaged="skip"))
         except NotFound:
             return None
         except PenstockError as error:
@@ -214,21 +225,18 @@ class InfoReader:
 
     def _resume(self, queue: ClassicReader, id: int, valid_time: int) -> None:
         """Stand behind the entry that was read last, or where the queue goes on after it."""
-        try:
-            queue.seek_after_id(id)
-            if not _holds(queue, id, valid_time):
-                raise PositionError(f"{queue.url} has another entry {id} by now")
-        except PositionError:
-            # LROSE would go to the newest one. All that is there was never read.
-            bounds = queue.bounds()
-            gone = id_distance(bounds.oldest % ID_COUNT, id) - 1
-            queue.seek(Position.START)
-            if gone >= 0 and bounds.end > bounds.oldest:
-                self._lost += gone
-                log.warning("%s: %s entries were gone before they were read", queue.url, gone)
-            else:
-                self._restarts += 1
-                log.warning("%s was made anew since it was read last", queue.url)
+        if stands_behind(queue, id, valid_time):
+            return
+        # LROSE would go to the newest one. All that is there was never read.
+        bounds = queue.bounds()
+        gone = id_distance(bounds.oldest % ID_COUNT, id) - 1
+        queue.seek(Position.START)
+        if gone >= 0 and bounds.end > bounds.oldest:
+            self._lost += gone
+            log.warning("%s: %s entries were gone before they were read", queue.url, gone)
+        else:
+            self._restarts += 1
+            log.warning("%s was made anew since it was read last", queue.url)
 
     def _read_queue(self, queue: ClassicReader, wait: float, *, forced: bool) -> LatestInfo | None:
         until = time.monotonic() + wait
@@ -266,6 +274,12 @@ class InfoReader:
             name = relative_path(info, self._files.directory)
             self._saved.save(message.seq % ID_COUNT, info, name)
         return info
+
+    def _tell_of(self, damage: DamagedQueue) -> None:
+        """Say once that the files have to do until somebody makes the queue anew."""
+        if not self._is_damaged:
+            log.warning("%s; looking at the files instead", damage)
+        self._is_damaged = True
 
     def _close_queue(self) -> None:
         if self._queue is not None:
@@ -354,18 +368,6 @@ class InfoReader:
 
 class _NotThere(Exception):
     """There is nothing to read in this form."""
-
-
-def _holds(queue: ClassicReader, id: int, valid_time: int) -> bool:
-    """Tell whether the entry before the place is still the same one; the place stays."""
-    queue.seek_back()
-    message = queue.read(timeout=0)
-    if message is None or message.seq % ID_COUNT != id:
-        return False
-    try:
-        return decode_body(message.payload).valid_time == valid_time
-    except Malformed:
-        return False
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -7,6 +7,7 @@ map that is down, or was never started, stops nobody (spec lrose 3.6).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,6 +26,8 @@ Register: TypeAlias = Callable[[LatestInfo, str], object]
 
 #: Data sets that one registrar knows at a time: each has a thread.
 _MOST = 64
+#: Seconds that all of them together have at the end.
+_PATIENCE = 2.0
 
 
 class MapRegistrar:
@@ -49,6 +52,7 @@ class MapRegistrar:
         registrar.note(info.latest_time, info.forecast_lead_secs if info.is_forecast else NO_LEAD)
 
     def close(self) -> None:
-        """Let the map hear of the last entries, if it takes them soon."""
+        """Let the map hear of the last entries, if it takes all of them soon."""
+        until = time.monotonic() + _PATIENCE
         while self._known:
-            self._known.popitem()[1].close()
+            self._known.popitem()[1].close(patience=max(0.0, until - time.monotonic()))

@@ -36,8 +36,6 @@ __all__ = ["LdataServer", "LdataServerOptions"]
 
 log = logging.getLogger(__name__)
 
-#: Requests that may wait for a disk or a lock at the same time.
-_THREADS: Final = 16
 #: Seconds that a client may wait for another writer.
 _LOCK_TIMEOUT: Final = 10.0
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -73,7 +71,8 @@ class LdataServer(DsServer):
         """
         if not options.root.is_dir():
             raise NotFound(f"there is no directory {options.root}")
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ldata")
+        # One for each client: all of them may wait for a lock, and none for another client.
+        self._threads = ThreadPoolExecutor(options.max_clients, thread_name_prefix="ldata")
         self._map = MapRegistrar() if options.datamapper else None
         self._registering = threading.Lock()
         super().__init__(
@@ -239,6 +238,9 @@ class _LdataSession:
             raise Unsupported("this server takes no entries: it is read-only")
         if asked.info is None:
             raise InvalidOption("INFO_XML", None, "a write has an entry")
+        if asked.info.displaced_dir_path:
+            # Whoever reads the entry would take a file of that directory for a client's.
+            self._root.path(asked.info.displaced_dir_path)
         self._opened().write(info=asked.info, fmq_only=asked.arguments.writeFmqOnly)
 
 

@@ -11,16 +11,19 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import InvalidOption, Malformed, StorageError
+from penstock.core.errors import InvalidOption, Malformed, PositionError, StorageError
+from penstock.protocols.lrose.ldata_body import decode_body
 from penstock.protocols.lrose.ldata_info import LatestInfo
 from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.queue.classic.layout import ID_COUNT
 from penstock.registry.latest_files import write_state
 from penstock.registry.latest_settings import InfoFiles
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
+    from penstock.queue.classic.reader import ClassicReader
 
-__all__ = ["SavedPlace"]
+__all__ = ["SavedPlace", "stands_behind"]
 
 log = logging.getLogger(__name__)
 
@@ -80,3 +83,19 @@ class SavedPlace:
             write_state(self._files, kept)
         except StorageError as error:
             log.warning("cannot keep the place of this reader: %s", error)
+
+
+def stands_behind(queue: ClassicReader, id: int, valid_time: int) -> bool:
+    """Stand behind an entry; False: it is gone, or another one has its id by now."""
+    try:
+        queue.seek_after_id(id)
+    except PositionError:
+        return False
+    queue.seek_back()
+    message = queue.read(timeout=0)
+    if message is None or message.seq % ID_COUNT != id:
+        return False
+    try:
+        return decode_body(message.payload).valid_time == valid_time
+    except Malformed:
+        return False

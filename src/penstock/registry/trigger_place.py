@@ -57,18 +57,22 @@ class TriggerPlace:
     """The place of one trigger, which belongs to one process at a time."""
 
     def __init__(self, state: str, name: str) -> None:
-        self._state = state
+        self._path = cursors_path(state)
         self._name = name
         self._open = ExitStack()
+        self._file: int | None = None
 
     def claim(self, queue: str, start: Position, *, is_there: bool) -> None:
         """Own the place; a new one stands at `start`, or at 0 where there is no queue yet.
 
         :raises CursorInUse: another process has this trigger.
         """
-        seq = self._first(queue, start) if is_there else 0
-        cursors = self._open.enter_context(CursorFile(cursors_path(self._state)))
+        self._claim(self._first(queue, start) if is_there else 0)
+
+    def _claim(self, seq: int) -> None:
+        cursors = self._open.enter_context(CursorFile(self._path))
         self._cursor = self._open.enter_context(cursors.claim(self._name, epoch=_NOBODY, seq=seq))
+        self._file = _inode(self._path)
 
     @staticmethod
     def _first(queue: str, start: Position) -> int:
@@ -110,10 +114,22 @@ class TriggerPlace:
 
     def move_past(self, message: Message) -> None:
         """Say that this entry, and all before it, are done."""
+        if _inode(self._path) != self._file:
+            # Somebody cleans the directory up. What is kept in a file that is gone is not kept.
+            log.warning("%s is gone; it is made anew", self._path)
+            self._open.close()
+            self._claim(message.seq)
         self._cursor.move(message.seq + 1, _fingerprint(message))
 
     def close(self) -> None:
         self._open.close()
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_ino
+    except OSError:
+        return None
 
 
 def _fingerprint(message: Message) -> int:

@@ -207,7 +207,8 @@ class Trigger:
         alone_since: float | None = None
         while not self._files.has_whole_queue():
             # Whoever writes the first entry makes the queue after the file.
-            is_alone = self._files.xml.exists() and not self._files.stat.exists()
+            has_file = self._files.xml.exists() or self._files.ascii.exists()
+            is_alone = has_file and not self._files.stat.exists()
             alone_since = (alone_since or time.monotonic()) if is_alone else None
             if alone_since is not None and time.monotonic() - alone_since > _MAKING_A_QUEUE:
                 raise Unsupported(

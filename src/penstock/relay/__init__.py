@@ -1,5 +1,20 @@
 """Copying any reader to any writer."""
 
 from penstock.relay.copy import CopyStatistics, copy, fields_lost
+from penstock.relay.relay import Relay, RelayStatistics
+from penstock.relay.relay_options import RelayFile, RelayOptions, load_relays, relay_options
+from penstock.relay.running import Relays, RelayStatus
 
-__all__ = ["CopyStatistics", "copy", "fields_lost"]
+__all__ = [
+    "CopyStatistics",
+    "Relay",
+    "RelayFile",
+    "RelayOptions",
+    "RelayStatistics",
+    "RelayStatus",
+    "Relays",
+    "copy",
+    "fields_lost",
+    "load_relays",
+    "relay_options",
+]

@@ -216,3 +216,48 @@ def test_a_stream_written_in_two_ways_gets_the_rows_of_both(tmp_path: Path) -> N
     parts = [part for url in urls for part in staged(url, tmp_path / "staging", 6)]
     sink._append_once([_Message("q", parts)], "q", 0)
     assert rows_of(urls[0]) == sorted(list(range(6)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fmq:/data/x", "log:/data/x"),
+        ("flight://host/radar_1", "flight://host/radar-1"),
+        ("flight://host/x?kind=log", "flight://host/x?kind=fmq"),
+        ("up+mqtt://broker/?topic=a", "up+mqtt://broker/?topic=b"),
+    ],
+)
+def test_each_stream_has_notes_of_its_own(tmp_path: Path, one: str, other: str) -> None:
+    assert notes_of(one, tmp_path) != notes_of(other, tmp_path)
+
+
+def test_a_stream_has_the_same_notes_however_its_url_is_written(tmp_path: Path) -> None:
+    for urls in (
+        ("fmq:/data/x", "fmq:/data/y/../x.fmq?slots=5"),
+        ("log:/data/x", "log:/data/x/?sync=none"),
+        ("flight://host/x?kind=log", "flight://host/x?retry=5s&kind=log"),
+    ):
+        assert len({notes_of(url, tmp_path) for url in urls}) == 1
+
+
+def test_a_queue_and_a_log_of_one_name_get_their_own_rows(tmp_path: Path) -> None:
+    urls = [f"fmq:{tmp_path}/out", f"log:{tmp_path}/out"]
+    sink = StreamSink(SinkOptions(staging=str(tmp_path / "staging")), ["payload", "url"])
+    parts = [
+        part for i, url in enumerate(urls) for part in staged(url, tmp_path / "staging", 6 + 3 * i)
+    ]
+    sink._append_once([_Message("q", parts)], "q", 0)
+    assert [rows_of(url) for url in urls] == [list(range(6)), list(range(9))]
+
+
+def test_what_was_begun_is_brought_to_its_end_if_the_replay_has_no_rows_for_it(
+    tmp_path: Path, folder: Path
+) -> None:
+    url = f"log:{tmp_path}/out"
+    parts = staged(url, folder)
+    create(url)
+    append_once(url, staged(url, folder, 0), "q", 6, folder)
+    unfinished(url, folder, parts, batch=7, count=30)
+    sink = StreamSink(SinkOptions(url=url, staging=str(folder)), ["payload"])
+    sink._append_once([_Message("q", [])], "q", 7)
+    assert rows_of(url) == list(range(30))

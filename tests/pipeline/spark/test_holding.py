@@ -113,3 +113,20 @@ def test_a_classic_queue_has_no_named_readers(tmp_path: Path) -> None:
     planner.begin()
     with pytest.raises(InvalidOption, match="hold"):
         planner.plan()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_stream_that_was_removed_does_not_end_a_query_that_holds_others(
+    tmp_path: Path, *, is_held: bool
+) -> None:
+    for name in "ab":
+        fill(f"fmq:{tmp_path}/{name}", range(5))
+    planner = Planner(f"fmq:{tmp_path}/*", hold="spark")
+    planner.begin()
+    assert planner.run() == [*range(5)] * 2
+    if not is_held:  # as after a restart
+        planner.reader.stop()
+    (tmp_path / "a.fmq").unlink()
+    fill(f"fmq:{tmp_path}/b", [5])
+    assert planner.run() == [5]
+    planner.reader.stop()

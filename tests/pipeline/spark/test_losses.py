@@ -283,3 +283,18 @@ def test_a_loss_that_cannot_be_told_is_an_error(url: str, tmp_path: Path) -> Non
     fill(url, range(100))
     with pytest.raises(Exception, match="file"):
         planner.plan()
+
+
+def test_what_a_task_lost_of_a_stream_that_was_removed_is_counted(tmp_path: Path) -> None:
+    for name in "ab":
+        fill(f"fmq:{tmp_path}/{name}", range(5))
+    planner = Planner(f"fmq:{tmp_path}/*", failOnDataLoss="false")
+    planner.begin()
+    assert planner.plan()
+    (tmp_path / "a.fmq").unlink()
+    assert planner.read() == list(range(5))
+    assert planner.plan()
+    assert planner.read() == []
+    assert lost_of(planner, f"fmq:{tmp_path}/a") == (5, 0)
+    assert not planner.plan()
+    planner.reader.stop()

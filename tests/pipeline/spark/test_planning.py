@@ -341,3 +341,22 @@ def test_a_folder_of_somebody_else_is_not_used(
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unsupported, match="belongs to somebody else"):
         private_folder("losses")
+
+
+def test_a_checkpoint_of_other_streams_is_not_taken_for_one_of_this_source(tmp_path: Path) -> None:
+    a, b = Planner(f"fmq:{tmp_path}/a"), Planner(f"fmq:{tmp_path}/b")
+    fill(f"fmq:{tmp_path}/a", range(3))
+    fill(f"fmq:{tmp_path}/b", range(3))
+    begin = a.begin()
+    a.plan()
+    b.at = a.at  # Spark gives each source the offsets that stood in its place before
+    with pytest.raises(PositionError, match=r"the checkpoint is about fmq:.*/a, and .* fmq:.*/b"):
+        b.plan()
+    with pytest.raises(PositionError):
+        b.reader.partitions(begin, a.at)
+    both = Planner(f"fmq:{tmp_path}/b,fmq:{tmp_path}/a")  # one more is no mistake
+    both.at = a.at
+    assert both.run() == [0, 1, 2]
+    pattern = Planner(f"fmq:{tmp_path}/[%61-b].fmq")
+    pattern.at = a.at
+    assert pattern.run() == [0, 1, 2]

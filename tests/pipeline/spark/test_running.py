@@ -12,10 +12,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import open_reader, open_writer
+from penstock.cli.running import _display
 from penstock.core.dead_letter import DeadLetter
 from penstock.core.errors import ConfigError
 from penstock.pipeline import Pipeline, parse_pipelines, plan
 from penstock.pipeline.running import Outcome, Progress, QueryFailed, run
+from penstock.pipeline.running.checkpoints import own, used_before
+from penstock.queue.ownership import AlreadyOwned
 
 STAGES = """
 from pyspark.sql import functions as f
@@ -354,3 +357,185 @@ def test_a_run_that_is_asked_to_stop_ends_and_goes_on_later(
     write(here, 100, 130)
     assert once(pipeline, spark, here).rows == 30
     assert payloads(f"log:{here}/out") == [b"message %d" % i for i in range(130)]
+
+
+def test_dead_letters_beside_a_stream_of_the_same_rows_are_dead_letters(
+    spark: SparkSession, here: Path
+) -> None:
+    pipeline = (
+        base(here)
+        .stage("few", from_="a", sql="select payload, 7L as type from a where seq < 3")
+        .sink("x", from_="few", url=f"log:{here}/x")
+        .sink("dead", from_="few", dead_letter=f"log:{here}/dead")
+    )
+    once(pipeline, spark, here)
+    with open_reader(f"log:{here}/dead") as reader:
+        letters = [DeadLetter.from_message(message) for message in reader.available()]
+    assert [letter.original.type for letter in letters] == [7] * 3
+    assert payloads(f"log:{here}/x") == [b"message %d" % i for i in range(3)]
+
+
+def test_json_keeps_microseconds_and_a_column_that_is_not_carried_is_named(
+    spark: SparkSession, here: Path
+) -> None:
+    moment = "timestamp'2026-01-02 03:04:05.678901'"
+    pipeline = (
+        base(here)
+        .stage("few", from_="a", sql="select *, 'seven' as output from a where seq < 1")
+        .stage("named", from_="few", sql="select payload, seq, 'seven' as type, output from few")
+        .stage(
+            "when",
+            from_="few",
+            sql=f"select {moment} as at, {moment}::timestamp_ntz as ntz from few",
+        )
+        .sink("x", from_="named", url=f"log:{here}/x")
+        .sink("y", from_="when", url=f"log:{here}/y")
+        .sink("lines", from_="when", csv=str(here / "lines"))
+    )
+    said: list[str] = []
+    once(pipeline, spark, here, say=said.append)
+    assert said == ["x: a message is made of payload; it does not carry type, output"]
+    (when,) = [json.loads(payload) for payload in payloads(f"log:{here}/y")]
+    assert when == {"at": "2026-01-02T03:04:05.678901Z", "ntz": "2026-01-02T03:04:05.678901"}
+    lines = [line for p in (here / "lines").glob("*.csv") for line in p.read_text().splitlines()]
+    assert lines == ["2026-01-02T03:04:05.678901Z,2026-01-02T03:04:05.678901"]
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_results_that_change_are_appended_to_a_stream(
+    spark: SparkSession, here: Path, mode: str
+) -> None:
+    with open_writer(f"fmq:{here}/a") as writer:
+        writer.write(b"other", type=8)
+    pipeline = (
+        base(here)
+        .stage("tally", from_="a", sql="select type as t, count(*) as n from a group by type")
+        .sink("out", from_="tally", url=f"log:{here}/out", mode=mode)
+    )
+
+    def tallies() -> list[tuple[int, int]]:
+        rows = [json.loads(payload) for payload in payloads(f"log:{here}/out")]
+        return sorted((row["t"], row["n"]) for row in rows)
+
+    once(pipeline, spark, here)
+    assert tallies() == [(7, 100), (8, 1)]
+    write(here, 100, 110)
+    once(pipeline, spark, here)
+    again = [(8, 1)] if mode == "complete" else []
+    assert tallies() == sorted([(7, 100), (8, 1), (7, 110), *again])
+    (here / "checkpoints" / "p-out" / "commits" / "1").unlink()
+    once(pipeline, spark, here)  # as if it had died before it was noted
+    assert tallies() == sorted([(7, 100), (8, 1), (7, 110), *again])
+
+
+def test_a_stage_finds_its_inputs_only_and_no_view_is_left(spark: SparkSession, here: Path) -> None:
+    pipeline = (
+        base(here)
+        .stage("s", from_="a", sql="select * from a where seq < 5")
+        .stage("t", from_="s", sql="select s.payload from s cross join a")
+        .sink("x", from_="t", url=f"log:{here}/x")
+    )
+    with pytest.raises(ConfigError, match="`a` cannot be found") as caught:
+        once(pipeline, spark, here)
+    assert caught.value.field == "stages.t.sql"
+    assert spark.catalog.listTables() == []
+
+
+def test_a_limit_of_a_function_is_not_taken_for_one_of_each_batch(
+    spark: SparkSession, here: Path
+) -> None:
+    pipeline = (
+        base(here)
+        .stage("few", from_="a", use=lambda frame: frame.limit(2))
+        .sink("x", from_="a", url=f"log:{here}/x")
+        .sink("y", from_="few", parquet=str(here / "y"))
+    )
+    with pytest.raises(ConfigError, match=r"keeps state between batches \(GlobalLimit\)"):
+        once(pipeline, spark, here)
+
+
+def test_pipelines_that_take_what_is_there_now_wait_for_those_that_write_it(
+    spark: SparkSession, here: Path
+) -> None:
+    first = (
+        Pipeline("first")
+        .source("a", url=f"fmq:{here}/a", maxOffsetsPerTrigger=25)
+        .sink("between_out", from_="a", url=f"log:{here}/between")
+        .with_settings(trigger="available now")
+    )
+    second = (
+        Pipeline("second")
+        .source("between", url=f"log:{here}/between")
+        .sink("end", from_="between", url=f"log:{here}/end")
+        .with_settings(trigger="available now")
+    )
+    run(plan([first, second]), spark=spark, checkpoint=str(here / "checkpoints"))
+    assert payloads(f"log:{here}/end") == payloads(f"fmq:{here}/a")
+
+
+def test_two_runs_of_a_query_at_once_are_refused(spark: SparkSession, here: Path) -> None:
+    pipeline = base(here).sink("out", from_="a", parquet=str(here / "out"))
+    (owned,) = own(str(here / "checkpoints" / "p-out"))
+    with pytest.raises(AlreadyOwned, match="the query p-out belongs to penstock run"):
+        once(pipeline, spark, here)
+    owned.release(remove=True)
+    assert not (here / "out").exists()
+    assert once(pipeline, spark, here).rows == 100
+    assert [p.name for p in (here / "checkpoints").iterdir()] == ["p-out"]
+
+
+def test_a_query_that_begins_anew_where_another_wrote_says_so(
+    spark: SparkSession, here: Path
+) -> None:
+    def pipeline(first: str) -> Pipeline:
+        return (
+            base(here)
+            .sink(first, from_="a", url=f"log:{here}/x")
+            .sink("files", from_="a", parquet=str(here / "files"))
+            .sink("new", from_="a", url=f"log:{here}/{first}")
+        )
+
+    said: list[str] = []
+    once(pipeline("one"), spark, here, say=said.append)
+    assert said == []
+    assert used_before(str(here / "checkpoints" / "p-one"), pipeline("one").sinks.values()) == []
+    once(pipeline("two"), spark, here, say=said.append)  # it is called otherwise
+    assert said == [
+        f"p-two begins anew, and {target} has batches of an earlier query: "
+        "the same rows may be there twice"
+        for target in (f"log:{here}/x", here / "files")
+    ]
+
+
+def test_rows_on_the_screen_may_have_brackets(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = spark.sql("select '[/b] [red]' as `[x]`, named_struct('a', 1) as s")
+    made = plan(Pipeline("p").source("a", url="fmq:/a").sink("s", from_="a", console=True))
+    _display("none", made).rows("s", rows)
+    shown = capsys.readouterr().out
+    assert "[/b] [red]" in shown
+    assert "[x]" in shown
+    _display("json", made).rows("s", rows)
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"event": "row", "sink": "s", "[x]": "[/b] [red]", "s": {"a": 1}}
+
+
+def test_names_of_directories_and_partitions_may_have_any_character(
+    spark: SparkSession, here: Path
+) -> None:
+    files = here / "with space %20 #[x]{y}"
+    names = ["a/b", "c d", "%41", "x=y:z", "é?*", None]
+    listed = ", ".join("null" if name is None else f"'{name}'" for name in names)
+    pipeline = (
+        base(here)
+        .stage("p", from_="a", sql=f"select seq, array({listed})[cast(seq % 6 as int)] as p from a")
+        .sink("files", from_="p", parquet=str(files), partition_by=["p"])
+        .sink("lines", from_="p", json=str(here / "lines"))
+    )
+    once(pipeline, spark, here)
+    table = ds.dataset(files, partitioning="hive").to_table().to_pylist()
+    assert sorted(row["seq"] for row in table) == list(range(100))
+    assert {row["p"] for row in table} == set(names)
+    lines = [line for p in (here / "lines").glob("*.json") for line in p.read_text().splitlines()]
+    assert sorted(json.loads(line)["seq"] for line in lines) == list(range(100))

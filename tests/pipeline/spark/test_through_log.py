@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import LockTimeout, NotFound, Unsupported, open_writer
+from penstock.pipeline.through_log import log_for
 from support.planner import Planner
 from support.spark_streams import follow, numbers, payloads
 
@@ -143,6 +144,13 @@ def test_several_streams_have_a_log_each(port: int, tmp_path: Path) -> None:
     planner.reader.stop()
     logs = sorted((tmp_path / "stages").iterdir())
     assert sorted(len(payloads(f"log:{log}")) for log in logs) == [2, 3]
+
+
+def test_two_topics_of_one_broker_have_a_log_each() -> None:
+    topics = [f"up+mqtt://broker/?topic={topic}" for topic in ("a_1", "a-1")]
+    logs = [log_for(url, "log:/data/live?retain=1G", many=True) for url in topics]
+    assert len(set(logs)) == 2
+    assert all(log.endswith("?retain=1G") and log.startswith("log:/data/live/") for log in logs)
 
 
 def test_a_stream_that_can_be_read_again_is_not_copied(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Self
 
 from penstock.core.errors import Unsupported
 from penstock.protocols.lrose.ds_message import DsMessage
+from penstock.protocols.lrose.fmq_replies import NOTHING_THERE
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.fmq_session import FmqSession
 from penstock.protocols.lrose.fmq_shared import Shared
-from penstock.protocols.lrose.fmq_wire import Messages, Op
+from penstock.protocols.lrose.fmq_wire import Op
 from penstock.protocols.lrose.serving import DsServer, ServerThread
 from penstock.protocols.lrose.sku import Decoder, Frame, encode
 
@@ -38,11 +39,11 @@ class LroseSession(FmqSession):
         if not hasattr(queue, "plain_take"):
             queue.plain_take = queue.take  # type: ignore[attr-defined]
 
-            def take(wanted: int, most: int) -> Messages:
+            def take(wanted: int, most: int) -> bytes:
                 reader = queue._reading  # type: ignore[attr-defined]
                 lost = reader.statistics().lost
-                found: Messages = queue.plain_take(wanted, most)  # type: ignore[attr-defined]
-                if reader.statistics().lost > lost and found.ids:
+                found: bytes = queue.plain_take(wanted, most)  # type: ignore[attr-defined]
+                if reader.statistics().lost > lost and found != NOTHING_THERE:
                     reader.seek("last")  # spec lrose 6.1, 4
                     found = queue.plain_take(wanted, most)  # type: ignore[attr-defined]
                 return found

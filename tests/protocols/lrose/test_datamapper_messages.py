@@ -60,12 +60,3 @@ def test_recorded_messages_are_written_again_byte_for_byte(name: str) -> None:
 def test_an_entry_that_does_not_fit_is_refused_before_it_travels() -> None:
     with pytest.raises(InvalidOption):
         MapRequest(RequestKind.REG_STATUS, (DataSetInfo(status="x" * 128),)).to_message()
-
-
-def test_entries_beyond_the_first_are_not_looked_at_where_one_is_meant() -> None:
-    one, other = DataSetInfo(dir="a"), DataSetInfo(dir="b")
-    for kind in (RequestKind.REG_LATEST_DATA, RequestKind.REQ_SELECTED, RequestKind.DELETE):
-        request = MapRequest.from_message(MapRequest(kind, (one, other)).to_message())
-        assert request.infos == (one,)
-        with pytest.raises(Malformed):
-            MapRequest.from_message(MapRequest(kind).to_message())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.endpoints import open_reader
-from penstock.protocols.lrose.fmq_wire import PartType, decode_messages
+from penstock.protocols.lrose.fmq_messages import decode_messages
+from penstock.protocols.lrose.fmq_wire import PartType
 from protocols.lrose.recordings import frames_of, messages_of, recording
 from protocols.lrose.serving import served
 from support.recipes import payload

@@ -15,14 +15,8 @@ from penstock.core.errors import ConnectionLost, StorageError
 from penstock.protocols.lrose.connection import Connection, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
 from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.fmq_wire import (
-    Init,
-    Op,
-    OpenMode,
-    encode_init,
-    encode_message,
-    encode_messages,
-)
+from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages
+from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.sku import HTTP_REPLY, Frame, encode
 from penstock.queue.classic.creation import open_device
 from protocols.lrose.serving import Caller, served

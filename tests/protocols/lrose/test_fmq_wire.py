@@ -8,20 +8,22 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import Malformed
 from penstock.protocols.lrose.ds_message import CommonPart, DsMessage, Part, text_part
-from penstock.protocols.lrose.fmq_wire import (
-    OURS,
-    Init,
+from penstock.protocols.lrose.fmq_messages import (
     Messages,
-    Op,
-    OpenMode,
-    PartType,
-    decode_init,
     decode_messages,
-    encode_init,
     encode_message,
     encode_messages,
     is_write,
     written_reply,
+)
+from penstock.protocols.lrose.fmq_wire import (
+    OURS,
+    Init,
+    Op,
+    OpenMode,
+    PartType,
+    decode_init,
+    encode_init,
 )
 from protocols.lrose.recordings import frames_of, messages_of, recording
 

@@ -54,4 +54,6 @@ def _letters(batch: pa.RecordBatch, receiver: str, reason: str) -> pa.RecordBatc
         attributes.append(letter.to_message().attributes)
     columns = {name: batch.column(name) for name in batch.schema.names}
     columns["attributes"] = pa.array(attributes, pa.binary())
+    for name in ("type", "subtype"):  # a row may have them as any whole number
+        columns[name] = columns[name].cast(pa.int32())
     return pa.RecordBatch.from_pydict(columns)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.model import Path, Pipeline, Stage
 
-__all__ = ["Frames"]
+__all__ = ["Frames", "united"]
 
 
 class Frames:
@@ -61,7 +61,7 @@ class Frames:
             return split_failures(self.whole(name))[1]
         stage = self._pipeline.stages[name]
         bad = [split_failures(self._decoded(name, stage, i))[1] for i in range(len(stage.from_))]
-        return _united(bad)
+        return united(bad)
 
     def _source(self, name: str) -> DataFrame:
         source = self._pipeline.sources[name]
@@ -82,7 +82,7 @@ class Frames:
             )
         if stage.sql is not None:
             return self._try(("stages", name, "sql"), lambda: self._query(stage, inputs))
-        return self._try(("stages", name, "from"), lambda: _united(inputs))
+        return self._try(("stages", name, "from"), lambda: united(inputs))
 
     def _input(self, name: str, stage: Stage, index: int) -> DataFrame:
         frame = _good(self._decoded(name, stage, index), stage.decode)
@@ -105,7 +105,15 @@ class Frames:
         for view, frame in zip(stage.from_, inputs, strict=True):
             frame.createOrReplaceTempView(view)
         assert stage.sql is not None
-        return session.sql(stage.sql)
+        try:
+            return session.sql(stage.sql)
+        finally:
+            # Other stages must not find what is no input of theirs. Spark has looked the views up
+            # by now, except for Spark Connect, which does so whenever it works. The views of a
+            # batch stay until the next, since Spark would forget the rows that are kept as well.
+            if inputs[0].isStreaming and hasattr(session, "_jsparkSession"):
+                for view in stage.from_:
+                    session.catalog.dropTempView(view)
 
     def _function(self, name: str, use: str | Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(use, str):
@@ -170,7 +178,8 @@ def _with_watermark(frame: DataFrame, column: str, delay: str) -> DataFrame:
     return marked
 
 
-def _united(frames: list[DataFrame]) -> DataFrame:
+def united(frames: list[DataFrame]) -> DataFrame:
+    """Return the rows of all of them; columns are found by their names."""
     whole = frames[0]
     for frame in frames[1:]:
         whole = whole.unionByName(frame)

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.running.dead import dead_letters
 from penstock.pipeline.running.files import write_once
-from penstock.pipeline.running.frames import Frames
-from penstock.pipeline.running.rows_out import for_output, left_behind, message_rows
+from penstock.pipeline.running.frames import Frames, united
+from penstock.pipeline.running.rows_out import (
+    WHOLE_TIMES,
+    for_output,
+    left_behind,
+    message_rows,
+)
 from penstock.pipeline.running.state import refuse_state
 
 if TYPE_CHECKING:
@@ -64,6 +69,10 @@ class Prepared:
         self._id.set_result(started.id)
         return started
 
+    @property
+    def sinks(self) -> list[Sink]:
+        return [self._sink(name) for name in self.query.sinks]
+
     def _sink(self, name: str) -> Sink:
         return self.pipeline.sinks[name]
 
@@ -90,7 +99,8 @@ class Prepared:
         query, first = self.query, self.query.sinks[0]
         if query.kind == "multiplexed":
             return self._to_streams(self._together(query))
-        if query.kind == "single" and self._sink(first).stream is not None:
+        sink = self._sink(first)
+        if query.kind == "single" and sink.stream is not None and sink.mode == "append":
             return self._to_streams(message_rows(_rows_for(self._frames, self.pipeline, first)))
         return self._batch_by_batch()
 
@@ -98,10 +108,7 @@ class Prepared:
         if query.trunk is not None:
             return for_output(self._frames.rows(query.trunk), query.sinks)
         parts = [for_output(_rows_for(self._frames, self.pipeline, s), [s]) for s in query.sinks]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.unionByName(part)
-        return whole
+        return united(parts)
 
     def _to_streams(self, rows: DataFrame) -> DataStreamWriter:
         return rows.writeStream.format("penstock").options(**_targets(self.pipeline, self.query))
@@ -141,7 +148,10 @@ class _Batches:
         sinks = self._pipeline.sinks
         if trunk is None:
             name = self._query.sinks[0]
-            self._to_files(name, batch, number)
+            if sinks[name].stream is None:
+                self._to_files(name, batch, number)
+            else:  # Spark's own way to a sink like ours knows no mode but append
+                self._to_streams(message_rows(batch), number)
             return
         batch.persist()
         try:
@@ -149,20 +159,17 @@ class _Batches:
             rows = {name: _rows_for(frames, self._pipeline, name) for name in self._query.sinks}
             streams = [name for name in rows if sinks[name].stream is not None]
             if streams:
-                self._to_streams({name: rows[name] for name in streams}, number)
+                parts = [for_output(rows[name], [name]) for name in streams]
+                self._to_streams(united(parts), number)
             for name, frame in rows.items():
                 if name not in streams:
                     self._to_files(name, frame, number)
         finally:
             batch.unpersist()
 
-    def _to_streams(self, rows: dict[str, DataFrame], number: int) -> None:
-        parts = [for_output(frame, [name]) for name, frame in rows.items()]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.unionByName(part)
+    def _to_streams(self, rows: DataFrame, number: int) -> None:
         options = _targets(self._pipeline, self._query)
-        writer = whole.write.format("penstock").mode("append")
+        writer = rows.write.format("penstock").mode("append")
         writer.options(**options, query=self._id, batch=str(number)).save()
 
     def _to_files(self, name: str, frame: DataFrame, number: int) -> None:
@@ -170,8 +177,8 @@ class _Batches:
         if sink.kind == "console":
             self._show(name, frame.limit(_SHOWN))
             return
-        columns = sink.partition_by or ()
-        write_once(frame, sink.kind, sink.target, self._id, number, columns, sink.options)
+        columns, options = sink.partition_by or (), {**WHOLE_TIMES, **sink.options}
+        write_once(frame, sink.kind, sink.target, self._id, number, columns, options)
 
 
 def _rows_for(frames: Frames, pipeline: Pipeline, sink: str) -> DataFrame:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.pipeline.outgoing import COLUMNS
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["OUTPUT", "for_output", "left_behind", "message_rows"]
+__all__ = ["OUTPUT", "WHOLE_TIMES", "for_output", "left_behind", "message_rows"]
 
 #: The column that tells the streams of a query apart.
 OUTPUT: Final = "output"
@@ -26,6 +24,14 @@ _HEADER: Final = {
     "time": {"timestamp"},
     "stream": {"binary"},
     "attributes": {"binary"},
+}
+#: What a message had where it came from; the stream that it goes to gives its own.
+_OF_A_SOURCE: Final = frozenset({"url", "seq", "created_ns"})
+
+#: For Spark's text formats, which would cut times to milliseconds.
+WHOLE_TIMES: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
 }
 
 
@@ -46,7 +52,7 @@ def message_rows(frame: DataFrame) -> DataFrame:
     data = [f.col(f"`{name}`") for name in frame.columns if name not in header]
     if not data:
         data = [f.col(name) for name in header]
-    json = f.to_json(f.struct(*data), {"ignoreNullFields": "false"})
+    json = f.to_json(f.struct(*data), {"ignoreNullFields": "false", **WHOLE_TIMES})
     return frame.select(*columns, f.encode(json, "UTF-8").alias("payload"))
 
 
@@ -81,7 +87,7 @@ def left_behind(frame: DataFrame) -> list[str]:
     header = _header(frame)
     if "payload" not in header:
         return []
-    return [name for name in frame.columns if name not in header and name not in COLUMNS]
+    return [name for name in frame.columns if name not in header and name not in _OF_A_SOURCE]
 
 
 def _header(frame: DataFrame) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
+from penstock.pipeline.running.checkpoints import own, used_before
 from penstock.pipeline.running.faults import QueryFailed
 from penstock.pipeline.running.progress import Progress, Watch
 from penstock.pipeline.running.queries import Prepared
-from penstock.pipeline.session import spark_session
+from penstock.pipeline.session import is_local, spark_session
 from penstock.pipeline.streams import Streams
 from penstock.pipeline.timing import AVAILABLE_NOW
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.pipeline.plan import Plan
+    from penstock.pipeline.plan import Plan, Query
+    from penstock.pipeline.timing import Trigger
+    from penstock.queue.ownership import Ownership
 
 __all__ = ["CHECKPOINTS", "Outcome", "run"]
 
@@ -86,8 +90,7 @@ def run(
     _make_streams_between(plan)
     _check_sources(plan)
     folders = _python_folders(plan)
-    first = _checkpoint(plan.pipelines[0].settings.checkpoint, checkpoint)
-    session = spark or _session(plan, master, first, folders)
+    session = spark or _session(plan, master, checkpoint, folders)
     running = _Run(plan, session, checkpoint, once, on_progress, show or _show, say)
     return running.run(should_stop)
 
@@ -112,16 +115,18 @@ class _Run:
         self._waiting = [
             Prepared(query, plan.pipeline(query.pipeline), spark, show) for query in plan.queries
         ]
+        self._say = say
         for prepared in self._waiting:
             for note in prepared.notes:
                 say(note)
         self._watches = {query.name: Watch(query.name) for query in plan.queries}
         self._queries: dict[str, StreamingQuery] = {}
+        self._owned: list[Ownership] = []
 
     def run(self, should_stop: Callable[[], bool]) -> Outcome:
         try:
             while not (was_stopped := should_stop()):
-                self._start_what_can()
+                self._start_one()
                 if not self._look() and not self._waiting:
                     break
                 time.sleep(_LOOK_EVERY)
@@ -131,23 +136,45 @@ class _Run:
             self._stop()
         return Outcome(tuple(watch.now for watch in self._watches.values()), was_stopped)
 
-    def _start_what_can(self) -> None:
-        """Start queries; with `once`, each when those are done that write what it reads."""
-        for prepared in list(self._waiting):
-            if self._once and not all(self._is_done(name) for name in prepared.query.after):
-                continue
-            self._waiting.remove(prepared)
-            settings = prepared.pipeline.settings
-            where = f"{_checkpoint(settings.checkpoint, self._checkpoint)}/{prepared.query.name}"
-            trigger = AVAILABLE_NOW if self._once else settings.trigger
-            self._watches[prepared.query.name].say("starting")
-            try:
-                self._queries[prepared.query.name] = prepared.start(where, trigger)
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise QueryFailed.of(prepared.query.name, error) from error
-            self._tell(prepared.query.name)
+    def _start_one(self) -> None:
+        """Start the next query, so that the others are looked at between two.
+
+        One that takes what is there now starts when those are done that write it.
+        """
+        for prepared in self._waiting:
+            if all(map(self._is_done, self._to_wait_for(prepared.query))):
+                self._waiting.remove(prepared)
+                self._start(prepared)
+                return
+
+    def _start(self, prepared: Prepared) -> None:
+        name, settings = prepared.query.name, prepared.pipeline.settings
+        where = f"{_checkpoint(settings.checkpoint, self._checkpoint)}/{name}"
+        self._watches[name].say("starting")
+        try:
+            self._owned += own(where)
+            for target in used_before(where, prepared.sinks):
+                self._say(
+                    f"{name} begins anew, and {target} has batches of an earlier query: "
+                    "the same rows may be there twice"
+                )
+            self._queries[name] = prepared.start(where, self._trigger(prepared.query))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise QueryFailed.of(name, error) from error
+        self._tell(name)
+
+    def _trigger(self, query: Query) -> Trigger:
+        settings = self._plan.pipeline(query.pipeline).settings
+        return AVAILABLE_NOW if self._once else settings.trigger
+
+    def _to_wait_for(self, query: Query) -> list[str]:
+        """Return the queries that write what this one reads, if they and it come to an end."""
+        if self._trigger(query) != AVAILABLE_NOW:
+            return []
+        before = [other for other in self._plan.queries if other.name in query.after]
+        return [other.name for other in before if self._trigger(other) == AVAILABLE_NOW]
 
     def _is_done(self, name: str) -> bool:
         return self._watches[name].now.state == "done"
@@ -190,13 +217,21 @@ class _Run:
             time.sleep(_LOOK_EVERY / 4)
 
     def _stop(self) -> None:
-        for name, query in self._queries.items():
-            if query.isActive:
-                query.stop()
-            self._watches[name].look(query)
-            if self._watches[name].now.state not in {"done", "failed"}:
-                self._watches[name].say("done")
-                self._tell(name)
+        with ExitStack() as all_:  # each of them, whatever becomes of the others
+            for owned in self._owned:
+                all_.callback(owned.release, remove=True)
+            for name in self._queries:
+                all_.callback(self._end, name)
+
+    def _end(self, name: str) -> None:
+        query, watch = self._queries[name], self._watches[name]
+        has_failed = not query.isActive and query.exception() is not None
+        if query.isActive:
+            query.stop()
+        watch.look(query)
+        if watch.now.state not in {"done", "failed"}:
+            watch.say("failed" if has_failed else "done")
+            self._tell(name)
 
 
 def _show(name: str, rows: DataFrame) -> None:
@@ -209,14 +244,19 @@ def _checkpoint(setting: str | None, given: str | None) -> str:
     return where if ":" in where else str(Path(where).absolute())
 
 
-def _session(plan: Plan, master: str | None, checkpoint: str, folders: list[str]) -> SparkSession:
+def _session(
+    plan: Plan, master: str | None, checkpoint: str | None, folders: list[str]
+) -> SparkSession:
     wanted = plan.session
+    places = [_checkpoint(pipeline.settings.checkpoint, checkpoint) for pipeline in plan.pipelines]
+    elsewhere = [place for place in places if not is_local(place)]
     settings = dict(wanted.spark)
     if wanted.shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(wanted.shuffle_partitions)
     name = "+".join(pipeline.name for pipeline in plan.pipelines)
     where = master or wanted.master or "local[*]"
-    return spark_session(name, where, checkpoint, settings, python_path=folders)
+    place = (elsewhere or places)[0]
+    return spark_session(name, where, place, settings, python_path=folders)
 
 
 def _python_folders(plan: Plan) -> list[str]:

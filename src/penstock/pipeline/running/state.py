@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_state"]
 
-#: Steps of Spark's plans that keep state. A join does only between streams, which SQL shows.
+#: Steps of Spark's plans that look at more than one row, and so keep state in a stream. A join does
+#: only between streams, which SQL shows.
 _STATEFUL = re.compile(
-    r"(?m)^[\s+\-:!'~]*(Aggregate|Deduplicate\w*|DropDuplicates\w*|\w*GroupsWithState\w*"
-    r"|\w*InPandasWithState\w*|TransformWithState\w*)\b"
+    r"(?m)^[\s+\-:!'~]*(Aggregate|Deduplicate\w*|DropDuplicates\w*|Distinct|Intersect|Except"
+    r"|GlobalLimit|Offset|Tail|Window|\w*GroupsWithState\w*|\w*InPandasWithState\w*"
+    r"|TransformWithState\w*)\b"
 )
 
 

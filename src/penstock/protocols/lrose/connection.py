@@ -20,7 +20,7 @@ from penstock.protocols.lrose.ds_message import (
     StatusRequest,
 )
 from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.sku import Decoder, Frame, encode_header
+from penstock.protocols.lrose.sku import Decoder, Frame, encode_header, keep_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,7 @@ class Connection:
         self._decoder = Decoder(max_bytes, allow_http=True)
         self._frames: deque[Frame] = deque()
         self._patience = -1.0
+        keep_memory()
         try:
             self._socket = socket.create_connection((host, port), max(connect_timeout, _SHORTEST))
         except OSError as error:
@@ -127,8 +128,14 @@ class Connection:
 
         If that is None, or the reply has come in pieces, it is returned as a frame.
         """
+        self.seq += 1
+        self.is_sent = False
         try:
-            self._send(frame)
+            try:
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise self._lost(error) from error
+            self.is_sent = True
             buffer = self._decoder.glance()
             if buffer is None or self._frames or self.quick_ack or self._patience != self.timeout:
                 return self.receive()

@@ -86,10 +86,9 @@ class MapRequest(NamedTuple):
             known = ", ".join(str(each.value) for each in RequestKind)
             raise Malformed(what, "subType", f"one of {known}", message.sub_type) from None
         infos = message.parts_of(_PartType.INFO)
-        if kind not in {RequestKind.REQ_ALL, RequestKind.REG_FULL}:
-            if not infos:
-                raise Malformed(what, f"INFO parts of {kind.name}", 1, 0)
-            infos = infos[:1]  # LROSE's server looks at no other, either
+        needs_one = kind not in {RequestKind.REQ_ALL, RequestKind.REG_FULL}
+        if needs_one and len(infos) != 1:
+            raise Malformed(what, f"INFO parts of {kind.name}", 1, len(infos))
         relay: tuple[str, ...] = ()
         if kind in _QUESTIONS and (hosts := message.part(_PartType.RELAY_HOST)) is not None:
             relay = tuple(filter(None, hosts.text.split(":")))

@@ -10,11 +10,11 @@ from penstock.core.errors import Malformed
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
-from penstock.protocols.lrose.fmq_wire import Messages
+from penstock.protocols.lrose.fmq_messages import Messages
 from penstock.queue.classic.compression import decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.protocols.lrose.fmq_options import FmqOptions
 
@@ -64,11 +64,17 @@ class Arrivals:
         payloads = messages.payloads
         if any(messages.pre_compressed):
             payloads, seqs, messages = self._unpacked(messages, seqs)
-        times = [moment * _SECOND for moment in messages.times]
+        moments = messages.times
+        times: Iterable[int]
+        again: Iterable[int]
+        if moments and moments.count(moments[0]) == len(moments):
+            times = again = repeat(moments[0] * _SECOND)  # one number for all of them
+        else:
+            times = again = [moment * _SECOND for moment in moments]
         rows = zip(
             seqs,
             times,
-            times,
+            again,
             messages.types,
             messages.subtypes,
             repeat(None),

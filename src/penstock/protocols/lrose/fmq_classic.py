@@ -5,15 +5,18 @@ Messages travel as they are stored: what is compressed stays so on its way.
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.errors import Unsupported
 from penstock.core.position import Position
+from penstock.protocols.lrose.fmq_messages import Messages
 from penstock.protocols.lrose.fmq_queues import MOST_BYTES, OPENING, PLACES, ServedQueue
-from penstock.protocols.lrose.fmq_wire import Messages, SeekTo
+from penstock.protocols.lrose.fmq_replies import reply_header, reply_with
+from penstock.protocols.lrose.fmq_uniform import encode_rows
+from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.compression import Method, compress
 from penstock.queue.classic.layout import FRAME_HEAD, ID_COUNT, Slot
 from penstock.queue.classic.options import ClassicOptions
@@ -21,10 +24,11 @@ from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.writer import ClassicWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy.typing as npt
 
+    from penstock.protocols.lrose.sessions import Encoded
     from penstock.queue.classic.copying import Run
     from penstock.queue.options import Creation
 
@@ -35,13 +39,17 @@ _ID, _TIME, _MSG_LEN, _STORED_LEN, _TYPE, _SUBTYPE, _COMPRESS = map(
     Slot._fields.index, ("id", "time", "msg_len", "stored_len", "type", "subtype", "compress")
 )
 
+#: Those that are in an INFO, in its order: `len` is that of the payload on the wire.
+_INFO_COLUMNS: Final = [_TYPE, _SUBTYPE, _STORED_LEN, _COMPRESS, _MSG_LEN, _ID, _TIME]
+_LEN_OF_INFO: Final = 2
+
 _NOTHING: Final = Messages([], [], [], [], [], [], [])
 
 
 class _StoredReader(ClassicReader):
     """Takes messages as they are stored."""
 
-    def take_stored(self, wanted: int, most: int) -> Messages:
+    def take_reply(self, wanted: int, most: int) -> Encoded:
         found: list[Messages] = []
         count = size = 0
         end = None
@@ -54,9 +62,14 @@ class _StoredReader(ClassicReader):
             lens = _wire_lens(run)
             total = size + np.cumsum(lens)
             rows = min(len(lens), int(np.searchsorted(total, MOST_BYTES, side="right")) + 1)
-            part = _stored_messages(run, rows, lens, wanted)
             self._next += rows
             self._delivered(rows, int(run.slots[:rows, _MSG_LEN].sum()))
+            is_all = self._next > end or count + rows > most or total[rows - 1] > MOST_BYTES
+            if is_all and not found and wanted < 0:
+                reply = _reply_at_once(run, rows, lens)
+                if reply is not None:
+                    return reply
+            part = _stored_messages(run, rows, lens, wanted)
             if part.ids:
                 found.append(part)
                 count += len(part.ids)
@@ -64,8 +77,8 @@ class _StoredReader(ClassicReader):
             if self._next > end:
                 break
         if len(found) == 1:
-            return found[0]
-        return Messages(*map(_joined, zip(*found, strict=True))) if found else _NOTHING
+            return reply_with(found[0])
+        return reply_with(Messages(*map(_joined, zip(*found, strict=True))) if found else _NOTHING)
 
 
 def _joined(columns: Sequence[list[Any]]) -> list[Any]:
@@ -79,6 +92,19 @@ def _wire_lens(run: Run) -> npt.NDArray[np.int64]:
         slots[:, _COMPRESS] != 0, slots[:, _STORED_LEN] - FRAME_HEAD, slots[:, _MSG_LEN]
     ).astype(np.int64)
     return lens
+
+
+def _reply_at_once(run: Run, rows: int, lens: npt.NDArray[np.int64]) -> bytearray | None:
+    """Return the reply with messages of one length, in one copy; None if they are of several."""
+    slots, lens = run.slots[:rows], lens[:rows]
+    stored, size = int(slots[0, _STORED_LEN]), int(lens[0])
+    if (slots[:, _STORED_LEN] != stored).any() or (lens != size).any():
+        return None
+    infos = slots[:, _INFO_COLUMNS]
+    infos[:, _LEN_OF_INFO] = lens
+    frames = np.frombuffer(run.frames, np.uint8, rows * stored).reshape(rows, stored)
+    header = reply_header(2 * rows)
+    return encode_rows(header, infos, frames[:, FRAME_HEAD : FRAME_HEAD + size])
 
 
 def _stored_messages(run: Run, rows: int, lens: npt.NDArray[np.int64], wanted: int) -> Messages:
@@ -115,27 +141,35 @@ class _StoredWriter(ClassicWriter):
             if seq is not None:
                 return seq % ID_COUNT
         now = self._now()
-        entries = [
-            (payload, length if packed else len(payload), type, subtype, moment or now, packed)
-            for payload, length, type, subtype, moment, packed in zip(
+        lens: Iterable[int] = map(len, payloads)
+        if any(messages.pre_compressed):
+            lens = [
+                length if packed else len(payload)
+                for payload, length, packed in zip(
+                    payloads, messages.uncompressed_lens, messages.pre_compressed, strict=True
+                )
+            ]
+        times: Iterable[int] = repeat(now, len(payloads))
+        if any(messages.times):
+            times = [moment or now for moment in messages.times]
+        entries = list(
+            zip(
                 payloads,
-                messages.uncompressed_lens,
+                lens,
                 messages.types,
                 messages.subtypes,
-                messages.times,
+                times,
                 messages.pre_compressed,
                 strict=True,
             )
-        ]
-        last = self._append(entries[first:], now)
+        )
+        last = self._append(entries[first:] if first else entries, now)
         return (last or 0) % ID_COUNT
 
-    def append_plain(self, payload: memoryview, type: int, subtype: int) -> int | None:
-        try:
-            seq = self._write_plain(payload, type, subtype)  # type: ignore[arg-type]
-        except (PenstockError, RuntimeError):
-            return None  # the long way says what it is
-        return None if seq is None else seq % ID_COUNT
+    @property
+    def append_plain(self) -> Callable[[memoryview, int, int], int | None]:
+        # It takes all that has bytes.
+        return self._write_plain  # type: ignore[return-value]
 
     @property
     def count(self) -> int:
@@ -189,8 +223,8 @@ class ServedClassic(ServedQueue):
     def _reading(self) -> _StoredReader:
         return self._reader or self._open_reader(self._start)
 
-    def take(self, wanted: int, most: int) -> Messages:
-        return self._reading.take_stored(wanted, most)
+    def take(self, wanted: int, most: int) -> Encoded:
+        return self._reading.take_reply(wanted, most)
 
     def seek(self, place: SeekTo) -> None:
         if place is SeekTo.BACK:

@@ -17,6 +17,7 @@ from penstock.protocols.lrose.addresses import Address, parse_address
 from penstock.protocols.lrose.connection import Connection
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
 from penstock.protocols.lrose.errors import RequestRefused
+from penstock.protocols.lrose.fmq_messages import Messages, decode_messages
 from penstock.protocols.lrose.fmq_options import FmqOptions
 from penstock.protocols.lrose.fmq_short import encode_write, find_written
 from penstock.protocols.lrose.fmq_wire import (
@@ -24,11 +25,9 @@ from penstock.protocols.lrose.fmq_wire import (
     SOCKET_ID,
     Failure,
     Init,
-    Messages,
     Op,
     OpenMode,
     SeekTo,
-    decode_messages,
     encode_init,
 )
 from penstock.queue.options import Creation
@@ -38,8 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["QueueLink", "Target", "open_link", "open_to_read", "open_to_write"]
 
-#: Messages that a server of ours is asked for at a time. LROSE's has its own limit.
-_MOST: Final = 250
+#: Messages that a server of ours is asked for at a time, at first and at most; LROSE's has its own
+#: limit. A line that breaks soon gets few of them through, and those are not asked for again.
+_FIRST: Final = 250
+_MOST: Final = 1000
 #: After more than so many there are probably more. LROSE's server sends up to 101.
 _FEW: Final = 90
 #: How soon, and how often, a server that cannot be reached is tried again.
@@ -83,6 +84,7 @@ class QueueLink:
         #: The type of messages that were asked for already.
         self._ahead: int | None = None
         self._was_ahead = False
+        self._most = _FIRST
         init = Init(
             str(target.address),
             mode,
@@ -138,7 +140,7 @@ class QueueLink:
         return True
 
     def read(
-        self, wanted: int = -1, wait: float = 0.0, most: int = _MOST, *, ahead: bool = False
+        self, wanted: int = -1, wait: float = 0.0, most: int | None = None, *, ahead: bool = False
     ) -> Messages:
         """Return messages from here on; a server of ours waits some seconds for the first.
 
@@ -151,7 +153,7 @@ class QueueLink:
             messages = self._read(wanted, wait, most, ahead=ahead)
         return messages
 
-    def _read(self, wanted: int, wait: float, most: int, *, ahead: bool) -> Messages:
+    def _read(self, wanted: int, wait: float, most: int | None, *, ahead: bool) -> Messages:
         if self._ahead is not None and self._ahead != wanted:
             self._settle()
         self._was_ahead = self._ahead is not None
@@ -162,6 +164,7 @@ class QueueLink:
             self._ahead = None
             payload = self._connection.receive(timeout).payload
             if ahead and int.from_bytes(payload[36:40]) > 2 * _FEW:  # nParts: two a message
+                self._most = min(2 * self._most, _MOST)
                 self._ask_for_messages(wanted, 0.0, most)
                 self._ahead = wanted
         except BaseException:
@@ -172,9 +175,10 @@ class QueueLink:
             raise self._error(DsMessage.from_bytes(payload))
         return messages
 
-    def _ask_for_messages(self, wanted: int, wait: float, most: int) -> None:
+    def _ask_for_messages(self, wanted: int, wait: float, most: int | None) -> None:
         milliseconds = int(wait * 1000) if self.is_ours else -1
-        request = DsMessage(Op.READ, wanted, milliseconds, most if self.is_ours else 0)
+        number = (most or self._most) if self.is_ours else 0
+        request = DsMessage(Op.READ, wanted, milliseconds, number)
         self._connection.send(SOCKET_ID, request.to_bytes())
 
     def _settle(self) -> None:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Malformed
 from penstock.core.position import Position
-from penstock.protocols.lrose.fmq_wire import Messages, SeekTo
+from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.compression import decompress
 from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.wide.queue_file import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from penstock.protocols.lrose.fmq_messages import Messages
+    from penstock.protocols.lrose.sessions import Encoded
 
 __all__ = [
     "MOST_BYTES",
@@ -70,13 +73,16 @@ class ServedQueue(ABC):
         self.path = path
         #: Messages that the last call of `append` appended, also if it failed.
         self.appended = 0
-        #: Appends one message that is not compressed, of a type and a subtype, and returns its id;
-        #: None: that takes more, and nothing is done. There is none where all takes more.
+        #: Appends a payload that is not compressed, of a type and a subtype; returns its number, or
+        #: None: that takes more, and nothing is done. There is no such way where all takes more.
         self.append_plain: Callable[[memoryview, int, int], int | None] | None = None
 
     @abstractmethod
-    def take(self, wanted: int, most: int) -> Messages:
-        """Return what is there from here on, up to the limits; of one type only if that is >= 0."""
+    def take(self, wanted: int, most: int) -> Encoded:
+        """Return what is there from here on, up to the limits; of one type only if that is >= 0.
+
+        As the reply to a READ, which is `NOTHING_THERE` if there is nothing.
+        """
 
     @abstractmethod
     def seek(self, place: SeekTo) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed, ConnectionLost, Malformed, PositionError
 from penstock.core.interfaces import Bounds, Reader
+from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
@@ -20,15 +22,15 @@ from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.core.message import Message
     from penstock.core.position import PositionLike
-    from penstock.protocols.lrose.fmq_wire import Messages
+    from penstock.protocols.lrose.fmq_messages import Messages
 
 __all__ = ["FmqReader"]
 
 log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
+_PAYLOAD_OF: Final = itemgetter(Message._fields.index("payload"))
 #: While nothing comes, a server that cannot wait is asked this soon again (seconds), then less
 #: and less often, down to `poll`.
 _FIRST_PAUSE: Final = 0.001
@@ -370,7 +372,7 @@ class FmqReader(Reader):
         else:
             messages = [ready.popleft() for _ in range(limit)]
         self._messages += len(messages)
-        self._bytes += sum([len(message.payload) for message in messages])
+        self._bytes += sum(map(len, map(_PAYLOAD_OF, messages)))
         return messages
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:

@@ -13,20 +13,15 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.protocols.lrose.ds_message import DsMessage, ErrorCode, error_reply, int_part
-from penstock.protocols.lrose.fmq_wire import (
-    OURS,
-    SOCKET_ID,
-    Failure,
-    Messages,
-    Op,
-    encode_message,
-    encode_messages,
-)
+from penstock.protocols.lrose.fmq_messages import Messages, encode_message, encode_messages
+from penstock.protocols.lrose.fmq_wire import OURS, SOCKET_ID, Failure, Op
 
-__all__ = ["NOTHING_THERE", "failure_reply", "reply_with"]
+__all__ = ["NOTHING_THERE", "failure_reply", "reply_header", "reply_with"]
 
 _REPLY_TO_READ: Final = DsMessage(Op.REPLY, Op.READ)
 NOTHING_THERE: Final = _REPLY_TO_READ.to_bytes()
+#: Where the number of parts is in it.
+_N_PARTS: Final = 36
 
 #: Requests that are answered with their own number, also when they fail.
 _KNOWN: Final = frozenset(Op) - {Op.REPLY}
@@ -48,6 +43,11 @@ def failure_reply(
     if isinstance(error, MessageTooLarge):
         parts += tuple(int_part(min(n, 2**31 - 1)) for n in (error.size, error.limit))
     return SOCKET_ID, reply._replace(mode=_kind(error), flags=OURS, serial_num=written, parts=parts)
+
+
+def reply_header(n_parts: int) -> bytes:
+    """Return what the reply to a READ begins with."""
+    return b"".join((NOTHING_THERE[:_N_PARTS], n_parts.to_bytes(4), NOTHING_THERE[_N_PARTS + 4 :]))
 
 
 def reply_with(messages: Messages) -> bytes:

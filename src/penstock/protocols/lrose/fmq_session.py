@@ -12,6 +12,7 @@ from penstock.core.errors import (
     InvalidOption,
     LockTimeout,
     NotFound,
+    PenstockError,
     Unsupported,
     WriteTimeout,
 )
@@ -21,23 +22,14 @@ from penstock.protocols.lrose.ds_message import (
     DsMessage,
 )
 from penstock.protocols.lrose.fmq_classic import ServedClassic
+from penstock.protocols.lrose.fmq_messages import Messages, decode_messages, is_write, written_reply
 from penstock.protocols.lrose.fmq_queues import MOST_MESSAGES, ServedQueue, layout_of, unpacked
-from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply, reply_with
+from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply
 from penstock.protocols.lrose.fmq_short import PAYLOAD_AT, encode_written, find_write
 from penstock.protocols.lrose.fmq_wide import ServedWide
-from penstock.protocols.lrose.fmq_wire import (
-    OURS,
-    SOCKET_ID,
-    Messages,
-    Op,
-    OpenMode,
-    SeekTo,
-    decode_init,
-    decode_messages,
-    is_write,
-    written_reply,
-)
+from penstock.protocols.lrose.fmq_wire import OURS, SOCKET_ID, Op, OpenMode, SeekTo, decode_init
 from penstock.queue.classic.compression import Method
+from penstock.queue.classic.layout import ID_COUNT
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
@@ -46,7 +38,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.lrose.fmq_shared import Shared
     from penstock.protocols.lrose.fmq_wire import Init
-    from penstock.protocols.lrose.sessions import Answer
+    from penstock.protocols.lrose.sessions import Answer, Encoded
 
 __all__ = ["FmqSession"]
 
@@ -100,13 +92,16 @@ class FmqSession:
         if found is None or queue is None or queue.append_plain is None or now < self._slow_until:
             return None
         type, subtype, end = found
-        id = queue.append_plain(memoryview(buffer)[PAYLOAD_AT:end], type, subtype)
+        try:
+            number = queue.append_plain(memoryview(buffer)[PAYLOAD_AT:end], type, subtype)
+        except (PenstockError, RuntimeError):
+            return None  # the long way says what it is
         self._note_slowness(now)
-        if id is None:
+        if number is None:
             return None
         if self._shared.waiting:
             self._shared.wake(queue.path)
-        return encode_written(seq, id if self._is_ours else -1)
+        return encode_written(seq, number % ID_COUNT if self._is_ours else -1)
 
     def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
         if request.category == Category.END_SERIES or request.type == Op.CLOSE:
@@ -260,19 +255,19 @@ class FmqSession:
         if self._is_ours and request.flags > 0:
             most = min(request.flags, _MOST_FOR_OURS) - 1
         found = self._call(queue.take, request.sub_type, most)
-        if isinstance(found, Messages):
-            if not found.ids and self._is_ours and request.mode > 0:
+        if isinstance(found, bytes | bytearray):
+            if found == NOTHING_THERE and self._is_ours and request.mode > 0:
                 return self._wait_and_read(queue, request, most)
-            return reply_with(found)
+            return found
         return self._read_slowly(found, queue, request, most)
 
     async def _read_slowly(
-        self, found: Awaitable[Messages], queue: ServedQueue, request: DsMessage, most: int
+        self, found: Awaitable[Encoded], queue: ServedQueue, request: DsMessage, most: int
     ) -> Answer:
-        messages = await found
-        if not messages.ids and self._is_ours and request.mode > 0:
+        reply = await found
+        if reply == NOTHING_THERE and self._is_ours and request.mode > 0:
             return await self._wait_and_read(queue, request, most)
-        return reply_with(messages)
+        return reply
 
     async def _wait_and_read(self, queue: ServedQueue, request: DsMessage, most: int) -> Answer:
         """Answer when there is something, or the time is over."""
@@ -288,9 +283,9 @@ class FmqSession:
                 event.clear()
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 found = self._call(queue.take, request.sub_type, most)
-                messages = found if isinstance(found, Messages) else await found
-                if messages.ids:
-                    return reply_with(messages)
+                reply = found if isinstance(found, bytes | bytearray) else await found
+                if reply != NOTHING_THERE:
+                    return reply
         finally:
             waiting.discard(event)
             if not waiting:
@@ -344,7 +339,8 @@ class FmqSession:
         limit = self._shared.options.max_message
         plain = await self._shared.in_thread(unpacked, messages, limit)
         answer = self._append(queue, messages, plain)
-        return answer if answer is None or isinstance(answer, (bytes, DsMessage)) else await answer
+        is_ready = answer is None or isinstance(answer, (bytes, bytearray, DsMessage))
+        return answer if is_ready else await answer  # type: ignore[return-value, misc]
 
     def _append(
         self, queue: ServedQueue, messages: Messages, plain: list[bytes]

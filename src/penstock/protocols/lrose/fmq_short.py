@@ -10,7 +10,8 @@ import struct
 from typing import Final
 
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.fmq_wire import SOCKET_ID, Op, encode_message
+from penstock.protocols.lrose.fmq_messages import encode_message
+from penstock.protocols.lrose.fmq_wire import SOCKET_ID, Op
 from penstock.protocols.lrose.sku import HEADER_SIZE, encode_header
 
 __all__ = [
@@ -60,11 +61,19 @@ def find_write(buffer: bytes | bytearray, size: int) -> tuple[int, int, int] | N
 
     Returns the message's type, its subtype, and where its payload ends; it begins at `PAYLOAD_AT`.
     """
-    if size < PAYLOAD_AT or not (buffer.startswith(_CONSTANT, HEADER_SIZE) and buffer.startswith(_ID)):
+    if size < PAYLOAD_AT or not (
+        buffer.startswith(_CONSTANT, HEADER_SIZE) and buffer.startswith(_ID)
+    ):
         return None
     whole, length, type, subtype, said, packed, _, _, time = _NUMBERS.unpack_from(buffer)
     end = PAYLOAD_AT + length
-    if length != said or whole != size - HEADER_SIZE or packed or time or not PAYLOAD_AT <= end <= size:
+    if (
+        length != said
+        or whole != size - HEADER_SIZE
+        or packed
+        or time
+        or not PAYLOAD_AT <= end <= size
+    ):
         return None
     return type, subtype, end
 

@@ -6,8 +6,10 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed, PositionError, Unsupported
+from penstock.protocols.lrose.fmq_messages import Messages
 from penstock.protocols.lrose.fmq_queues import MOST_BYTES, PLACES, ServedQueue
-from penstock.protocols.lrose.fmq_wire import Messages, SeekTo
+from penstock.protocols.lrose.fmq_replies import reply_with
+from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance
 from penstock.queue.options import Creation
 from penstock.queue.wide.creation import create_from_options
@@ -109,7 +111,7 @@ class ServedWide(ServedQueue):
             self._give_back_writer()
             raise
 
-    def take(self, wanted: int, most: int) -> Messages:
+    def take(self, wanted: int, most: int) -> bytes:
         reader = self._reader
         found: Messages = Messages([], [], [], [], [], [], [])
         size = 0
@@ -129,7 +131,7 @@ class ServedWide(ServedQueue):
                 break
         found.pre_compressed.extend([0] * len(found.ids))
         found.uncompressed_lens.extend(map(len, found.payloads))
-        return found
+        return reply_with(found)
 
     def seek(self, place: SeekTo) -> None:
         if place is not SeekTo.BACK:

@@ -8,6 +8,8 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from penstock.core.batch import check_batch
 from penstock.core.errors import (
     Closed,
@@ -21,13 +23,9 @@ from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.statistics import WriterStatistics
 from penstock.protocols.lrose.ds_message import DsMessage
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_write
+from penstock.protocols.lrose.fmq_messages import LARGEST_INFO, encode_message, encode_messages
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
-from penstock.protocols.lrose.fmq_wire import (
-    LARGEST_INFO,
-    Op,
-    encode_message,
-    encode_messages,
-)
+from penstock.protocols.lrose.fmq_wire import Op
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.layout import unwrap
 from penstock.queue.options import Creation
@@ -48,9 +46,9 @@ UNKNOWN: Final = -1
 _HEAD: Final = DsMessage(Op.WRITE)
 _SECOND: Final = 1_000_000_000
 _INT32: Final = range(-(2**31), 2**31)
-#: A request is sent when so many bytes have come together. More do not fit into the buffers of
-#: sockets as they are at first, and sender and receiver then wait for each other.
-_REQUEST_BYTES: Final = 230_000
+#: A request is sent when so many bytes have come together: that is a few hundred messages, after
+#: which what a request costs beside its messages does not count any more.
+_REQUEST_BYTES: Final = 1_000_000
 #: A connection that was silent for so long (seconds) is looked at before it is used.
 _SILENT: Final = 0.05
 #: Parts that one request can have beside its messages.
@@ -152,9 +150,10 @@ class FmqWriter(Writer):
                 raise
             else:
                 self._messages += count
-                if id is not None:
-                    near = self._last_seq
-                    self._last_seq = id if near is None else unwrap(id, near)
+                near = self._last_seq
+                if id is not None and near is not None and id != near + 1:
+                    id = unwrap(id, near)
+                self._last_seq = near if id is None else id
                 return
 
     # --- writing ----------------------------------------------------------------------------
@@ -182,9 +181,9 @@ class FmqWriter(Writer):
             and created_ns is None
             and stream is None
             and attributes is None
-            and len(payload) <= self._limit  # type: ignore[arg-type]
+            and len(payload) <= self._limit
         ):
-            return self._write_plain(payload, type, subtype)  # type: ignore[arg-type]
+            return self._write_plain(payload, type, subtype)
         self._check_open()
         if stream is not None or attributes is not None:
             self._drop_header(stream, attributes)
@@ -267,14 +266,14 @@ class FmqWriter(Writer):
         before = self._messages
         try:
             bodies, lengths, flags = self._all_packed(payloads)
-            for rows in _requests(bodies):
+            for rows in _requests(lengths if not flags else list(map(len, bodies))):
                 request = encode_messages(
                     _HEAD,
                     bodies[rows],
                     types=types if isinstance(types, int) else types[rows],
                     subtypes=subtypes if isinstance(subtypes, int) else subtypes[rows],
                     pre_compressed=flags,
-                    uncompressed_lens=lengths[rows],
+                    uncompressed_lens=lengths[rows] if flags else None,
                     times=times if isinstance(times, int) else times[rows],
                 )
                 self._send(QueueLink.write, (request,), len(bodies[rows]), done + rows.start)
@@ -285,7 +284,7 @@ class FmqWriter(Writer):
 
     def _all_packed(self, payloads: Sequence[BytesLike]) -> tuple[list[bytes], list[int], int]:
         """Return payloads as they travel, their plain lengths, and 1 if they are compressed."""
-        if self._method is None and all(type(payload) is bytes for payload in payloads):
+        if self._method is None and set(map(type, payloads)) == {bytes}:
             lengths = list(map(len, payloads))
             if max(lengths) <= self._limit:
                 return list(payloads), lengths, 0  # type: ignore[arg-type]
@@ -357,15 +356,19 @@ class FmqWriter(Writer):
                 link.close()
 
 
-def _requests(bodies: list[bytes]) -> Iterator[slice]:
+def _requests(lengths: list[int]) -> Iterator[slice]:
     """Divide messages into requests of about the same size, none too large unless a message is."""
-    total = sum(map(len, bodies)) + len(bodies) * LARGEST_INFO
-    share = total / -(-total // _REQUEST_BYTES)
-    first = size = 0
-    for row, body in enumerate(bodies):
-        own = len(body) + LARGEST_INFO
-        if row > first and size + own > share + LARGEST_INFO:
-            yield slice(first, row)
-            first, size = row, 0
-        size += own
-    yield slice(first, len(bodies))
+    count = len(lengths)
+    total = sum(lengths) + count * LARGEST_INFO
+    number = -(-total // _REQUEST_BYTES)
+    if number == 1 or count == 1:
+        yield slice(0, count)
+        return
+    ends = np.cumsum(np.array(lengths) + LARGEST_INFO)
+    share = min(total / number + total / count, _REQUEST_BYTES)
+    first = 0
+    while first < count:
+        before = int(ends[first - 1]) if first else 0
+        end = max(int(np.searchsorted(ends, before + share, side="right")), first + 1)
+        yield slice(first, end)
+        first = end

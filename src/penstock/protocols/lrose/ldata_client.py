@@ -64,6 +64,8 @@ class LdataClient:
         self._connection: Connection | None = None
         self._is_closed = False
         self._last: LatestInfo | None = None
+        #: There was no entry when it was asked for one: all that come later are new.
+        self._saw_nothing = False
         self._missed: deque[LatestInfo] = deque()
         #: How often, after a new connection, the entry delivered last was not found again: then
         #: entries may be missing, and all that are there are delivered.
@@ -85,13 +87,18 @@ class LdataClient:
         age = _ANY_AGE if max_valid_age is None else int(max_valid_age)
         # With a label it is the server that knows the place.
         is_labelled = self._arguments.saveLatestReadInfo
-        if self._connection is None and self._last is not None and not is_labelled:
-            self._catch_up(age)
+        if self._connection is None and not is_labelled:
+            if self._last is not None:
+                self._catch_up(age)
+            elif self._saw_nothing:
+                self._open(replace(self._arguments, readFmqFromStart=True))
         if forced:
             return self._read(age, forced=True)
         info = self._missed.popleft() if self._missed else self._read(age)
         if info is not None:
             self._last = info
+        elif age == _ANY_AGE:
+            self._saw_nothing = True
         return info
 
     def write(self, info: LatestInfo, *, fmq_only: bool = False) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import EllipsisType
 
-    from penstock.protocols.lrose.sessions import Answer, Counts, ServingOptions, Session
+    from penstock.protocols.lrose.sessions import Answer, Counts, Encoded, ServingOptions, Session
 
     _Glance: TypeAlias = Callable[[bytearray, int, int, float], bytes | None]
 
@@ -118,7 +118,23 @@ class ServedClient(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         now = self._heard = self._now()
-        if self._glance is not None and self._answer_at_a_glance(self._glance, nbytes, now):
+        if (
+            self._glance is not None
+            and self._task is None
+            and not self._waiting
+            and not self._is_paused
+            and not self._is_closing
+            and (buffer := self._decoder.glance()) is not None
+            and (reply := self._glance(buffer, nbytes, self._seq + 1, now)) is not None
+        ):
+            self._transport.write(reply)
+            # The client is at work again by now.
+            self._seq += 1
+            counts = self._counts
+            counts.requests += 1
+            counts.replies += 1
+            counts.bytes_in += nbytes - HEADER_SIZE
+            counts.bytes_out += len(reply) - HEADER_SIZE
             return
         try:
             frames = self._decoder.took(nbytes)
@@ -132,30 +148,6 @@ class ServedClient(asyncio.BufferedProtocol):
             self._counts.requests += len(frames)
             self._waiting.extend(frames)
             self._work()
-
-    def _answer_at_a_glance(self, glance: _Glance, size: int, now: float) -> bool:
-        """Answer a request that needs no more than a look at what came; False if it does."""
-        buffer = self._decoder.glance()
-        if (
-            buffer is None
-            or self._waiting
-            or self._task is not None
-            or self._is_paused
-            or self._is_closing
-        ):
-            return False
-        reply = glance(buffer, size, self._seq + 1, now)
-        if reply is None:
-            return False
-        self._transport.write(reply)
-        # The client is at work again by now.
-        self._seq += 1
-        counts = self._counts
-        counts.requests += 1
-        counts.replies += 1
-        counts.bytes_in += size - HEADER_SIZE
-        counts.bytes_out += len(reply) - HEADER_SIZE
-        return True
 
     def eof_received(self) -> bool:
         # It may still read: what is under way is answered first.
@@ -297,7 +289,7 @@ class ServedClient(asyncio.BufferedProtocol):
         else:
             if answer is ...:
                 return False
-            if answer is None or isinstance(answer, (bytes, DsMessage)):
+            if answer is None or isinstance(answer, (bytes, bytearray, DsMessage)):
                 self._give(session, frame, answer)
             else:
                 self._task = asyncio.create_task(self._finish(session, frame, answer))
@@ -343,16 +335,16 @@ class ServedClient(asyncio.BufferedProtocol):
         if session.is_over:
             self.hang_up()
 
-    def _reply(self, frame: Frame, id: int, answer: DsMessage | bytes) -> None:
+    def _reply(self, frame: Frame, id: int, answer: DsMessage | Encoded) -> None:
         self._counts.replies += 1
-        if not isinstance(answer, bytes) and answer.error:
+        if isinstance(answer, DsMessage) and answer.error:
             self._counts.errors += 1
         self._send(id, answer, is_tunnelled=frame.is_tunnelled)
 
-    def _send(self, id: int, answer: DsMessage | bytes, *, is_tunnelled: bool = False) -> None:
+    def _send(self, id: int, answer: DsMessage | Encoded, *, is_tunnelled: bool = False) -> None:
         if self._transport.is_closing():
             return
-        payload = answer if isinstance(answer, bytes) else answer.to_bytes()
+        payload = answer.to_bytes() if isinstance(answer, DsMessage) else answer
         self._seq += 1
         self._counts.bytes_out += len(payload)
         header = encode_header(id, self._seq, len(payload))

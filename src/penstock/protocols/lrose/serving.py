@@ -19,6 +19,7 @@ from penstock.protocols.lrose.sessions import (
     ServingOptions,
     Session,
 )
+from penstock.protocols.lrose.sku import keep_memory
 from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class DsServer:
         """
         loop = asyncio.get_running_loop()
         options = self.options
+        keep_memory()
         try:
             self._server = await loop.create_server(
                 lambda: ServedClient(self), options.host.strip("[]"), options.port, backlog=1024

@@ -12,10 +12,11 @@ from penstock.protocols.lrose.ds_message import DsMessage
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["Answer", "Counts", "ServerStatistics", "ServingOptions", "Session"]
+__all__ = ["Answer", "Counts", "Encoded", "ServerStatistics", "ServingOptions", "Session"]
 
 #: What a session gives back: a message, one that is encoded already, or nothing.
-Answer: TypeAlias = DsMessage | bytes | None
+Encoded: TypeAlias = bytes | bytearray
+Answer: TypeAlias = DsMessage | Encoded | None
 
 
 class ServingOptions(Options):

@@ -21,6 +21,7 @@ __all__ = [
     "Frame",
     "encode",
     "encode_header",
+    "keep_memory",
 ]
 
 _WHAT = "LROSE socket frame"
@@ -47,6 +48,18 @@ LARGEST_OVERHEAD: Final = LARGEST_HTTP_HEADER + _HEADER_64.size
 #: the second number.
 _LEAST_ROOM: Final = 1 << 16
 _WORTH_KEEPING: Final = 1 << 21
+#: Blocks of so many bytes are kept by the C library.
+_LARGEST_KEPT: Final = 4 << 20
+
+
+def keep_memory() -> None:
+    """Let the C library keep blocks of the size of large frames, instead of giving them back.
+
+    It takes a large block from the system each time, and then every 4 KiB of it cost a page fault,
+    until one that is larger still has been freed: mallopt(3), M_MMAP_THRESHOLD. It may then keep
+    twice as much, at most.
+    """
+    bytearray(_LARGEST_KEPT)
 
 
 class Frame(NamedTuple):

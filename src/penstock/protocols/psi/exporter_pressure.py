@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from penstock.protocols.psi.exporter_sessions import Sender
     from penstock.protocols.psi.store_set import Store
 
-__all__ = ["BackPressure"]
+__all__ = ["BackPressure", "Follower"]
 
 #: While writers wait, look this often (seconds) for clients that have stopped.
 _LOOK: Final = 0.02
 
 
+class Follower(Protocol):
+    """Who reads from the store."""
+
+    #: Number in the store's queue of the next message to read; None before it is known.
+    next_seq: int | None
+    #: When it got on last, by the monotonic clock.
+    progress_at: float
+
+
 class BackPressure:
-    """The gate of one exporter at its store."""
+    """The gate of one exporter, or reader, at its store."""
 
     def __init__(
         self, store: Store, max_lag: int, max_lag_bytes: int | None, patience: float
@@ -31,7 +39,7 @@ class BackPressure:
         self._max_lag = max_lag
         self._max_lag_bytes = max_lag_bytes
         self._patience = patience
-        self._senders: set[Sender] = set()
+        self._senders: set[Follower] = set()
         self._moved = threading.Condition()
         #: Messages that may be appended before it has to be looked again.
         self._credit = 0
@@ -39,18 +47,18 @@ class BackPressure:
         #: Seconds that writers have waited.
         self.waited = 0.0
 
-    def add(self, sender: Sender) -> None:
+    def add(self, sender: Follower) -> None:
         with self._moved:
             self._senders.add(sender)
             self._credit = 0
 
-    def discard(self, sender: Sender) -> None:
+    def discard(self, sender: Follower) -> None:
         with self._moved:
             self._senders.discard(sender)
             self._moved.notify_all()
 
     def progress(self) -> None:
-        """A sender got on."""
+        """Note that a sender got on."""
         with self._moved:
             self._moved.notify_all()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID, uuid4
 
 from penstock.core.errors import Closed
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.metadata import Record
     from penstock.protocols.psi.store_set import Store
 
-__all__ = ["Sender", "Session", "datagram_sender", "stream_sender"]
+__all__ = ["ExporterStatistics", "Sender", "Session", "datagram_sender", "stream_sender"]
 
 #: While nothing comes, look this often (seconds) whether the client is still there.
 _PATIENCE: Final = 0.2
@@ -43,6 +44,28 @@ _ANNOUNCEMENT: Final = 30.0
 #: Datagrams sent in a row before the receiver gets a moment: it has no way to slow us down.
 _DATAGRAMS_IN_A_ROW: Final = 32
 _MOMENT: Final = 0.0005
+#: What is counted for each client.
+_COUNTED: Final = ("messages", "bytes", "skipped", "lost")
+
+
+class ExporterStatistics(NamedTuple):
+    """Books of an exporter. What a client was due was sent, or forgotten before its turn."""
+
+    #: Clients with a session now, and since the start.
+    clients: int
+    clients_seen: int
+    #: Connections turned away because there were too many, or for what they sent.
+    denied: int
+    malformed: int
+    #: Messages sent to all clients, and their bytes with headers.
+    messages: int
+    bytes: int
+    #: Messages that were passed over because they are outside of a client's interval.
+    skipped: int
+    #: Messages that the store had forgotten before a client's turn came.
+    lost: int
+    #: Seconds that writers of the store had to wait for clients.
+    waited: float
 
 
 class Session:
@@ -81,7 +104,7 @@ class Session:
         return True
 
     def end(self) -> None:
-        """The client has left."""
+        """Note that the client has left."""
         self.is_over.set()
         with self._has_news:
             self._has_news.notify_all()
@@ -97,12 +120,14 @@ class Sender:
         send: Callable[[list[PsiMessage]], int],
         quota: Quota | None,
         on_progress: Callable[[], None],
+        has_gone: Callable[[], bool],
     ) -> None:
         self.session = session
         self._store = store
         self._send = send
         self._quota = quota
         self._on_progress = on_progress
+        self._has_gone = has_gone
         #: Messages sent, their bytes with headers, and those outside of the interval.
         self.messages = self.bytes = self.skipped = 0
         #: Messages that the store had forgotten before their turn came.
@@ -110,6 +135,10 @@ class Sender:
         #: Number in the store's queue of the next message; None before it is known.
         self.next_seq: int | None = None
         self.progress_at = time.monotonic()
+
+    def counts(self) -> Counter[str]:
+        """Return the counts, by their names in `ExporterStatistics`."""
+        return Counter({name: getattr(self, name) for name in _COUNTED})
 
     def run(self, stop: threading.Event) -> None:
         """Send until the client leaves or the exporter stops."""
@@ -139,8 +168,12 @@ class Sender:
                 self.next_seq = found[-1].seq + 1
                 self.progress_at = time.monotonic()
                 self._on_progress()
-            elif self.next_seq is None:
-                self.next_seq = books.next_seq
+            else:
+                self.progress_at = time.monotonic()
+                if self.next_seq is None:
+                    self.next_seq = books.next_seq
+                if self._has_gone():
+                    return
 
     def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> None:
         covers = self.session.hello.covers

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
     from penstock.protocols.psi.decoding import Decoder
 
-__all__ = ["Listener", "hang_up", "has_left", "hear_one", "listen_tcp", "listen_unix", "tune"]
+__all__ = [
+    "Listener",
+    "hang_up",
+    "has_left",
+    "hear_one",
+    "is_readable",
+    "listen_tcp",
+    "listen_unix",
+    "tune",
+]
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +60,23 @@ def hang_up(connection: socket.socket) -> None:
     connection.close()
 
 
+def is_readable(connection: socket.socket, timeout: float = 0.0) -> bool:
+    """Tell whether something has come, or the peer has left, within a time."""
+    # Not by a flag of `recv`: a socket with a time-out waits for it in any case.
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
 def has_left(connection: socket.socket) -> bool:
     """Tell whether the peer has gone; what else it says is dropped."""
     try:
-        while True:
-            data = connection.recv(4096, socket.MSG_DONTWAIT)
-            if not data:
+        while is_readable(connection):
+            if not connection.recv(4096):
                 return True
-    except BlockingIOError:
-        return False
-    except OSError:
+    except (OSError, ValueError):  # closed meanwhile
         return True
+    return False
 
 
 def hear_one(connection: socket.socket, decoder: Decoder[_T], timeout: float) -> _T | None:
@@ -147,12 +163,10 @@ class Listener:
             try:
                 connection, address = self.socket.accept()
             except OSError as error:
-                if self._is_closed:
-                    return
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ECONNABORTED}:
                     threading.Event().wait(0.05)
                     continue
-                log.warning("%s ends: %s", self._name, error)
+                log.debug("%s ends: %s", self._name, error)  # it was closed
                 return
             self._admit(connection, address)
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.protocols.psi.envelope import PsiMessage
 from penstock.protocols.psi.metadata import StreamFlags, StreamMetadata
-from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
+from penstock.protocols.psi.ticks import MAX_NS, MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
     from penstock.core.message import Message
 
-__all__ = ["StreamBooks", "creation_attribute", "psi_message", "to_tick"]
+__all__ = [
+    "StreamBooks",
+    "StreamInStore",
+    "creation_attribute",
+    "psi_message",
+    "reopened",
+    "to_tick",
+    "uncounted",
+]
 
 _CREATION_SIZE = 8
 
@@ -33,6 +41,46 @@ def creation_attribute(creation_ns: int, appended_ns: int) -> bytes | None:
     if creation_ns == appended_ns:
         return None
     return creation_ns.to_bytes(_CREATION_SIZE, "little", signed=True)
+
+
+class StreamInStore(NamedTuple):
+    """A stream, for people: how much of it there is, and from when to when."""
+
+    name: str
+    id: int
+    type_name: str
+    messages: int
+    bytes: int
+    is_closed: bool
+    first_creation_ns: int | None
+    last_creation_ns: int | None
+    first_originating_ns: int | None
+    last_originating_ns: int | None
+
+    @classmethod
+    def of(cls, stream: StreamMetadata) -> Self:
+        """Return what a person wants to know of a stream."""
+        first_creation, last_creation, first_originating, last_originating = (
+            None if moment == MIN_NS else moment
+            for moment in (
+                stream.first_creation_ns,
+                stream.last_creation_ns,
+                stream.first_originating_ns,
+                stream.last_originating_ns,
+            )
+        )
+        return cls(
+            stream.name,
+            stream.id,
+            stream.type_name,
+            stream.message_count,
+            stream.size_sum,
+            stream.is_closed,
+            first_creation,
+            last_creation,
+            first_originating,
+            last_originating,
+        )
 
 
 class StreamBooks:
@@ -81,3 +129,21 @@ class StreamBooks:
 def to_tick(time_ns: int) -> int:
     """Return the time that psi can carry: whole ticks."""
     return time_ns // NS_PER_TICK * NS_PER_TICK
+
+
+def uncounted(stream: StreamMetadata) -> StreamMetadata:
+    """Return a stream as if nothing had been written to it."""
+    return stream._replace(
+        message_count=0,
+        size_sum=0,
+        latency_sum_ns=0,
+        first_creation_ns=MIN_NS,
+        last_creation_ns=MIN_NS,
+        first_originating_ns=MIN_NS,
+        last_originating_ns=MIN_NS,
+    )
+
+
+def reopened(stream: StreamMetadata) -> StreamMetadata:
+    """Return a stream that goes on after its end."""
+    return stream._replace(flags=stream.flags & ~StreamFlags.CLOSED, closed_ns=MAX_NS)

@@ -10,9 +10,9 @@ import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.endpoints import describe, open_reader, open_writer
 from penstock.core.errors import (
     AlreadyExists,
     Closed,
@@ -27,19 +27,21 @@ from penstock.protocols.psi.codecs import known_schemas, qualify
 from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, MAX_PAYLOAD_BYTES, PsiMessage
 from penstock.protocols.psi.metadata import (
     RuntimeInfo,
-    StreamFlags,
     StreamMetadata,
     decode_record,
     encode_record,
 )
 from penstock.protocols.psi.store_books import (
     StreamBooks,
+    StreamInStore,
     creation_attribute,
     psi_message,
+    reopened,
     to_tick,
+    uncounted,
 )
 from penstock.protocols.psi.store_places import Place, new_place, temporary_place
-from penstock.protocols.psi.ticks import MAX_NS, MIN_NS, NS_PER_TICK
+from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike, Reader, Writer
     from penstock.protocols.psi.metadata import Record, TypeSchema
 
-__all__ = ["Gate", "Store", "StreamInStore"]
+__all__ = ["Gate", "Store"]
 
 #: A catalog is small: segments of a log that take little.
 _CATALOG_OPTIONS: Final = {"segment": 4 << 20, "segment_slots": 4096, "sync": "batch"}
@@ -61,21 +63,6 @@ class Gate(Protocol):
     def wait(self, messages: int) -> None:
         """Return when so many messages may be appended."""
         ...
-
-
-class StreamInStore(NamedTuple):
-    """A stream, for people: how much of it there is, and from when to when."""
-
-    name: str
-    id: int
-    type_name: str
-    messages: int
-    bytes: int
-    is_closed: bool
-    first_creation_ns: int | None
-    last_creation_ns: int | None
-    first_originating_ns: int | None
-    last_originating_ns: int | None
 
 
 class Store:
@@ -208,7 +195,7 @@ class Store:
     def _count_again(self) -> None:
         """Learn from the messages how far the streams have come."""
         told = {id: books.announced for id, books in self._books.items()}
-        self._books = {id: StreamBooks(_uncounted(announced)) for id, announced in told.items()}
+        self._books = {id: StreamBooks(uncounted(announced)) for id, announced in told.items()}
         with self.reader() as reader:
             while messages := reader.read_many(_READ_AT_ONCE):
                 for message in messages:
@@ -257,7 +244,7 @@ class Store:
                 if qualify(found.announced.type_name) != type_name:
                     raise InvalidOption("type", type_name, f"the stream {name!r} has another type")
                 if found.announced.is_closed:
-                    self._tell(_reopened(found.metadata()))
+                    self._tell(reopened(found.metadata()))
                 return found.announced
             if id is not None and id in self._books:
                 raise InvalidOption("id", id, "another stream of the store has it")
@@ -423,6 +410,11 @@ class Store:
             seq = None if self._writer is None else self._writer.statistics().last_seq
         return -1 if seq is None else seq
 
+    def capacity(self) -> tuple[int, int]:
+        """Return the messages and bytes that a ring holds; of a log, those of a segment."""
+        info = describe(self.place.data_url(volatile=self.is_volatile))
+        return info.slots, info.buffer_size
+
     # --- for people -------------------------------------------------------------------------
 
     def streams(self) -> list[StreamInStore]:
@@ -430,26 +422,7 @@ class Store:
         self.refresh()
         with self._lock:
             told = [(self.metadata(id)) for id in self._books]
-        return [
-            StreamInStore(
-                stream.name,
-                stream.id,
-                stream.type_name,
-                stream.message_count,
-                stream.size_sum,
-                stream.is_closed,
-                *(
-                    None if moment == MIN_NS else moment
-                    for moment in (
-                        stream.first_creation_ns,
-                        stream.last_creation_ns,
-                        stream.first_originating_ns,
-                        stream.last_originating_ns,
-                    )
-                ),
-            )
-            for stream in told
-        ]
+        return [StreamInStore.of(stream) for stream in told]
 
     def time_range(self) -> tuple[int, int] | None:
         """Return the first and the last creation time of all streams; None of an empty store."""
@@ -493,19 +466,3 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _uncounted(stream: StreamMetadata) -> StreamMetadata:
-    return stream._replace(
-        message_count=0,
-        size_sum=0,
-        latency_sum_ns=0,
-        first_creation_ns=MIN_NS,
-        last_creation_ns=MIN_NS,
-        first_originating_ns=MIN_NS,
-        last_originating_ns=MIN_NS,
-    )
-
-
-def _reopened(stream: StreamMetadata) -> StreamMetadata:
-    return stream._replace(flags=stream.flags & ~StreamFlags.CLOSED, closed_ns=MAX_NS)

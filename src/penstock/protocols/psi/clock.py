@@ -1,0 +1,204 @@
+"""How far is another machine's clock from ours? (spec psi 9)
+
+psi asks once, and takes the answer. A single answer is off by whatever held it up; so ours asks
+again and again, keeps the answers that took the least time, and takes the median of those.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from statistics import median_low
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from penstock.core.errors import ConnectionLost, InvalidOption, PenstockError
+from penstock.protocols.psi.clock_wire import (
+    CLOCK_PORT,
+    ClockReply,
+    ClockReplyDecoder,
+    ClockRequestDecoder,
+    clock_offset_ns,
+    encode_clock_request,
+)
+from penstock.protocols.psi.serving import Listener, hear_one, listen_tcp, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+__all__ = ["ClockSample", "RemoteClock", "RemoteClockServer", "ask_clock", "filtered_offset_ns"]
+
+log = logging.getLogger(__name__)
+
+_PATIENCE: Final = 5.0
+
+
+class ClockSample(NamedTuple):
+    """One exchange with a server."""
+
+    #: What to add to our clock for the server's.
+    offset_ns: int
+    #: How long it took: the offset is uncertain by half of it.
+    round_trip_ns: int
+    machine: str
+
+
+class RemoteClockServer:
+    """Tells psi's and our machines the time of this one."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = CLOCK_PORT,
+        *,
+        machine: str | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        max_clients: int = 64,
+    ) -> None:
+        """Listen at once.
+
+        :raises StorageError: the address cannot be had.
+        """
+        self._machine = machine or socket.gethostname()
+        self._now_ns = now_ns
+        self._listener = Listener(
+            listen_tcp(host, port), self._serve, name="psi-clock", max_clients=max_clients
+        )
+        self.port = self._listener.port
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        del peer
+        if hear_one(connection, ClockRequestDecoder(), _PATIENCE) is not None:
+            connection.sendall(ClockReply(self._now_ns(), self._machine).to_bytes())
+
+    def close(self) -> None:
+        """Stop. Closing twice is fine."""
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def ask_clock(host: str, port: int = CLOCK_PORT, timeout: float = _PATIENCE) -> ClockSample:
+    """Ask a server once.
+
+    :raises ConnectionLost: it gives no answer.
+    :raises Malformed: it is no clock.
+    """
+    where = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout) as connection:
+            tune(connection)
+            sent_ns, began = time.time_ns(), time.perf_counter_ns()
+            connection.sendall(encode_clock_request())
+            reply = hear_one(connection, ClockReplyDecoder(), timeout)
+            # The wall clock may be set meanwhile; what passed is not asked of it.
+            passed_ns = time.perf_counter_ns() - began
+    except OSError as error:
+        raise ConnectionLost(where, str(error)) from error
+    if reply is None:
+        raise ConnectionLost(where, "it gave no answer", hint="see that a clock is served there")
+    offset_ns = clock_offset_ns(reply.time_ns, sent_ns, sent_ns + passed_ns)
+    return ClockSample(offset_ns, passed_ns, reply.machine)
+
+
+def filtered_offset_ns(samples: Iterable[ClockSample]) -> int:
+    """Return the median of the offsets of that half of the samples that took the least time.
+
+    :raises InvalidOption: there is none.
+    """
+    best = sorted(samples, key=lambda sample: sample.round_trip_ns)
+    if not best:
+        raise InvalidOption("samples", 0, "an offset needs at least one")
+    return median_low(sample.offset_ns for sample in best[: (len(best) + 1) // 2])
+
+
+class RemoteClock:
+    """Follows a server's clock, by samples that are taken again and again."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int = CLOCK_PORT,
+        *,
+        samples: int = 9,
+        every: float = 10.0,
+        between: float = 0.02,
+    ) -> None:
+        """Take the first `samples` now, and then one `every` so many seconds.
+
+        :raises ConnectionLost: the server gives no answer.
+        """
+        if samples < 1:
+            raise InvalidOption("samples", samples, "must be at least 1")
+        self._place = (host, port)
+        self._every = every
+        self._samples: deque[ClockSample] = deque(maxlen=samples)
+        self._stop = threading.Event()
+        #: Attempts that failed since the start; the offset stays as it was then.
+        self.failures = 0
+        for number in range(samples):
+            if number:
+                self._stop.wait(between)
+            self._samples.append(ask_clock(host, port))
+        self._thread = threading.Thread(target=self._follow, name="psi-clock-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def machine(self) -> str:
+        """The name of the server's machine."""
+        return self._samples[-1].machine
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether the server is on this machine, by its name; psi takes the offset as 0 then."""
+        return self.machine == socket.gethostname()
+
+    @property
+    def offset_ns(self) -> int:
+        """What to add to our clock for the server's."""
+        return filtered_offset_ns(list(self._samples))
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """How far off that may be, at most: half of the shortest round trip."""
+        return min(sample.round_trip_ns for sample in list(self._samples)) // 2
+
+    def now_ns(self) -> int:
+        """Return the server's time."""
+        return time.time_ns() + self.offset_ns
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self._samples.append(ask_clock(*self._place))
+            except PenstockError as error:
+                self.failures += 1
+                log.info("the clock: %s", error)
+
+    def close(self) -> None:
+        """Ask no more. Closing twice is fine."""
+        self._stop.set()
+        self._thread.join(timeout=2 * _PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

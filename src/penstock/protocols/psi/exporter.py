@@ -1,0 +1,397 @@
+"""How are the streams of a store sent to psi's importers, and to ours?"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+from uuid import uuid4
+
+from penstock.core.errors import Malformed
+from penstock.core.options import parse_options
+from penstock.core.quota import TokenBucket
+from penstock.core.url import URL
+from penstock.protocols.psi.chunks import decode_chunk
+from penstock.protocols.psi.exporter_pressure import BackPressure
+from penstock.protocols.psi.exporter_sessions import (
+    ExporterStatistics,
+    Sender,
+    Session,
+    datagram_sender,
+    stream_sender,
+)
+from penstock.protocols.psi.exporter_streams import Exporter
+from penstock.protocols.psi.handshake import (
+    ClientHelloDecoder,
+    ServerHello,
+    SessionIdDecoder,
+    Transport,
+    decode_session_id,
+    pipe_path,
+)
+from penstock.protocols.psi.meta_channel import encode_burst
+from penstock.protocols.psi.metadata import INTERMISSION
+from penstock.protocols.psi.options import ExporterOptions
+from penstock.protocols.psi.serving import Listener, has_left, hear_one, listen_tcp, listen_unix
+from penstock.protocols.psi.store_places import Place
+from penstock.protocols.psi.store_set import Store
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from uuid import UUID
+
+    from penstock.core.quota import Quota
+    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.metadata import Record
+
+__all__ = ["ExporterStatistics", "RemoteExporter"]
+
+log = logging.getLogger(__name__)
+
+_TRANSPORTS: Final = {"tcp": Transport.TCP, "udp": Transport.UDP, "pipe": Transport.NAMED_PIPES}
+#: How often (seconds) a client is looked at, whether it has left.
+_LOOK: Final = 0.1
+_LARGEST_DATAGRAM: Final = 65536
+
+
+class RemoteExporter:
+    """Sends the streams of a store to any number of clients at once.
+
+    `store`: none makes one in memory; a path opens or makes a persisted one; an existing store or
+    exporter is served as it is, and stays open. A quota (bytes per second, of all clients
+    together) holds the rate, with what `smoothing_window` seconds saved up.
+    """
+
+    def __init__(
+        self,
+        store: Store | Exporter | Path | str | None = None,
+        port: int | None = None,
+        transport: str = "tcp",
+        *,
+        max_bytes_per_second: float | None = None,
+        smoothing_window: float = 5.0,
+        quota: Quota | None = None,
+        **options: object,
+    ) -> None:
+        """Listen at once; `options` are those of `ExporterOptions`.
+
+        :raises InvalidOption: an option is unknown, or its value does not fit.
+        :raises StorageError: the address cannot be had.
+        """
+        given = {"transport": transport, "port": port} | options
+        self.options = parse_options(URL.parse("psi://exporter", given), ExporterOptions)
+        if quota is None and max_bytes_per_second is not None:
+            quota = TokenBucket(max_bytes_per_second, smoothing_window)
+        self._quota = quota
+        #: Whether closing ends and closes the store.
+        self.exporter, self.owns_store = _exporter_of(store)
+        self.store = self.exporter.store
+        self._sessions: dict[UUID, Session] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._seen = 0
+        self._datagrams_refused = 0
+        self._past: Counter[str] = Counter()
+        self._pipe: str | None = None
+        self._udp: socket.socket | None = None
+        self._data: Listener | None = None
+        self._is_closed = False
+        self._pressure = self._make_pressure()
+        try:
+            self._listen()
+        except BaseException:
+            if self.owns_store:
+                self.store.close()
+            raise
+
+    def _make_pressure(self) -> BackPressure | None:
+        max_lag, max_bytes = self.options.max_lag, None
+        if self.store.is_volatile:
+            slots, size = self.store.capacity()
+            max_lag, max_bytes = max_lag or max(1, slots // 2), size // 2
+        if max_lag is None or not self.store.is_writable:
+            return None
+        pressure = BackPressure(self.store, max_lag, max_bytes, self.options.patience)
+        self.store.gates.append(pressure)
+        return pressure
+
+    def _listen(self) -> None:
+        options = self.options
+        meta = listen_tcp(options.host, options.port)
+        try:
+            data = self._listen_for_data()
+        except BaseException:
+            meta.close()
+            raise
+        if data is not None:
+            self._data = Listener(
+                data, self._serve_data, name="psi-data", max_clients=options.max_clients
+            )
+        self._meta = Listener(
+            meta, self._serve_meta, name="psi-meta", max_clients=options.max_clients
+        )
+        log.info("exporting %s at %s", self.store.name, self.address)
+
+    def _listen_for_data(self) -> socket.socket | None:
+        options = self.options
+        match options.transport:
+            case "tcp":
+                return listen_tcp(options.host, options.data_port)
+            case "pipe":
+                self._pipe = str(uuid4())
+                return listen_unix(pipe_path(self._pipe, tempfile.gettempdir()))
+        host = options.host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._udp = socket.socket(family, socket.SOCK_DGRAM)
+        with storage_errors("listening on", f"{host}:{options.data_port}"):
+            self._udp.bind((host, options.data_port))
+        self._udp.settimeout(_LOOK * 2)
+        self._udp_thread = threading.Thread(target=self._hear_datagrams, daemon=True)
+        self._udp_thread.start()
+        return None
+
+    @property
+    def port(self) -> int:
+        """The port that clients connect to."""
+        return self._meta.port
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for people."""
+        return f"{self.options.host}:{self.port}"
+
+    @property
+    def data_port(self) -> int | None:
+        """The port of the data connections; None of a named pipe."""
+        if self._udp is not None:
+            number: int = self._udp.getsockname()[1]
+            return number
+        return self._data.port if self._data is not None and self._pipe is None else None
+
+    # --- the meta connection ----------------------------------------------------------------
+
+    def _serve_meta(self, connection: socket.socket, peer: str) -> None:
+        hello = hear_one(connection, ClientHelloDecoder(), self.options.first_message)
+        if hello is None:
+            return
+        session = Session(hello.starting(time.time_ns()), peer)
+        # Known before the client hears of it: it may come with its data connection at once.
+        with self._lock:
+            self._seen += 1
+            self._sessions[session.id] = session
+        try:
+            connection.settimeout(self.options.stalled)
+            connection.sendall(self._hello(session).to_bytes())
+            self._tell(session, connection)
+        finally:
+            with self._lock:
+                self._sessions.pop(session.id, None)
+                self._settle(session.sender)
+            session.end()
+
+    def _hello(self, session: Session) -> ServerHello:
+        transport = _TRANSPORTS[self.options.transport]
+        port = self.options.told_data_port or self.data_port
+        return ServerHello(session.id, transport, port, self._pipe)
+
+    def _tell(self, session: Session, connection: socket.socket) -> None:
+        """Send what is told of streams, and signs of life while nothing is."""
+        keep_alive = self.options.keep_alive or None
+        told_at = time.monotonic()
+        counts: dict[int, int] = {}
+        while not session.is_over.is_set():
+            records = self.store.records_after(session.records_sent, _LOOK)
+            now = time.monotonic()
+            if records:
+                connection.sendall(encode_burst(records))
+                session.announce(records)
+                told_at = now
+            elif keep_alive is not None and now - told_at >= keep_alive:
+                # The empty burst at the end says that we are alive, whatever else there is to say.
+                connection.sendall(encode_burst(self._news(counts)) + INTERMISSION)
+                told_at = now
+            if has_left(connection) or (self._is_closed and not records):
+                return
+
+    def _news(self, counts: dict[int, int]) -> list[Record]:
+        """Return the streams that have more messages than before: so a client sees it is behind."""
+        news: list[Record] = []
+        for stream in self.store.streams():
+            if not stream.is_closed and counts.get(stream.id) != stream.messages:
+                counts[stream.id] = stream.messages
+                news.append(self.store.metadata(stream.id))
+        return news
+
+    # --- the data connections ---------------------------------------------------------------
+
+    def _serve_data(self, connection: socket.socket, peer: str) -> None:
+        id = hear_one(connection, SessionIdDecoder(), self.options.first_message)
+        session = None if id is None else self._sessions.get(id)
+        if session is None:
+            log.info("psi: %s has no session", peer)
+            return
+        connection.settimeout(self.options.stalled)
+        self._run(session, stream_sender(connection), lambda: has_left(connection))
+
+    def _run(
+        self,
+        session: Session,
+        send: Callable[[list[PsiMessage]], int],
+        has_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        pressure = self._pressure
+
+        def progress() -> None:
+            if pressure is not None:
+                pressure.progress()
+
+        sender = Sender(session, self.store, send, self._quota, progress, has_gone)
+        with self._lock:
+            self._settle(session.sender)
+            session.sender = sender
+        if pressure is not None:
+            pressure.add(sender)
+        try:
+            sender.run(self._stop)
+        finally:
+            if pressure is not None:
+                pressure.discard(sender)
+
+    def _settle(self, sender: Sender | None) -> None:
+        """Add the counts of a sender that is over to those of the past."""
+        if sender is not None:
+            self._past += sender.counts()
+            sender.session.sender = None
+
+    def _hear_datagrams(self) -> None:
+        assert self._udp is not None
+        while not self._stop.is_set():
+            try:
+                datagram, address = self._udp.recvfrom(_LARGEST_DATAGRAM)
+                session = self._sessions.get(decode_session_id(decode_chunk(datagram).payload))
+            except TimeoutError:
+                continue
+            except Malformed:
+                self._datagrams_refused += 1
+                continue
+            except OSError:
+                if self._stop.is_set():
+                    return
+                continue  # what the kernel says of a client that has left
+            if session is None:
+                self._datagrams_refused += 1
+            elif session.sender is None:
+                threading.Thread(
+                    target=self._send_datagrams, args=(session, address), daemon=True
+                ).start()
+
+    def _send_datagrams(self, session: Session, address: tuple[object, ...]) -> None:
+        assert self._udp is not None
+        with contextlib.suppress(OSError):
+            self._run(session, datagram_sender(self._udp, address))
+
+    # --- the whole --------------------------------------------------------------------------
+
+    def statistics(self) -> ExporterStatistics:
+        """Return what was sent so far."""
+        with self._lock:
+            sums = sum(
+                (
+                    session.sender.counts()
+                    for session in self._sessions.values()
+                    if session.sender is not None
+                ),
+                start=self._past,
+            )
+            data = self._data
+            return ExporterStatistics(
+                len(self._sessions),
+                self._seen,
+                self._meta.denied + (data.denied if data else 0),
+                self._meta.malformed + (data.malformed if data else 0) + self._datagrams_refused,
+                sums["messages"],
+                sums["bytes"],
+                sums["skipped"],
+                sums["lost"],
+                self._pressure.waited if self._pressure else 0.0,
+            )
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until every client has what it is due; False when the time is over."""
+        deadline = time.monotonic() + timeout
+        while True:
+            end = self.store.newest_seq() + 1
+            with self._lock:
+                sessions = list(self._sessions.values())
+            if all(
+                session.records_sent >= len(self.store.records)
+                and session.sender is not None
+                and (session.sender.next_seq or 0) >= end
+                for session in sessions
+            ):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+    def close(self, linger: float = 2.0) -> None:
+        """Stop. A store of its own is ended: clients hear it, and have so long to get the rest.
+
+        Closing twice is fine.
+        """
+        if self._is_closed:
+            return
+        if self._pressure is not None:
+            self._pressure.open()
+        if self.owns_store:
+            self.exporter.close()
+            self.drain(linger)
+        self._is_closed = True
+        self._stop.set()
+        self._meta.close()
+        if self._data is not None:
+            self._data.close()
+        if self._udp is not None:
+            self._udp_thread.join(timeout=5)
+            self._udp.close()
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(pipe_path(self._pipe, tempfile.gettempdir()))  # noqa: PTH108 - a socket
+        if self._pressure is not None:
+            self.store.gates.remove(self._pressure)
+        if self.owns_store:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _exporter_of(store: Store | Exporter | Path | str | None) -> tuple[Exporter, bool]:
+    """Return the exporter to use, and whether its store is ours to close."""
+    if isinstance(store, Exporter):
+        return store, False
+    if isinstance(store, Store):
+        return Exporter(store), False
+    if store is None:
+        return Exporter(Store.volatile("exporter")), True
+    place = Place(Path(store))
+    if place.exists:
+        return Exporter(Store.open(place.folder, writable=True)), True
+    return Exporter(Store.create(place.folder.parent, place.folder.name)), True

@@ -1,0 +1,327 @@
+"""How do the streams of an exporter, psi's or ours, get here through broken connections?"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import random
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    NotFound,
+    PenstockError,
+)
+from penstock.core.options import parse_options
+from penstock.core.position import Position
+from penstock.core.retry import Backoff
+from penstock.core.url import URL
+from penstock.protocols.psi.codecs import qualify
+from penstock.protocols.psi.errors import UnknownStream
+from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
+from penstock.protocols.psi.importer_arrivals import Arrivals
+from penstock.protocols.psi.importer_intake import Intake
+from penstock.protocols.psi.importer_receiving import DataThread, MetaConnection
+from penstock.protocols.psi.importer_streams import ImportedStream
+from penstock.protocols.psi.options import ImporterOptions
+from penstock.protocols.psi.store_places import Place
+from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from types import TracebackType
+
+    from penstock.protocols.psi.importer_arrivals import Gap
+    from penstock.protocols.psi.metadata import StreamMetadata
+
+__all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay"]
+
+log = logging.getLogger(__name__)
+
+#: All that the exporter has, and all that comes.
+REPLAY_ALL: Final = ClientHello.everything()
+
+_Moment: TypeAlias = int | dt.datetime
+#: An interval (start, end), only an end, or nothing: from the exporter's now on.
+Replay: TypeAlias = ClientHello | tuple[_Moment | None, _Moment | None] | _Moment | None
+
+#: When the meta connection ends, what is still on its way is taken, while it comes (seconds).
+_LAST_WORDS: Final = 2.0
+
+
+class ImporterStatistics(NamedTuple):
+    """Books of an importer. What came was taken, came before, or was refused."""
+
+    #: Messages that were appended to the store.
+    messages: int
+    #: Messages that came again after a reconnection, or behind a later one.
+    repeated: int
+    #: Messages that were never announced, or that the store could not take.
+    refused: int
+    #: Messages of streams that are not wanted.
+    unwanted: int
+    #: Messages that did not come, as far as their numbers tell.
+    lost: int
+    #: How often the exporter counted from 1 again.
+    restarts: int
+    #: Connections that were made, and attempts that failed or ended.
+    connections: int
+    failures: int
+    #: UDP: datagrams that made no message, and sets of chunks that were lost.
+    datagrams_refused: int
+    datagrams_lost: int
+    #: The latest gaps, oldest first.
+    gaps: tuple[Gap, ...]
+
+
+class RemoteImporter:
+    """Brings the streams of an exporter into a local store, for as long as it is open.
+
+    An outage is a delay: it connects again, and asks for what it may have missed. `store`: none
+    makes one in memory; a path opens or makes a persisted one, and goes on where that ends; an
+    existing store, or that of another importer, is written to and stays open.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        replay: Replay = None,
+        *,
+        store: Store | RemoteImporter | Path | str | None = None,
+        streams: Container[str] | None = None,
+        **options: object,
+    ) -> None:
+        """Begin to connect; `streams`: only those of these names.
+
+        `options` are those of `ImporterOptions`.
+
+        :raises InvalidOption: an option is unknown, or the interval does not fit.
+        """
+        self.host = host
+        self.port = port
+        self.options = parse_options(URL.parse("psi://importer", options), ImporterOptions)
+        self.replay = _hello_of(replay)
+        self.replay.to_bytes()  # says so if it is outside of what psi takes
+        self.store, self._owns_store = _store_of(store)
+        self._arrivals = Arrivals(from_first=self.replay == REPLAY_ALL)
+        for own in self.store.streams():
+            if own.messages and own.last_creation_ns is not None:
+                self._arrivals.resume(
+                    own.name,
+                    self.store.last_sequence(own.id),
+                    own.last_originating_ns or MIN_NS,
+                    own.last_creation_ns,
+                )
+        self._intake = Intake(self.store, self._arrivals, streams)
+        self._connected = threading.Event()
+        self._stop = threading.Event()
+        self._connections = self._failures = 0
+        self._datagrams = [0, 0]
+        #: What ended the last connection, or kept it from being made.
+        self.last_error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"psi-import-{port}", daemon=True)
+        self._thread.start()
+
+    # --- for the program ----------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether the exporter's streams are known, and their messages are coming."""
+        return self._connected.is_set()
+
+    def wait_connected(self, timeout: float | None = None) -> bool:
+        """Wait for the connection; False when the time is over."""
+        return self._connected.wait(timeout)
+
+    def open_stream(
+        self, name: str, type: str | None = None, *, timeout: float = 10.0
+    ) -> ImportedStream:
+        """Read a stream; it may still have to appear at the exporter.
+
+        :raises NotFound: it did not appear.
+        :raises InvalidOption: it is of another type.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                stream = self.store.catalog.stream(name)
+                break
+            except UnknownStream:
+                if time.monotonic() >= deadline or self._stop.is_set():
+                    raise self._not_found(name) from None
+            time.sleep(0.02)
+        if type is not None and _plain(stream.type_name) != _plain(qualify(type)):
+            raise InvalidOption("type", type, f"the stream {name!r} is of {stream.type_name}")
+        return ImportedStream(self.store, stream, from_first=self._arrivals.from_first)
+
+    def _not_found(self, name: str) -> PenstockError:
+        where = f"{self.host}:{self.port}"
+        if not self._connections:
+            reason = str(self.last_error or "no answer")
+            return ConnectionLost(where, reason, hint="see that an exporter runs there")
+        there = ", ".join(stream.name for stream in self.store.catalog.streams.values())
+        return NotFound(
+            f"the exporter at {where} has no stream {name!r}",
+            hint=f"there are: {there}" if there else "it has none yet",
+        )
+
+    def remote_stream(self, name: str) -> StreamMetadata:
+        """Return what the exporter told last of a stream.
+
+        :raises UnknownStream: it has told of none.
+        """
+        return self._intake.remote.stream(name)
+
+    def statistics(self) -> ImporterStatistics:
+        """Return what came so far."""
+        arrivals = self._arrivals
+        return ImporterStatistics(
+            arrivals.taken,
+            arrivals.repeated,
+            self._intake.refused,
+            self._intake.unwanted,
+            arrivals.lost,
+            arrivals.restarts,
+            self._connections,
+            self._failures,
+            self._datagrams[0],
+            self._datagrams[1],
+            arrivals.gaps(),
+        )
+
+    def close(self) -> None:
+        """Leave the exporter; a store of its own is closed. Closing twice is fine."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+        if self._owns_store:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = Backoff(
+            initial=min(0.05, self.options.longest_wait), maximum=self.options.longest_wait
+        )
+        rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+        attempt = 0
+        while not self._stop.is_set():
+            before = self._arrivals.taken
+            try:
+                self._connect()
+            except (OSError, PenstockError) as error:
+                self.last_error = error
+                log.info("the exporter at %s:%s: %s", self.host, self.port, error)
+            except Exception as error:
+                self.last_error = error
+                log.exception("importing from %s:%s", self.host, self.port)
+            self._connected.clear()
+            self._failures += 1
+            attempt = 1 if self._arrivals.taken > before else attempt + 1
+            self._stop.wait(backoff.delay(attempt, rng))
+
+    def _hello(self) -> ClientHello:
+        """Ask for what may have been missed."""
+        resume_ns = self._arrivals.resume_ns
+        if resume_ns is None:
+            return self.replay
+        wanted = self.replay.start_ns
+        start_ns = resume_ns if wanted is None else max(resume_ns, wanted)
+        return ClientHello.of(start_ns)._replace(end_ticks=self.replay.end_ticks)
+
+    def _connect(self) -> None:
+        """Be connected once, until that ends."""
+        meta = MetaConnection(self.host, self.port, self._hello(), self.options)
+        data = DataThread(self.host, self.options, self._intake, self._stop)
+        self._intake.begin()
+        try:
+            self._follow(meta, data)
+        finally:
+            meta.close()
+            data.end(_LAST_WORDS)
+            self._datagrams[0] += data.datagrams_refused
+            self._datagrams[1] += data.datagrams_lost
+            self._end_streams(data)
+
+    def _follow(self, meta: MetaConnection, data: DataThread) -> None:
+        for event in meta.events(self._stop):
+            if isinstance(event, ServerHello):
+                data.hello = event
+            elif event is not None:
+                self._intake.take_records(event)
+                if not data.is_started:
+                    self._connections += 1
+                    self._intake.wake()
+                    data.start()
+                    self._connected.set()
+            if data.is_over:
+                return
+            self._end_streams(data)
+            if self._is_stuck(data):
+                raise ConnectionLost(f"{self.host}:{self.port}", "messages stopped coming")
+
+    def _end_streams(self, data: DataThread) -> None:
+        if data.is_started and not self._stop.is_set():
+            hello = data.hello
+            may_lose = hello is not None and hello.transport is Transport.UDP
+            self._intake.end_streams(self.replay, may_lose=may_lose)
+
+    def _is_stuck(self, data: DataThread) -> bool:
+        """Tell whether the exporter tells of messages, and none come: a half-open connection."""
+        if self.replay.end_ns < MAX_NS or (data.hello and data.hello.transport is Transport.UDP):
+            return False
+        return (
+            self._intake.silent_for > self.options.silence
+            and (data.has_received or self.replay == REPLAY_ALL)
+            and self._intake.is_behind()
+        )
+
+
+def _plain(type_name: str) -> str:
+    return type_name.partition(",")[0]
+
+
+def _ns(moment: _Moment | None, otherwise: int) -> int:
+    if moment is None:
+        return otherwise
+    return Position.time(moment).value
+
+
+def _hello_of(replay: Replay) -> ClientHello:
+    if replay is None or isinstance(replay, ClientHello):
+        return replay if replay is not None else ClientHello()
+    if isinstance(replay, tuple):
+        start, end = replay
+        return ClientHello.of(_ns(start, MIN_NS), _ns(end, MAX_NS))
+    return ClientHello.of(None, _ns(replay, MAX_NS))
+
+
+def _store_of(store: Store | RemoteImporter | Path | str | None) -> tuple[Store, bool]:
+    """Return the store to write to, and whether it is ours to close."""
+    if isinstance(store, RemoteImporter):
+        return store.store, False
+    if isinstance(store, Store):
+        return store, False
+    if store is None:
+        return Store.volatile("importer"), True
+    place = Place(Path(store))
+    if place.exists:
+        return Store.open(place.folder, writable=True), True
+    return Store.create(place.folder.parent, place.folder.name), True

@@ -1,0 +1,221 @@
+"""How does what an exporter sends get into the importer's own store?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import InvalidOption, Malformed, MessageTooLarge
+from penstock.protocols.psi.catalog import Catalog
+from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID
+from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
+from penstock.protocols.psi.ticks import MAX_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.handshake import ClientHello
+    from penstock.protocols.psi.importer_arrivals import Arrivals
+    from penstock.protocols.psi.metadata import Record
+    from penstock.protocols.psi.store_set import Store
+
+__all__ = ["Intake"]
+
+log = logging.getLogger(__name__)
+
+#: A message may overtake the announcement of its stream, which comes by another connection.
+_ANNOUNCEMENT: Final = 5.0
+#: A stream of which only a part was asked for is at its end when it was closed, and then silent.
+_QUIET: Final = 1.0
+
+
+class Intake:
+    """Takes the records and messages of one connection after the other."""
+
+    def __init__(
+        self, store: Store, arrivals: Arrivals, only: Container[str] | None = None
+    ) -> None:
+        """`only`: the names of the streams that are wanted; psi sends all of them."""
+        self.store = store
+        self.arrivals = arrivals
+        self.only = only
+        #: Messages of streams that are not wanted.
+        self.unwanted = 0
+        #: Messages of streams that were never announced, or that the store cannot take.
+        self.refused = 0
+        #: Payloads that are not of their stream's type, and were kept with what is behind them.
+        self.untrimmed = 0
+        self._has_news = threading.Condition()
+        self._came_at = time.monotonic()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what the last connection told: ids are of an exporter's run."""
+        with self._has_news:
+            self.remote = Catalog()
+            self._ids: dict[int, tuple[int, str]] = {}
+            self._refused_ids: set[int] = set()
+            self._unwanted_ids: set[int] = set()
+
+    # --- what is told of streams --------------------------------------------------------------
+
+    def take_records(self, records: Iterable[Record]) -> None:
+        """Take in a burst of records: of each stream its last word.
+
+        :raises Malformed: there are too many.
+        """
+        changed: dict[int, StreamMetadata] = {}
+        with self._has_news:
+            for record in records:
+                self.remote.add(record)
+                if isinstance(record, StreamMetadata):
+                    changed[record.id] = record
+                elif (
+                    isinstance(record, TypeSchema)
+                    and self.store.catalog.schemas.get(record.id) != record
+                ):
+                    self.store.tell(record)
+            for stream in changed.values():
+                self._take_stream(stream)
+            self._has_news.notify_all()
+
+    def _take_stream(self, stream: StreamMetadata) -> None:
+        if self.only is not None and stream.name not in self.only:
+            self._unwanted_ids.add(stream.id)
+            return
+        id = None if stream.id in self.store.catalog.streams else stream.id
+        known = self._ids.get(stream.id)
+        if (
+            known is not None
+            and known[1] == stream.name
+            and (stream.is_closed or not self.store.metadata(known[0]).is_closed)
+        ):
+            return
+        if stream.is_closed and self._is_known_and_ended(stream):
+            self._ids[stream.id] = (self.store.catalog.stream(stream.name).id, stream.name)
+            return
+        try:
+            local = self.store.add_stream(stream.name, stream.type_name, id=id, schemas=())
+        except (InvalidOption, Malformed) as error:
+            self._refused_ids.add(stream.id)
+            log.warning("the stream %s is left out: %s", stream.name, error)
+            return
+        self._ids[stream.id] = (local.id, stream.name)
+
+    def _is_known_and_ended(self, stream: StreamMetadata) -> bool:
+        """Tell whether a closed stream is all here, so that it need not be opened again."""
+        return (
+            any(
+                own.name == stream.name and own.is_closed
+                for own in self.store.catalog.streams.values()
+            )
+            and self.arrivals.last_sequence(stream.name) >= stream.message_count
+        )
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def take_messages(self, messages: list[PsiMessage]) -> None:
+        """Append those that are new to the store."""
+        self._came_at = time.monotonic()
+        kept: list[PsiMessage] = []
+        for message in messages:
+            if message.sequence_id == CLOSING_SEQUENCE_ID:
+                continue
+            if message.source_id in self._unwanted_ids:
+                self.unwanted += 1
+                continue
+            place = self._ids.get(message.source_id) or self._wait_for(message.source_id)
+            if place is None:
+                if message.source_id in self._unwanted_ids:
+                    self.unwanted += 1
+                else:
+                    self.refused += 1
+                continue
+            id, name = place
+            if self.arrivals.take(name, message):
+                payload = self._trimmed(message)
+                kept.append(message._replace(source_id=id, payload=payload))
+        if not kept:
+            return
+        try:
+            self.store.append_messages(kept)
+        except MessageTooLarge:
+            self._append_each(kept)
+
+    def _append_each(self, messages: list[PsiMessage]) -> None:
+        """Append all but those that do not fit."""
+        done = self.store.last_sequence
+        for message in messages:
+            if message.sequence_id <= done(message.source_id):
+                continue  # was appended before the one that does not fit
+            try:
+                self.store.append_messages([message])
+            except MessageTooLarge as error:
+                self.refused += 1
+                log.warning("a message of source %s is refused: %s", message.source_id, error)
+
+    def _trimmed(self, message: PsiMessage) -> bytes:
+        """Return the payload without the stale bytes that psi sends behind it."""
+        try:
+            return self.remote.codec(message.source_id).trim(message.payload)
+        except Malformed:
+            self.untrimmed += 1
+            return message.payload
+
+    def _wait_for(self, id: int) -> tuple[int, str] | None:
+        if id in self._refused_ids:
+            return None
+        deadline = time.monotonic() + _ANNOUNCEMENT
+        with self._has_news:
+            while not (id in self._ids or id in self._refused_ids or id in self._unwanted_ids):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    log.warning("messages of source %s, which nobody announced, are refused", id)
+                    self._refused_ids.add(id)
+                    break
+                self._has_news.wait(left)
+            return self._ids.get(id)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def end_streams(self, asked: ClientHello, *, may_lose: bool) -> None:
+        """End the streams of the store that are closed at the exporter and all here."""
+        quiet = time.monotonic() - self._came_at >= _QUIET
+        for stream in list(self.remote.streams.values()):
+            place = self._ids.get(stream.id)
+            if place is None or not stream.is_closed:
+                continue
+            id, name = place
+            if self.store.metadata(id).is_closed:
+                continue
+            reached = self.arrivals.last_sequence(name)
+            if reached < stream.message_count:
+                is_due = asked.end_ns == MAX_NS and (
+                    reached > 0 or stream.last_creation_ns >= (asked.start_ns or MAX_NS)
+                )
+                if not quiet or (is_due and not may_lose):
+                    continue
+                if is_due:
+                    self.arrivals.miss_until(name, stream.message_count)
+            self.store.end_stream(id, closed_ns=stream.closed_ns)
+
+    def is_behind(self) -> bool:
+        """Tell whether the exporter told of messages that have not come."""
+        least = 0 if self.arrivals.from_first else 1
+        return any(
+            stream.id in self._ids
+            and least <= self.arrivals.last_sequence(stream.name) < stream.message_count
+            for stream in list(self.remote.streams.values())
+        )
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since messages came."""
+        return time.monotonic() - self._came_at
+
+    def wake(self) -> None:
+        """Begin to wait for messages now."""
+        self._came_at = time.monotonic()

@@ -1,0 +1,186 @@
+"""What does an importer hear on the two connections of a session?"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import ConnectionLost, Malformed, PenstockError
+from penstock.protocols.psi.handshake import ServerHello
+from penstock.protocols.psi.importer_channels import DatagramChannel, open_channel
+from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder
+from penstock.protocols.psi.serving import hang_up, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.protocols.psi.handshake import ClientHello
+    from penstock.protocols.psi.importer_channels import DataChannel
+    from penstock.protocols.psi.importer_intake import Intake
+    from penstock.protocols.psi.meta_channel import MetaEvent
+    from penstock.protocols.psi.metadata import Record
+    from penstock.protocols.psi.options import ImporterOptions
+
+__all__ = ["DataThread", "MetaConnection"]
+
+log = logging.getLogger(__name__)
+
+#: While nothing comes, a caller gets control back this often (seconds).
+_LOOK: Final = 0.1
+_RECEIVED_AT_ONCE: Final = 65536
+#: psi may close a data connection that comes too soon: it is tried again with the same id.
+_DATA_ATTEMPTS: Final = 8
+_BETWEEN_ATTEMPTS: Final = 0.1
+
+
+class MetaConnection:
+    """The connection by which an exporter tells of its streams."""
+
+    def __init__(self, host: str, port: int, hello: ClientHello, options: ImporterOptions) -> None:
+        """Connect and say at once what is wanted: psi waits for it on its only thread.
+
+        :raises OSError: nobody is there.
+        """
+        self._server = f"{host}:{port}"
+        self._silence = options.silence
+        # Until the first burst is over it is the handshake; then only those who said once that
+        # they are alive are held to it: psi itself says nothing for hours.
+        self._patience: float | None = options.connect_timeout
+        self._socket = socket.create_connection((host, port), options.connect_timeout)
+        try:
+            tune(self._socket)
+            self._socket.sendall(hello.to_bytes())
+            self._socket.settimeout(_LOOK)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._decoder = MetaDecoder()
+        self._burst: list[Record] = []
+        self._bursts = 0
+
+    def events(self, stop: threading.Event) -> Iterator[ServerHello | list[Record] | None]:
+        """Yield the hello, then each burst of records, and None now and then; ends with it.
+
+        :raises ConnectionLost: it gives no sign of life.
+        :raises Malformed: it is no psi.
+        :raises OSError: it broke.
+        """
+        heard_at = time.monotonic()
+        while not stop.is_set():
+            try:
+                received = self._socket.recv(_RECEIVED_AT_ONCE)
+            except TimeoutError:
+                if self._patience is not None and time.monotonic() - heard_at > self._patience:
+                    raise ConnectionLost(self._server, "it gives no sign of life") from None
+                yield None
+                continue
+            if not received:
+                return
+            heard_at = time.monotonic()
+            for event in self._decoder.feed(received):
+                found = self._take(event)
+                if found is not None:
+                    yield found
+            yield None
+
+    def _take(self, event: MetaEvent) -> ServerHello | list[Record] | None:
+        if isinstance(event, ServerHello):
+            return event
+        if not isinstance(event, Intermission):
+            self._burst.append(event)
+            return None
+        self._bursts += 1
+        if self._bursts == 1:
+            self._patience = None
+        elif not event.records:
+            self._patience = self._silence
+        burst, self._burst = self._burst, []
+        return burst
+
+    def close(self) -> None:
+        hang_up(self._socket)
+
+
+class DataThread:
+    """Receives the messages of one connection."""
+
+    def __init__(
+        self, host: str, options: ImporterOptions, intake: Intake, stop: threading.Event
+    ) -> None:
+        self.hello: ServerHello | None = None
+        self.has_received = False
+        self.datagrams_refused = self.datagrams_lost = 0
+        self._host = host
+        self._options = options
+        self._intake = intake
+        self._stop = stop
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._channel: DataChannel | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def is_over(self) -> bool:
+        return self._thread is not None and not self._thread.is_alive()
+
+    def start(self) -> None:
+        """Connect, and receive.
+
+        :raises Malformed: the exporter has not said where.
+        """
+        if self.hello is None:
+            raise Malformed("psi meta connection", "first record", "a hello", "an intermission")
+        self._thread = threading.Thread(target=self._run, name="psi-import-data", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self.hello is not None
+        try:
+            for _ in range(_DATA_ATTEMPTS):
+                self._channel = open_channel(self._host, self.hello, self._options)
+                try:
+                    self._receive(self._channel)
+                finally:
+                    self._close(self._channel)
+                if self.has_received or self._ended.is_set() or self._stop.is_set():
+                    return
+                self._stop.wait(_BETWEEN_ATTEMPTS)
+        except (OSError, PenstockError) as error:
+            log.info("the data connection to %s: %s", self._host, error)
+        except Exception:
+            log.exception("the data connection to %s", self._host)
+
+    def _close(self, channel: DataChannel) -> None:
+        channel.close()
+        if isinstance(channel, DatagramChannel):
+            books = channel.statistics()
+            self.datagrams_refused += books.refused + channel.malformed
+            self.datagrams_lost += books.lost
+
+    def _receive(self, channel: DataChannel) -> None:
+        while not self._stop.is_set():
+            messages = channel.receive()
+            if messages is None:
+                return
+            if messages:
+                self.has_received = True
+                self._intake.take_messages(messages)
+            elif self._ended.is_set():
+                return  # no more is on its way
+
+    def end(self, patience: float) -> None:
+        """Take what is still on its way, while it comes, and stop."""
+        self._ended.set()
+        if self._thread is None:
+            return
+        self._thread.join(timeout=patience)
+        if self._thread.is_alive() and self._channel is not None:
+            self._channel.close()
+        # The next connection must not write to the store at the same time.
+        self._thread.join()

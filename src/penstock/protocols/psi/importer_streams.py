@@ -1,0 +1,110 @@
+"""How does a program read the values of a stream that was imported?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from penstock.protocols.psi.store_books import psi_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from penstock.core.message import Message
+    from penstock.protocols.psi.codecs import Codec
+    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.metadata import StreamMetadata
+    from penstock.protocols.psi.store_set import Store
+
+__all__ = ["ImportedStream", "Received"]
+
+_PATIENCE: Final = 0.1
+
+
+class Received(NamedTuple):
+    """One value, with its times and its number in the stream."""
+
+    value: Any
+    originating_ns: int
+    creation_ns: int
+    sequence_id: int
+
+
+class ImportedStream:
+    """Reads one stream of a store, and follows it to its end. For one thread."""
+
+    def __init__(self, store: Store, metadata: StreamMetadata, *, from_first: bool) -> None:
+        self._store = store
+        self.name = metadata.name
+        self.id = metadata.id
+        self._reader = store.reader(id=metadata.id)
+        #: Messages that were read.
+        self.messages = 0
+        #: Messages of this stream that never came, or that the local store had forgotten.
+        self.lost = 0
+        self._sequence = 0 if from_first else None
+
+    @property
+    def codec(self) -> Codec:
+        return self._store.catalog.codec(self.id)
+
+    def take(self, limit: int, timeout: float | None = 0) -> list[Message]:
+        """Return up to so many messages as the store has them; wait for the first of them."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            is_over = self.is_over  # before the read, so that nothing can come in between
+            left = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.monotonic())
+            found = self._reader.read_many(limit, 0 if is_over else max(0.0, left))
+            for message in found:
+                self._count(message.subtype)
+            if found or is_over or (deadline is not None and time.monotonic() >= deadline):
+                return found
+
+    def read_messages(self, limit: int, timeout: float | None = 0) -> list[PsiMessage]:
+        """Return up to so many messages as psi has them; wait for the first, as a reader does."""
+        return [psi_message(message) for message in self.take(limit, timeout)]
+
+    def read(self, timeout: float | None = None) -> Received | None:
+        """Return the next value; None at the end of the stream, or when the time is over.
+
+        :raises Malformed: the payload is not of the stream's type.
+        """
+        found = self.read_messages(1, timeout)
+        return self._received(found[0]) if found else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the exporter told that no more comes, and all that came is here."""
+        return self._store.metadata(self.id).is_closed
+
+    def __iter__(self) -> Iterator[Received]:
+        """Follow the stream to its end."""
+        while (received := self.read()) is not None:
+            yield received
+
+    def _received(self, message: PsiMessage) -> Received:
+        return Received(self.codec.decode(message.payload), *message[2:4], message.sequence_id)
+
+    def _count(self, sequence: int) -> None:
+        expected = None if self._sequence is None else self._sequence + 1
+        if expected is not None and sequence != expected:
+            # A lower number: the exporter was started anew, and counts from 1.
+            self.lost += sequence - (1 if sequence < expected else expected)
+        self._sequence = sequence
+        self.messages += 1
+
+    def close(self) -> None:
+        """Give everything back. Closing twice is fine."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,347 @@
+"""How do psi processes find each other? (spec psi 10)
+
+A server keeps the list of processes and tells everybody of every change, also who made it. A client
+keeps its own processes on that list, and comes again when the connection breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Self
+
+from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
+from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
+from penstock.core.retry import Backoff
+from penstock.protocols.psi.rendezvous_wire import (
+    RENDEZVOUS_PORT,
+    AddProcess,
+    Disconnect,
+    Process,
+    RemoveProcess,
+    RendezvousClientDecoder,
+    RendezvousHello,
+    RendezvousServerDecoder,
+    Update,
+    encode_client_hello,
+    encode_hello,
+    encode_update,
+)
+from penstock.protocols.psi.serving import Listener, hang_up, listen_tcp, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+__all__ = ["RendezvousClient", "RendezvousServer"]
+
+log = logging.getLogger(__name__)
+
+_RECEIVED_AT_ONCE: Final = 65536
+_LOOK: Final = 0.1
+#: A client that takes nothing for so long (seconds) is cut off.
+_STALLED: Final = 10.0
+#: Updates that wait for a client at most.
+_WAITING: Final = 10_000
+#: Processes that a server keeps at most.
+_MOST_PROCESSES: Final = 10_000
+
+
+class RendezvousServer:
+    """Keeps the list of processes. As psi's, it keeps those of a client that has left."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = RENDEZVOUS_PORT,
+        *,
+        max_clients: int = 256,
+        forget_who_left: bool = False,
+    ) -> None:
+        """Listen at once; `forget_who_left`: remove what a client added when it leaves.
+
+        :raises StorageError: the address cannot be had.
+        """
+        self.processes: dict[str, Process] = {}
+        self._forget = forget_who_left
+        self._clients: set[_Client] = set()
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._listener = Listener(
+            listen_tcp(host, port), self._serve, name="psi-rendezvous", max_clients=max_clients
+        )
+        self.port = self._listener.port
+
+    def add(self, process: Process) -> bool:
+        """Add a process and tell everybody; False if there is one of that name."""
+        with self._lock:
+            if process.name in self.processes or len(self.processes) >= _MOST_PROCESSES:
+                return False
+            self.processes[process.name] = process
+            self._tell(AddProcess(process))
+            return True
+
+    def remove(self, name: str) -> bool:
+        """Remove a process and tell everybody; False if there is none."""
+        with self._lock:
+            if self.processes.pop(name, None) is None:
+                return False
+            self._tell(RemoveProcess(name))
+            return True
+
+    def _tell(self, update: Update) -> None:
+        data = encode_update(update)
+        for client in self._clients:
+            client.send(data)
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        client: _Client | None = None
+        own: set[str] = set()
+        try:
+            for update in self._updates(connection):
+                if isinstance(update, RendezvousHello):
+                    client = self._admit(connection, peer)
+                else:
+                    self._take(update, own)
+        finally:
+            if client is not None:
+                with self._lock:
+                    self._clients.discard(client)
+                client.close()
+            for name in own if self._forget else ():
+                self.remove(name)
+
+    def _updates(self, connection: socket.socket) -> Iterator[RendezvousHello | Update]:
+        """Yield what a client says, until it leaves."""
+        decoder = RendezvousServerDecoder()
+        has_spoken = False
+        connection.settimeout(_STALLED)
+        while not self._is_closed:
+            try:
+                data = connection.recv(_RECEIVED_AT_ONCE)
+            except TimeoutError:
+                if has_spoken:
+                    continue
+                return  # it has not even said its version
+            if not data:
+                return
+            for update in decoder.feed(data):
+                has_spoken = True
+                if isinstance(update, Disconnect):
+                    return
+                yield update
+
+    def _take(self, update: Update, own: set[str]) -> None:
+        match update:
+            case AddProcess(process):
+                if self.add(process):
+                    own.add(process.name)
+            case RemoveProcess(name):
+                self.remove(name)
+                own.discard(name)
+
+    def _admit(self, connection: socket.socket, peer: str) -> _Client:
+        client = _Client(connection)
+        # Under the lock: no change may come between the list and the first update.
+        with self._lock:
+            address = peer.rpartition(":")[0]
+            client.send(encode_hello(address, list(self.processes.values())))
+            self._clients.add(client)
+        return client
+
+    def close(self) -> None:
+        """Tell everybody that it is over, and stop. Closing twice is fine."""
+        if self._is_closed:
+            return
+        with self._lock:
+            self._is_closed = True
+            self._tell(Disconnect())
+            clients = list(self._clients)
+        for client in clients:
+            client.close()
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Client:
+    """What waits to be sent to a client, so that a slow one holds up nobody."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting: BoundedBuffer[bytes] = BoundedBuffer(_WAITING, OverflowPolicy.FAIL)
+        self._thread = threading.Thread(target=self._run, name="psi-rendezvous-send", daemon=True)
+        self._thread.start()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._waiting.put(data)
+        except QueueFull:
+            hang_up(self._connection)
+        except Closed:
+            return
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._connection.sendall(b"".join(self._waiting.get_many(_WAITING)))
+        except Closed:
+            return
+        except OSError:
+            hang_up(self._connection)
+
+    def close(self) -> None:
+        self._waiting.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=2)
+
+
+class RendezvousClient:
+    """Knows the processes at a server, and keeps its own there through broken connections."""
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = RENDEZVOUS_PORT, *, longest_wait: float = 5.0
+    ) -> None:
+        self._server = (host, port)
+        self._longest_wait = longest_wait
+        #: Everybody's processes, as far as the server told.
+        self.processes: dict[str, Process] = {}
+        #: This machine's address, as the server sees it.
+        self.address: str | None = None
+        self.last_error: Exception | None = None
+        self._own: dict[str, Process] = {}
+        self._connection: socket.socket | None = None
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="psi-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        return self.address is not None and self._connection is not None
+
+    def wait_connected(self, timeout: float | None = None) -> bool:
+        """Wait for the server's list; False when the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.connected, timeout)
+
+    def add(self, process: Process) -> None:
+        """Tell everybody of a process of ours, now or when there is a connection."""
+        with self._changed:
+            self._own[process.name] = process
+            self._send(AddProcess(process))
+
+    def remove(self, name: str) -> None:
+        """Tell everybody that it is gone."""
+        with self._changed:
+            self._own.pop(name, None)
+            self._send(RemoveProcess(name))
+
+    def wait_for(self, name: str, timeout: float = 10.0) -> Process:
+        """Return the process of a name, once it is there.
+
+        :raises NotFound: it did not come.
+        :raises ConnectionLost: there is no server.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: name in self.processes, timeout):
+                return self.processes[name]
+            if self.address is None:
+                where = ":".join(map(str, self._server))
+                raise ConnectionLost(where, str(self.last_error or "no answer"))
+            there = ", ".join(sorted(self.processes)[:8])
+            raise NotFound(
+                f"no process {name!r} came to the rendezvous",
+                hint=f"there are: {there}" if there else "there is none yet",
+            )
+
+    def _send(self, update: Update) -> None:
+        if self._connection is not None and self.address is not None:
+            try:
+                self._connection.sendall(encode_update(update))
+            except OSError:
+                hang_up(self._connection)  # it is sent again with the next connection
+
+    def _run(self) -> None:
+        backoff = Backoff(initial=min(0.05, self._longest_wait), maximum=self._longest_wait)
+        rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+        attempt = 0
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._connect()
+            except (OSError, PenstockError) as error:
+                self.last_error = error
+                log.info("the rendezvous at %s:%s: %s", *self._server, error)
+            with self._changed:
+                self._connection = None
+            attempt = 1 if time.monotonic() - began > self._longest_wait else attempt + 1
+            self._stop.wait(backoff.delay(attempt, rng))
+
+    def _connect(self) -> None:
+        connection = socket.create_connection(self._server, _STALLED)
+        try:
+            tune(connection)
+            connection.sendall(encode_client_hello())
+            decoder = RendezvousClientDecoder()
+            connection.settimeout(_LOOK)
+            while not self._stop.is_set():
+                try:
+                    data = connection.recv(_RECEIVED_AT_ONCE)
+                except TimeoutError:
+                    continue
+                if not data:
+                    return
+                for update in decoder.feed(data):
+                    if isinstance(update, Disconnect):
+                        return
+                    self._take(update, connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(encode_update(Disconnect()))
+        finally:
+            hang_up(connection)
+
+    def _take(self, update: RendezvousHello | Update, connection: socket.socket) -> None:
+        with self._changed:
+            match update:
+                case RendezvousHello(address, _):
+                    self.processes.clear()
+                    self._connection, self.address = connection, address or ""
+                    connection.settimeout(_STALLED)
+                    for process in self._own.values():
+                        self._send(AddProcess(process))
+                    connection.settimeout(_LOOK)
+                case AddProcess(process):
+                    self.processes.setdefault(process.name, process)
+                case RemoveProcess(name):
+                    self.processes.pop(name, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Leave. What was added stays at a server that keeps it; remove it first."""
+        self._stop.set()
+        self._thread.join(timeout=_STALLED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,113 @@
+"""How much of a batch is in the target, when nobody was told?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from penstock.core.endpoints import open_reader
+from penstock.core.errors import NotFound, Unsupported
+from penstock.core.position import Position
+from penstock.core.url import URL
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Bounds, Reader
+
+__all__ = ["Tail", "arrived", "tail_of"]
+
+#: Streams whose end can be looked at, and that keep what was appended.
+_OURS: Final = frozenset({"fmq", "log", "flight", "flight+tls"})
+#: Options of a URL that say where the stream is. All others are for its writer.
+_WHERE: Final = frozenset({"kind", "tls", "ca", "token_file", "retry", "call_timeout"})
+#: What of a message has to be the same.
+_COMPARED: Final = ("payload", "type", "subtype", "time_ns", "stream", "attributes")
+_AT_ONCE: Final = 1000
+
+
+class Tail(NamedTuple):
+    """Where a target ends: the number that its next message gets, in this life of it."""
+
+    epoch: int
+    seq: int
+
+
+def tail_of(url: str, options: dict[str, str]) -> Tail | None:
+    """Return where a target ends; None where that cannot be told.
+
+    :raises ConnectionLost: its server cannot be reached.
+    """
+    with _Target(url, options) as target:
+        return None if target.bounds is None else Tail(target.bounds.epoch, target.bounds.end)
+
+
+def arrived(
+    url: str,
+    options: dict[str, str],
+    tail: Tail,
+    batch: Batch,
+    lacking: Collection[str] = (),
+) -> tuple[int, Tail | None]:
+    """Return how many messages of a batch are in the target behind `tail`, and where it ends now.
+
+    They are looked for one by one, in order, so that it does not matter who else wrote there.
+    `lacking` are the fields that the target does not keep.
+
+    :raises ConnectionLost: its server cannot be reached.
+    """
+    with _Target(url, options) as target:
+        bounds = target.bounds
+        if bounds is None:
+            return 0, None
+        now = Tail(bounds.epoch, bounds.end)
+        if bounds.epoch != tail.epoch or bounds.end <= tail.seq:
+            return 0, now
+        # What is overwritten by now was there.
+        found = min(max(0, bounds.oldest - tail.seq), batch.num_rows)
+        fields = [name for name in _COMPARED if name not in lacking]
+        wanted = list(_rows(batch, fields))
+        for row in target.rows(max(tail.seq, bounds.oldest), bounds.end, fields):
+            if found == len(wanted):
+                break
+            if row == wanted[found]:
+                found += 1
+        return found, now
+
+
+class _Target:
+    """The target, opened for reading for a moment."""
+
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self._reader: Reader | None = None
+        self.bounds: Bounds | None = None
+        if URL.parse(url).scheme not in _OURS:
+            return
+        plain, _, said = url.partition("?")
+        kept = [each for each in said.split("&") if each.partition("=")[0] in _WHERE]
+        try:
+            place = f"{plain}?{'&'.join(kept)}" if kept else plain
+            self._reader = open_reader(place, Position.START, **options)
+            self.bounds = self._reader.bounds()
+        except (NotFound, Unsupported):
+            self.__exit__()
+
+    def rows(self, start: int, end: int, fields: list[str]) -> Iterator[tuple[object, ...]]:
+        assert self._reader is not None
+        self._reader.seek(start)
+        while batch := self._reader.read_batch(_AT_ONCE, timeout=0):
+            yield from _rows(batch, fields)
+            if batch.column("seq")[-1].as_py() >= end - 1:
+                return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _rows(batch: Batch, fields: list[str]) -> Iterator[tuple[object, ...]]:
+    return zip(*(batch.column(name).to_pylist() for name in fields), strict=True)

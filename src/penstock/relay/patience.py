@@ -1,0 +1,99 @@
+"""How does a relay wait for the other side, and still hear that it shall stop?"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.errors import ConnectionLost, LockTimeout, PenstockError
+from penstock.core.retry import Backoff, OnRetry, RetryPolicy, retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Patience", "StopAsked", "patient", "patiently"]
+
+T = TypeVar("T")
+
+_BACKOFF: Final = Backoff(initial=0.05, maximum=5.0)
+#: How long (seconds) a sign to stop may stay unseen.
+_SLICE: Final = 0.1
+
+
+class StopAsked(Exception):
+    """A wait was ended, because the relay shall stop."""
+
+
+class Patience:
+    """A clock whose sleep ends when the relay shall stop."""
+
+    def __init__(self, should_stop: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> None:
+        self.should_stop = should_stop
+        self._clock = clock
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait.
+
+        :raises StopAsked: the relay shall stop.
+        """
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0:
+            if self.should_stop():
+                raise StopAsked
+            self._clock.sleep(min(left, _SLICE))
+
+    async def sleep_async(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
+def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:
+    """Return when to try again while a side is away: for ever, or for some seconds.
+
+    `from_the_start`: also while it is not there yet.
+    """
+
+    def may_pass(error: Exception) -> bool:
+        if isinstance(error, (ConnectionLost, LockTimeout)):
+            return True
+        if from_the_start and isinstance(error, FileNotFoundError):
+            return True
+        return isinstance(error, PenstockError) and _is_busy(error)
+
+    return RetryPolicy(retry_on=may_pass, backoff=_BACKOFF, max_attempts=None, max_elapsed=give_up)
+
+
+def patiently(
+    call: Callable[[], T], policy: RetryPolicy, patience: Patience, on_retry: OnRetry
+) -> T:
+    """Return what `call` returns, when both sides are there. Other errors come as they are.
+
+    :raises StopAsked: the relay shall stop meanwhile.
+    """
+
+    def attempt() -> Callable[[], T]:
+        try:
+            result = call()
+        except Exception as error:
+            if policy.is_worth_retrying(error):
+                raise
+            return partial(_raise, error)  # past `retry`, which would add a note of its own
+        return lambda: result
+
+    return retry(attempt, policy, patience, on_retry)()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _is_busy(error: PenstockError) -> bool:
+    from penstock.protocols.flight.errors import ServerBusy  # noqa: PLC0415 - loads gRPC
+
+    return isinstance(error, ServerBusy)

@@ -1,0 +1,457 @@
+"""How is a target kept in step with a source, whatever breaks in between?"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.delivery import DeliveryQueue
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    MessageTooLarge,
+    Unacknowledged,
+    WriteTimeout,
+)
+from penstock.core.overflow import DropCounts, DropReason
+from penstock.core.quota import parse_quota
+from penstock.core.url import URL
+from penstock.relay.arrivals import Tail, arrived, tail_of
+from penstock.relay.feed import Feed
+from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
+from penstock.relay.patience import Patience, StopAsked, patient, patiently
+from penstock.relay.resuming import resume
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.message import Message
+    from penstock.relay.relay_options import RelayOptions
+
+__all__ = ["Relay", "RelayStatistics", "connection_options"]
+
+log = logging.getLogger(__name__)
+
+#: How long (seconds) a side may be away, if nothing is said and it does not follow.
+_SHORT_OUTAGE: Final = 30.0
+#: How often (seconds) both sides are brought to the disk, where there is a state.
+_BETWEEN_SYNCS: Final = 1.0
+#: Seconds to deliver what waits in memory when it shall stop.
+_DRAIN: Final = 0.5
+#: A thread that waits looks this often (seconds) whether to stop.
+_LOOK: Final = 0.2
+_NS_PER_SECOND: Final = 1_000_000_000
+
+
+class RelayStatistics(NamedTuple):
+    """Books of a relay: `read == copied + sum(dropped.values()) + held`, at any moment."""
+
+    #: Messages taken from the source.
+    read: int
+    #: Messages that are in the target.
+    copied: int
+    #: Their payload bytes.
+    bytes: int
+    #: Messages left out, by reason: by the policy, or because the target will never take them.
+    dropped: dict[DropReason, int]
+    #: Messages taken and not yet in the target. A relay with a state reads them again.
+    held: int
+    #: Messages that were gone before they could be read.
+    lost: int
+    #: Messages sent again that may be in the target already: it could not be asked.
+    in_doubt: int
+    #: How often a side was away.
+    outages: int
+    #: Messages in the source that were not reached yet, when it was last looked at.
+    backlog: int
+
+
+def connection_options(url: str) -> dict[str, str]:
+    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
+    parsed = URL.parse(url)
+    is_remote = parsed.scheme in {"flight", "flight+tls"}
+    return {"retry": "1"} if is_remote and "retry" not in parsed.options else {}
+
+
+class Relay:
+    """Copies a reader to a writer, for one run. `statistics` may be asked from any thread."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        writer: Writer,
+        options: RelayOptions,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[RelayStatistics], None] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._options = options
+        self._on_progress = on_progress
+        self._patience = Patience(should_stop, clock)
+        give_up = options.give_up
+        if give_up is None and not options.follow:
+            give_up = _SHORT_OUTAGE
+        self._policy = patient(give_up)
+        self._quota = None if options.quota is None else parse_quota(options.quota, clock)
+        self._connection = connection_options(options.target)
+        self._queue: DeliveryQueue[Message] | None = None
+        if options.policy is not None:
+            self._queue = DeliveryQueue(
+                options.policy, time_of=lambda message: message.time_ns, clock=clock
+            )
+        self._journal: Journal | None = None
+        self._tail: Tail | None = None
+        self._synced_at = clock.monotonic()
+        self._is_writer_well = True
+        self._lost_before = reader.statistics().lost
+        self._feed: Feed | None = None
+        self._lock = threading.Lock()
+        self._read = self._copied = self._bytes = self._in_doubt = self._outages = 0
+        self._dropped = DropCounts()
+        #: While a side is away, why; then None.
+        self.trouble: str | None = None
+
+    def statistics(self) -> RelayStatistics:
+        with self._lock:
+            # Ours first: what the queue hands over afterwards counts as held.
+            copied, bytes, in_doubt, read = self._copied, self._bytes, self._in_doubt, self._read
+            dropped = self._dropped.as_dict()
+        feed = self._feed
+        books = None if feed is None else feed.books
+        held = read - copied - sum(dropped.values())
+        if self._queue is not None:
+            waiting = self._queue.statistics()
+            read = waiting.accepted
+            held = waiting.held + waiting.delivered - copied - sum(dropped.values())
+            dropped = {**waiting.dropped, **dropped}
+        return RelayStatistics(
+            read=read,
+            copied=copied,
+            bytes=bytes,
+            dropped=dropped,
+            held=held,
+            lost=0 if books is None else books.lost - self._lost_before,
+            in_doubt=in_doubt,
+            outages=self._outages,
+            backlog=0 if books is None else books.backlog,
+        )
+
+    def run(self) -> RelayStatistics:
+        """Copy until the end, or until it shall stop.
+
+        :raises PenstockError: what a side raises and waiting does not mend; what was copied stays.
+        """
+        with contextlib.ExitStack() as stack:
+            options = self._options
+            if options.state is not None:
+                journal = Journal(options.state, options.source, options.target)
+                self._journal = stack.enter_context(journal)
+            with contextlib.suppress(StopAsked):
+                self._start()
+                if self._queue is None:
+                    self._copy()
+                else:
+                    self._copy_through(self._queue)
+                self._note_end(is_synced=self._flush())
+        return self.statistics()
+
+    # --- the two ways -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        patiently(self._prepare, self._policy, self._patience, self._note_outage)
+        self.trouble = None
+
+    def _prepare(self) -> None:
+        """Find out where both sides are, and go on there."""
+        target = self._options.target
+        self._tail = tail_of(target, self._connection)
+        in_doubt = 0
+        if self._journal is not None:
+
+            def there(tail: Tail, batch: Batch) -> int:
+                batch, lacking = self._shifted(batch), self._writer.cannot_carry
+                return arrived(target, self._connection, tail, batch, lacking)[0]
+
+            in_doubt = resume(self._journal, self._reader, self._tail, there)
+        self._feed = Feed(
+            self._reader,
+            self._options,
+            self._patience,
+            self._policy,
+            self._note_outage,
+            self._note_return,
+        )
+        self._in_doubt = in_doubt
+        if self._journal is not None and self._feed.epoch is None:
+            log.warning("%s cannot be read again; its state keeps nothing", self._reader.url)
+            self._journal = None
+        elif self._journal is not None and self._journal.note is None:
+            # A start such as `end` means the end of today also when it is killed before a message.
+            place = self._feed.books.next_seq
+            if place is not None:
+                self._journal.put(Note(self._feed.epoch or 0, place, self._tail))
+
+    def _copy(self) -> None:
+        """Read and write in turns: a slow target makes the source wait."""
+        assert self._feed is not None
+        while (batch := self._feed.next()) is not None:
+            with self._lock:
+                self._read += batch.num_rows
+            left = self._write(batch)
+            if left is not None:
+                self._feed.go_back(left)
+                raise StopAsked
+
+    def _copy_through(self, queue: DeliveryQueue[Message]) -> None:
+        """Read on a thread of its own, so that the policy decides while the target is slow."""
+        failure: list[BaseException] = []
+        thread = threading.Thread(
+            target=self._fill, args=(queue, failure), name="penstock-relay-reader", daemon=True
+        )
+        thread.start()
+        left = None
+        stop_at: float | None = None
+        try:
+            with contextlib.suppress(Closed):
+                while left is None:
+                    if stop_at is None and self._patience.should_stop():
+                        stop_at = time.monotonic() + _DRAIN
+                    if stop_at is not None and time.monotonic() > stop_at:
+                        break
+                    messages = queue.get_many(self._options.batch, _LOOK)
+                    if messages:
+                        left = self._write(batch_from_messages(messages))
+        finally:
+            queue.close()
+            thread.join(_DRAIN * 4)
+        assert self._feed is not None
+        if left is None:
+            waiting = queue.peek()
+            left = None if waiting is None else waiting.seq
+        if left is not None:
+            self._feed.go_back(left)
+        for error in failure:
+            raise error
+
+    def _fill(self, queue: DeliveryQueue[Message], failure: list[BaseException]) -> None:
+        assert self._feed is not None
+        try:
+            while (batch := self._feed.next()) is not None:
+                for message in messages_from_batch(batch):
+                    while not self._put(queue, message):
+                        if self._patience.should_stop():
+                            return
+        except (StopAsked, Closed):
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised on the thread that runs the relay
+            failure.append(error)
+        finally:
+            queue.close()
+
+    def _put(self, queue: DeliveryQueue[Message], message: Message) -> bool:
+        try:
+            queue.put(message, _LOOK)
+        except WriteTimeout:
+            return False
+        return True
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _write(self, batch: Batch) -> int | None:
+        """Write a batch, piece by piece; return the first number that was not, if it shall stop."""
+        seqs = batch.column("seq")
+        batch = self._shifted(batch)
+        done = 0
+        try:
+            for piece in self._pieces(batch):
+                self._deliver(piece)
+                done += piece.num_rows
+                if self._on_progress is not None:
+                    self._on_progress(self.statistics())
+        except StopAsked:
+            first: int = seqs[done].as_py()
+            return first
+        return None
+
+    def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        """Yield as much as may go at once, when it may go."""
+        while batch.num_rows:
+            piece = batch.slice(0, self._fits(batch))
+            if self._quota is not None:
+                size = _payload_bytes(piece)
+                delay = self._quota.delay(size, piece.column("time_ns")[0].as_py())
+                self._patience.sleep(delay)
+            yield piece
+            batch = batch.slice(piece.num_rows)
+
+    def _fits(self, batch: Batch) -> int:
+        count: int = batch.num_rows
+        if self._journal is not None:
+            runs = runs_of(batch.column("seq").to_numpy())[:MOST_RUNS]
+            count = sum(length for _, length in runs)
+        if self._quota is not None:
+            sizes = pc.binary_length(batch.column("payload")).to_numpy().astype("int64")
+            count = min(count, int((sizes.cumsum() <= self._quota.at_once).sum()))
+        return max(1, count)
+
+    def _deliver(self, piece: Batch) -> None:
+        """Bring a piece to the target, however often that takes.
+
+        :raises StopAsked: it shall stop while the target is away. What of it arrived is not known.
+        """
+        left = _Left(piece)
+        self._note(piece)
+        while left.batch.num_rows:
+            patiently(lambda: self._attempt(left), self._policy, self._patience, self._note_outage)
+        self.trouble = None
+        now = self._patience.monotonic()
+        if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
+            self._synced_at = now
+            if self._flush():
+                self._journal.sync(self._note_behind(piece))
+
+    def _flush(self) -> bool:
+        """Bring what was written to the disk; tell whether it is there."""
+        if not self._is_writer_well:
+            return False
+        try:
+            self._writer.flush()
+        except ConnectionLost as error:
+            self._is_writer_well = False
+            log.warning("%s", error)
+        return self._is_writer_well
+
+    def _attempt(self, left: _Left) -> None:
+        # What a writer is told first after its connection broke should be a message.
+        self._is_writer_well = False
+        if left.is_in_doubt:
+            self._find_out(left)
+            if not left.batch.num_rows:
+                return
+        before = self._writer.statistics().messages
+        try:
+            last = self._writer.write_batch(left.batch)
+        except Unacknowledged as error:
+            left.is_in_doubt = True
+            left.unknown = error.in_doubt
+            self._enter(left, error.acknowledged)
+            raise
+        except MessageTooLarge:
+            self._enter(left, self._writer.statistics().messages - before)
+            if self._options.refused == "stop":
+                raise
+            with self._lock:
+                self._dropped.add(DropReason.REFUSED)
+            log.warning("%s will never take message %d", self._writer.url, left.first_seq)
+            left.batch = left.whole = left.batch.slice(1)
+            self._move_tail(self._writer.statistics().last_seq)
+            self._note(left.batch)
+        except BaseException:
+            self._enter(left, self._writer.statistics().messages - before)
+            left.is_in_doubt = True
+            raise
+        else:
+            self._is_writer_well = True
+            self._enter(left, left.batch.num_rows)
+            self._move_tail(last)
+
+    def _move_tail(self, last: int | None) -> None:
+        if self._tail is not None and last is not None:
+            self._tail = self._tail._replace(seq=last + 1)
+
+    def _find_out(self, left: _Left) -> None:
+        """Ask the target what of a piece arrived; where it cannot be asked, send it again."""
+        if self._tail is None:
+            self._in_doubt += left.unknown
+        else:
+            tail, lacking = self._tail, self._writer.cannot_carry
+            there, now = arrived(self._options.target, self._connection, tail, left.whole, lacking)
+            already = left.whole.num_rows - left.batch.num_rows
+            self._enter(left, max(0, there - already))
+            if now is not None and now.epoch != tail.epoch:
+                self._tail = now
+                self._note(left.batch)
+                left.whole = left.batch
+        left.is_in_doubt = False
+        left.unknown = 0
+
+    def _enter(self, left: _Left, count: int) -> None:
+        """Write into the books that the first so many of a piece are in the target."""
+        with self._lock:
+            self._copied += count
+            self._bytes += _payload_bytes(left.batch.slice(0, count))
+        left.batch = left.batch.slice(count)
+
+    def _shifted(self, batch: Batch) -> Batch:
+        """Return a batch with times of the target's clock."""
+        if not self._options.clock_offset:
+            return batch
+        offset = round(self._options.clock_offset * _NS_PER_SECOND)
+        times = pc.add(batch.column("time_ns"), pa.scalar(offset, pa.int64()))
+        index = batch.schema.get_field_index("time_ns")
+        return batch.set_column(index, batch.schema.field(index), times)
+
+    # --- notes ------------------------------------------------------------------------------------
+
+    def _note(self, piece: Batch) -> None:
+        """Keep what is about to be written."""
+        if self._journal is not None and piece.num_rows:
+            runs = runs_of(piece.column("seq").to_numpy())
+            self._journal.put(self._note_behind(piece)._replace(runs=runs))
+
+    def _note_behind(self, piece: Batch) -> Note:
+        assert self._feed is not None
+        behind = piece.column("seq")[-1].as_py() + 1
+        return Note(self._feed.epoch or 0, behind, self._tail)
+
+    def _note_end(self, *, is_synced: bool) -> None:
+        """Keep that nothing is under way: whoever writes to the target later does not matter."""
+        if self._journal is not None and self._journal.note is not None:
+            note = self._journal.note._replace(runs=(), target=self._tail)
+            self._journal.put(note)
+            if is_synced:
+                self._journal.sync(note)
+
+    def _note_outage(self, attempt: int, error: Exception, delay: float) -> None:
+        del delay
+        self.trouble = str(error)
+        if attempt == 1:
+            self._outages += 1
+            log.warning("%s; trying again", error)
+
+    def _note_return(self) -> None:
+        self.trouble = None
+
+
+class _Left:
+    """What is left of a piece."""
+
+    def __init__(self, piece: Batch) -> None:
+        #: All of it, from the note on.
+        self.whole = piece
+        self.batch = piece
+        #: Some of it may be in the target.
+        self.is_in_doubt = False
+        #: How many, where the target cannot be asked.
+        self.unknown = 0
+
+    @property
+    def first_seq(self) -> int:
+        return int(self.batch.column("seq")[0].as_py())
+
+
+def _payload_bytes(batch: Batch) -> int:
+    return int(pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0)

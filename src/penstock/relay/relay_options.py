@@ -1,0 +1,128 @@
+"""What can be asked of a relay?"""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationError
+
+from penstock.core.config import ConfigModel, load_config
+from penstock.core.delivery import DeliveryPolicy
+from penstock.core.errors import InvalidOption, PenstockError
+from penstock.core.options import Duration  # noqa: TC001 - pydantic reads it
+from penstock.core.position import Position
+from penstock.core.quota import parse_quota
+from penstock.core.units import parse_duration
+from penstock.core.url import URL
+
+__all__ = ["RelayFile", "RelayOptions", "load_relays", "parse_offset", "relay_options"]
+
+
+def parse_offset(value: str | float) -> float:
+    """Return the seconds meant by a duration that may have a sign: `-1.5s`, `+20ms`.
+
+    :raises InvalidOption: it is no duration.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        size = parse_duration(text[1:] if text[:1] in {"-", "+"} else text)
+        return -size if text.startswith("-") else size
+    return -parse_duration(-value) if value < 0 else parse_duration(value)
+
+
+def _policy(value: object) -> object:
+    return DeliveryPolicy.parse(value) if isinstance(value, str) else value
+
+
+def _place(value: object) -> object:
+    return Position.of(value) if isinstance(value, str | int) else value
+
+
+def _checked_url(text: str) -> str:
+    URL.parse(text)
+    return text
+
+
+def _checked_quota(text: str) -> str:
+    parse_quota(text)
+    return text
+
+
+_Url = Annotated[str, AfterValidator(_checked_url)]
+_Place = Annotated[InstanceOf[Position], BeforeValidator(_place)]
+
+
+class RelayOptions(ConfigModel):
+    """One relay: from where to where, how much of it, how fast, and what if it does not fit."""
+
+    source: _Url
+    target: _Url
+    #: Where to start, the first time.
+    start: _Place = Position.START
+    #: The last message: its number, or the time when it was appended; it is copied, too.
+    end: _Place | None = None
+    #: Wait for more; otherwise end with what is there.
+    follow: bool = True
+    #: The file that keeps how far it came, so that it goes on there.
+    state: Path | None = None
+    #: How messages wait while the target is slower; without it the source is read more slowly.
+    policy: Annotated[InstanceOf[DeliveryPolicy] | None, BeforeValidator(_policy)] = None
+    #: Payload bytes per second, as `1MB/s`.
+    quota: Annotated[str, AfterValidator(_checked_quota)] | None = None
+    #: Messages moved at a time, at most.
+    batch: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    #: Seconds added to the time of every message: the target's clock less the source's.
+    clock_offset: Annotated[float, BeforeValidator(parse_offset)] = 0.0
+    #: How long either side may be away. Without it: for ever if it follows, or else 30 seconds.
+    give_up: Duration | None = None
+    #: What to do with a message that the target will never take: stop, or drop it and count it.
+    refused: Literal["stop", "drop"] = "stop"
+    #: Refuse a target that cannot carry every field.
+    strict: bool = False
+
+
+def relay_options(**given: object) -> RelayOptions:
+    """Return the options of one relay; what is None is not given.
+
+    :raises InvalidOption: a value does not fit.
+    :raises InvalidURL: source or target is no URL.
+    """
+    try:
+        return RelayOptions.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "options"
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidOption):  # by a unit's parser, which knows its unit only
+            raise InvalidOption(name, first["input"], cause.reason, hint=cause.hint) from None
+        if isinstance(cause, PenstockError):
+            raise cause from None
+        raise InvalidOption(name, first["input"], str(first["msg"])) from None
+
+
+class RelayFile(ConfigModel):
+    """A file of relays."""
+
+    #: Where each keeps how far it came, in a file of its name, unless it says otherwise.
+    state: Path | None = None
+    relays: Annotated[dict[str, RelayOptions], Field(min_length=1, max_length=1000)]
+
+
+def load_relays(path: Path) -> dict[str, RelayOptions]:
+    """Read a YAML file of relays; paths of state are relative to it.
+
+    :raises ConfigError: the file is not right; says where.
+    """
+    file = load_config(path, RelayFile)
+    found = {}
+    for name, options in file.relays.items():
+        state = options.state
+        if state is None and file.state is not None:
+            # A name is any text, and must not lead out of the folder.
+            plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip(".")
+            state = file.state / f"{plain or 'relay'}.relay"
+        if state is not None:
+            state = path.parent / state
+        found[name] = options.model_copy(update={"state": state})
+    return found

@@ -1,0 +1,164 @@
+"""What is known at a glance is what the long way finds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import open_reader, open_writer
+from penstock.core.errors import InvalidOption, MessageTooLarge
+from penstock.protocols.lrose.ds_message import DsMessage
+from penstock.protocols.lrose.fmq_messages import (
+    decode_messages,
+    encode_message,
+    is_write,
+    written_reply,
+)
+from penstock.protocols.lrose.fmq_short import (
+    PAYLOAD_AT,
+    encode_write,
+    encode_written,
+    find_write,
+    find_written,
+)
+from penstock.protocols.lrose.fmq_wire import OURS, SOCKET_ID, Init, Op, OpenMode, encode_init
+from penstock.protocols.lrose.sku import HTTP_REPLY, Decoder, Frame, encode
+from protocols.lrose.serving import Caller, served
+from protocols.lrose.test_fmq_fuzz import mutated
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+HEAD = DsMessage(Op.WRITE)
+
+
+@given(st.binary(max_size=50), INT32, INT32, st.integers(1, 2**31 - 1))
+def test_a_short_write_has_the_bytes_of_a_long_one(
+    payload: bytes, type: int, subtype: int, seq: int
+) -> None:
+    message = encode_message(HEAD, payload, type, subtype, uncompressed_len=len(payload))
+    whole = encode(Frame(SOCKET_ID, seq, message))
+    assert encode_write(seq, payload, type, subtype) == whole
+    end = PAYLOAD_AT + len(payload)
+    assert find_write(bytearray(whole) + b"rest of a buffer", len(whole)) == (type, subtype, end)
+    assert whole[PAYLOAD_AT:end] == payload
+
+
+@given(INT32, st.integers(1, 2**31 - 1))
+def test_a_short_reply_has_the_bytes_of_a_long_one(mode: int, seq: int) -> None:
+    whole = encode(Frame(SOCKET_ID, seq, written_reply(mode)))
+    assert encode_written(seq, mode) == whole
+    assert find_written(whole, len(whole)) == mode
+    assert find_written(whole, len(whole) - 1) is None
+
+
+def test_what_is_not_the_usual_write_is_left_to_the_long_way() -> None:
+    others = [
+        encode_message(HEAD, b"abc", 1, 2, pre_compressed=1, uncompressed_len=9),
+        encode_message(HEAD, b"abc", 1, 2, time=1_700_000_000),
+        encode_message(HEAD._replace(flags=OURS), b"abc", 1, 2),
+        encode_message(DsMessage(Op.READ), b"abc", 1, 2),
+        HEAD.to_bytes(),
+    ]
+    for payload in others:
+        whole = encode(Frame(SOCKET_ID, 1, payload))
+        assert find_write(whole, len(whole)) is None
+    two = encode_write(1, b"abc", 1, 2) + encode_write(2, b"def", 1, 2)
+    assert find_write(two, len(two)) is None
+    assert find_write(two[:100], 100) is None
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+def test_fuzz_what_is_known_at_a_glance_is_what_the_long_way_finds(count: int) -> None:
+    chance = random.Random(11)
+    seeds = [encode_write(7, bytes(size), 3, 4) for size in (0, 1, 8, 60)]
+    known = unknown = 0
+    for _ in range(count):
+        data = mutated(chance.choice(seeds), chance)
+        found = find_write(bytearray(data), len(data))
+        if found is None:
+            unknown += 1
+            continue
+        known += 1
+        type, subtype, end = found
+        (frame,) = Decoder(1 << 16).feed(data)
+        assert is_write(frame.payload)
+        _, messages = decode_messages(frame.payload)
+        assert messages.rows(0)._replace(uncompressed_lens=[], ids=[]) == (
+            ([type], [subtype], [0], [], [], [0], [data[PAYLOAD_AT:end]])
+        )
+    assert known
+    assert unknown
+
+
+@pytest.mark.parametrize("count", [20_000])
+def test_fuzz_a_reply_known_at_a_glance_is_what_the_long_way_finds(count: int) -> None:
+    chance = random.Random(12)
+    known = 0
+    for _ in range(count):
+        data = mutated(encode_written(3, 4), chance)
+        mode = find_written(bytearray(data), len(data))
+        if mode is not None:
+            known += 1
+            (frame,) = Decoder(1 << 16).feed(data)
+            assert DsMessage.from_bytes(frame.payload) == DsMessage(Op.REPLY, Op.WRITE, mode)
+    assert 0 < known < count
+
+
+# --- through a server ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["classic", "wide"])
+@pytest.mark.parametrize("compress", ["off", "gzip"])
+def test_single_writes_of_all_kinds_arrive_in_order(
+    tmp_path: Path, layout: str, compress: str
+) -> None:
+    payloads = [bytes([n % 256]) * (n * 37 % 300) for n in range(120)]
+    with served(tmp_path, layout=layout) as server:
+        with open_writer(f"{server.url}/q", compress=compress) as writer:
+            for n, payload in enumerate(payloads):
+                assert writer.write(payload, type=n, subtype=-n) == n
+            books = writer.statistics()
+        with open_reader(f"{server.url}/q", start="start") as reader:
+            found = list(reader.available())
+        counted = server.statistics()
+    assert [(m.type, m.subtype, m.payload) for m in found] == [
+        (n, -n, payload) for n, payload in enumerate(payloads)
+    ]
+    assert (books.messages, books.refused) == (120, 0)
+    assert books.bytes == sum(map(len, payloads))
+    assert counted.requests == counted.replies + counted.unanswered
+
+
+def test_a_message_that_does_not_fit_is_refused_and_the_next_one_is_not(tmp_path: Path) -> None:
+    with served(tmp_path) as server, open_writer(f"{server.url}/q?size=4096") as writer:
+        writer.write(b"before")
+        with pytest.raises(MessageTooLarge) as refusal:
+            writer.write(bytes(5000))
+        assert refusal.value.size == 5000
+        with pytest.raises(InvalidOption):
+            writer.write(b"x", type=2**31)
+        assert writer.write(b"after") == 1
+        books = writer.statistics()
+        assert (books.messages, books.refused, books.bytes) == (2, 2, 11)
+
+
+def test_writes_that_come_in_pieces_or_together_are_each_carried_out(tmp_path: Path) -> None:
+    with served(tmp_path) as server, Caller(server.port) as caller:
+        opening = Init("fmqp:://localhost:5443:q", OpenMode.CREATE, 0, is_ours=True)
+        assert caller.ask(encode_init(opening)).error == 0
+        first, second, third, fourth = (encode_write(n, b"%d" % n, n, 0) for n in range(2, 6))
+        for piece in (first[:10], first[10:90], first[90:] + second + third[:30]):
+            caller.socket.sendall(piece)
+        caller.socket.sendall(third[30:])
+        modes = [caller.hear().mode for _ in range(3)]
+        caller.socket.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        caller.socket.sendall(fourth)
+        caller.socket.settimeout(10)
+        assert caller.socket.recv(len(HTTP_REPLY)) == HTTP_REPLY
+        modes.append(caller.hear().mode)
+        assert modes == [0, 1, 2, 3]
+        with open_reader(f"{server.url}/q", start="start") as reader:
+            assert [m.payload for m in reader.available()] == [b"2", b"3", b"4", b"5"]

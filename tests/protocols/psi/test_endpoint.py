@@ -1,0 +1,94 @@
+"""A psi:// URL is a stream of an exporter, and as a writer an exporter itself."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.core.endpoints import describe, open_reader, open_writer
+from penstock.core.errors import InvalidOption, InvalidURL, NotFound, PositionError
+from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.relay.copy import copy, fields_lost
+
+NOW = 1_700_000_000_000_000_000
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number: int = free.getsockname()[1]
+        return number
+
+
+def test_a_stream_is_copied_to_a_log_and_its_name_may_have_spaces(tmp_path: Path) -> None:
+    with RemoteExporter(port=0) as exporter:
+        floats = exporter.exporter.write(None, "Some Floats", "float")
+        other = exporter.exporter.write(None, "Other", "string")
+        for i in range(100):
+            floats.post(float(i), NOW + i * 1000)
+            other.post("no")
+        url = f"psi://127.0.0.1:{exporter.port}/Some%20Floats"
+        log = f"log:{tmp_path / 'floats'}"
+        with open_reader(url) as reader, open_writer(log) as writer:
+            assert copy(reader, writer).copied == 100
+            assert reader.statistics().lost == 0
+        with open_reader(log) as stored:
+            found = list(stored.available())
+        assert [struct.unpack("<f", m.payload)[0] for m in found] == list(range(100))
+        assert found[3].time_ns == NOW + 3000
+        assert found[3].subtype == 4
+        info = describe(url)
+        assert info.details["type"].startswith("System.Single")
+
+
+def test_bytes_go_through_a_writer_and_a_reader_unchanged() -> None:
+    url = f"psi://127.0.0.1:{free_port()}"
+    with open_writer(f"{url}/A") as a, open_writer(f"{url}/B") as b:
+        assert a.write(b"one", time_ns=NOW) == 1
+        assert a.write(b"", time_ns=NOW + 100) == 2
+        b.write(b"other")
+        with open_reader(f"{url}/A") as reader:
+            first, second = reader.read(10), reader.read(10)
+        assert first is not None
+        assert second is not None
+        assert (first.payload, first.time_ns, second.payload) == (b"one", NOW, b"")
+        with open_reader(f"{url}/B", payload="psi") as reader:
+            message = reader.read(10)
+        assert message is not None
+        assert message.payload == bytes.fromhex("0000008005000000") + b"other"
+        with pytest.raises(InvalidOption):
+            open_writer(f"{url}/C", keep_alive="1s")
+        assert "type" in fields_lost(reader, a)
+        assert a.statistics().messages == 2
+
+
+def test_a_reader_that_is_slow_loses_nothing() -> None:
+    with open_writer(f"psi://127.0.0.1:{free_port()}/A", linger=10) as writer:
+        writing = threading.Thread(
+            target=lambda: [writer.write(struct.pack("<i", i)) for i in range(3000)]
+        )
+        with open_reader(writer.url, slots=64) as reader:
+            writing.start()
+            found = [reader.read(10) for _ in range(3000)]
+            writing.join(20)
+            assert [m is not None and struct.unpack("<i", m.payload)[0] for m in found] == list(
+                range(3000)
+            )
+            assert reader.statistics().lost == 0
+
+
+def test_urls_positions_and_streams_that_do_not_fit_are_refused() -> None:
+    with RemoteExporter(port=0) as exporter:
+        exporter.exporter.write(None, "A", "int")
+        url = f"psi://127.0.0.1:{exporter.port}"
+        with pytest.raises(InvalidURL):
+            open_reader(url)
+        with pytest.raises(PositionError):
+            open_reader(f"{url}/A", "last")
+        with pytest.raises(NotFound, match="no stream 'B'"):
+            open_reader(f"{url}/B", wait="200ms")
+        with pytest.raises(InvalidOption):
+            open_reader(f"{url}/A", nonsense=1)

@@ -1,0 +1,403 @@
+"""An exporter speaks as psi's does, to many clients at once, and none disturbs another."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.core.delivery import DeliveryPolicy
+from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.errors import InvalidOption
+from penstock.protocols.psi import (
+    ClientHello,
+    Intermission,
+    MessageDecoder,
+    MetaDecoder,
+    PsiMessage,
+    ServerHello,
+    StreamMetadata,
+    Transport,
+    encode_message,
+)
+from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.exporter_streams import Exporter, Posted
+from penstock.protocols.psi.meta_channel import MetaEvent
+from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.ticks import ticks_to_ns
+from protocols.psi.recordings import catalog_of, messages_of, recording
+
+T0 = 638397614450000000
+NOW = 1_700_000_000_000_000_000
+
+
+class RawClient:
+    """What a client of psi does, byte by byte."""
+
+    def __init__(self, port: int, hello: bytes | None = None) -> None:
+        self.meta = socket.create_connection(("127.0.0.1", port), 10)
+        self.meta.sendall(ClientHello.everything().to_bytes() if hello is None else hello)
+        self._decoder = MetaDecoder()
+        self._events: list[MetaEvent] = []
+        self.bytes = b""
+        event = self.event()
+        assert isinstance(event, ServerHello)
+        self.hello = event
+
+    def event(self) -> MetaEvent:
+        while not self._events:
+            data = self.meta.recv(65536)
+            assert data, "the meta connection was closed"
+            self.bytes += data
+            self._events = self._decoder.feed(data)
+        return self._events.pop(0)
+
+    def burst(self) -> list[MetaEvent]:
+        events: list[MetaEvent] = []
+        while not isinstance(event := self.event(), Intermission):
+            events.append(event)
+        return events
+
+    def open_data(self) -> None:
+        assert self.hello.port is not None
+        self.data = socket.create_connection(("127.0.0.1", self.hello.port), 10)
+        self.data.sendall(self.hello.session.bytes_le)
+        self._messages = MessageDecoder()
+
+    def messages(self, count: int) -> list[PsiMessage]:
+        found: list[PsiMessage] = []
+        while len(found) < count:
+            data = self.data.recv(65536)
+            assert data, f"the data connection was closed after {len(found)}"
+            found += self._messages.feed(data)
+        return found
+
+    def close(self) -> None:
+        self.meta.close()
+        if hasattr(self, "data"):
+            self.data.close()
+
+
+@contextlib.contextmanager
+def client(port: int, hello: bytes | None = None) -> Iterator[RawClient]:
+    made = RawClient(port, hello)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def wait_until(condition: object, timeout: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_the_basic_session_is_sent_as_psi_sent_it() -> None:
+    """All but the session id, the port and the stale bytes, over a real socket."""
+    catalog, recorded = catalog_of("basic"), messages_of("basic")
+    with Store.volatile(started=False) as store:
+        store.add_stream("Floats", "float", id=2)
+        store.add_stream("Strings", "string", id=6)
+        store.start(ticks_to_ns(T0))
+        exact = [
+            message._replace(payload=catalog.codec(message.source_id).trim(message.payload))
+            for message in recorded
+        ]
+        store.append_messages(exact)
+        hello = recording("basic.c2s.handshake.bin")
+        with RemoteExporter(store, 0) as exporter, client(exporter.port, hello) as peer:
+            peer.burst()
+            theirs = recording("basic.s2c.handshake.bin")
+            ours = peer.bytes[: len(theirs)]
+            assert ours[:4] == theirs[:4]
+            assert ours[20:-4] == theirs[20:-4]
+            assert peer.bytes[len(theirs) :] == recording("basic.s2c.meta.bin")
+            peer.open_data()
+            wanted = b"".join(map(encode_message, exact))
+            got = b""
+            while len(got) < len(wanted):
+                got += peer.data.recv(65536)
+            assert got == wanted
+            for mine, psis in zip(exact, recorded, strict=True):
+                assert encode_message(mine)[:24] == encode_message(psis)[:24]
+                assert psis.payload.startswith(mine.payload)
+
+
+def test_every_client_has_its_own_interval_and_a_start_of_minus_1_is_now() -> None:
+    with RemoteExporter(port=0) as exporter:
+        store = exporter.store
+        stream = exporter.exporter.write(None, "Numbers", "int")
+        for i in range(10):
+            store.append(stream.id, bytes([i, 0, 0, 0]), None, NOW + i * 1000)
+        some = ClientHello.of(NOW + 3000, NOW + 6000).to_bytes()
+        to_the_tick = ClientHello.of(NOW + 3001, NOW + 5999)
+        # Nanoseconds below a tick do not count: 3001 falls into the tick of 3000.
+        assert to_the_tick.covers(NOW + 3000)
+        assert not to_the_tick.covers(NOW + 6000)
+        just_inside = ClientHello.of(NOW + 3100, NOW + 5900).to_bytes()
+        with (
+            client(exporter.port) as everything,
+            client(exporter.port, some) as part,
+            client(exporter.port, just_inside) as less,
+            client(exporter.port, ClientHello().to_bytes()) as latest,
+        ):
+            for peer in (everything, part, less, latest):
+                peer.burst()
+                peer.open_data()
+            stream.post(99)
+            assert [m.sequence_id for m in everything.messages(11)] == list(range(1, 12))
+            assert [m.sequence_id for m in part.messages(4)] == [4, 5, 6, 7]
+            assert [m.sequence_id for m in less.messages(2)] == [5, 6]
+            assert [m.sequence_id for m in latest.messages(1)] == [11]
+            wait_until(lambda: exporter.statistics().skipped == 4 + 5)
+            wait_until(lambda: exporter.statistics().messages == 11 + 4 + 2 + 1)
+            assert (exporter.statistics().clients, exporter.statistics().lost) == (4, 0)
+
+
+def test_a_stream_that_is_added_later_appears_and_its_end_is_told() -> None:
+    with RemoteExporter(port=0) as exporter, client(exporter.port) as peer:
+        peer.burst()
+        peer.open_data()
+        with exporter.exporter.write(None, "Late", "string") as late:
+            late.post("hello")
+            burst = peer.burst()
+            assert any(isinstance(r, StreamMetadata) and r.name == "Late" for r in burst)
+            (message,) = peer.messages(1)
+            assert message.payload == bytes.fromhex("0000008005000000") + b"hello"
+        (closed,) = peer.burst()
+        assert isinstance(closed, StreamMetadata)
+        assert closed.is_closed
+        assert closed.message_count == 1
+
+
+def test_a_client_that_stops_reading_does_not_disturb_the_others() -> None:
+    with (
+        Store.volatile(slots=1024, size=8 << 20) as store,
+        RemoteExporter(store, 0, patience=0.3) as exporter,
+        client(exporter.port) as stopped,
+        client(exporter.port) as reading,
+    ):
+        for peer in (stopped, reading):
+            peer.burst()
+            peer.open_data()
+        stream = exporter.exporter.write(None, "Large", "byte[]")
+        payload = bytes(100_000)
+
+        def post() -> None:
+            for _ in range(300):
+                stream.post(payload)
+
+        writer = threading.Thread(target=post)
+        writer.start()
+        assert [m.sequence_id for m in reading.messages(300)] == list(range(1, 301))
+        writer.join(10)
+        assert not writer.is_alive()
+
+
+def test_writers_wait_for_a_client_that_is_slow_but_gets_on() -> None:
+    with (
+        Store.volatile(slots=64, size=1 << 20) as store,
+        RemoteExporter(store, 0, patience=5, max_bytes_per_second=200_000) as exporter,
+        client(exporter.port) as peer,
+    ):
+        peer.burst()
+        peer.open_data()
+        stream = exporter.exporter.write(None, "Numbers", "byte[]")
+        wait_until(lambda: exporter.statistics().clients == 1)
+        time.sleep(0.3)
+        writer = threading.Thread(target=lambda: [stream.post(bytes(1000)) for _ in range(300)])
+        writer.start()
+        found = peer.messages(300)
+        writer.join(10)
+        assert [m.sequence_id for m in found] == list(range(1, 301))
+        assert exporter.statistics().lost == 0
+        assert exporter.statistics().waited > 0
+
+
+def test_what_does_not_fit_leaves_by_the_policy_and_is_counted() -> None:
+    with RemoteExporter(port=0) as exporter:
+        gate = _ClosedGate()
+        exporter.store.gates.append(gate)
+        stream = exporter.exporter.write(
+            None, "Numbers", "int", policy=DeliveryPolicy.queue_size_constrained(5)
+        )
+        for i in range(50):
+            stream.post(i)
+        gate.opened.set()
+        stream.close()
+        books = stream.statistics()
+        assert books is not None
+        dropped = sum(books.dropped.values())
+        assert books.accepted == 50 == books.delivered + dropped + books.held
+        assert dropped >= 44
+        assert exporter.store.streams()[0].messages == books.delivered
+
+
+class _ClosedGate:
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def wait(self, messages: int) -> None:
+        del messages
+        self.opened.wait(10)
+
+
+def test_readers_and_iterables_are_written_as_streams(tmp_path: Path) -> None:
+    url = f"log:{tmp_path / 'source'}"
+    with open_writer(url) as writer:
+        writer.write(b"one", time_ns=NOW)
+        writer.write(b"two", time_ns=NOW + 1000)
+    with RemoteExporter(tmp_path / "store", 0) as exporter, open_reader(url) as source:
+        exporter.exporter.write(source, "Bytes")
+        exporter.exporter.write([1.5, Posted(2.5, NOW)], "Values", "double")
+        wait_until(lambda: [s.messages for s in exporter.store.streams()] == [2, 2])
+        wait_until(lambda: exporter.store.streams()[1].is_closed)
+        with exporter.store.reader(id=0) as reader:
+            first = reader.read(timeout=0)
+        assert first is not None
+        assert first.payload == bytes.fromhex("0000008003000000") + b"one"
+        assert first.time_ns == NOW
+        with pytest.raises(InvalidOption, match="type"):
+            exporter.exporter.write([1], "Untyped")
+        with pytest.raises(InvalidOption, match="already"):
+            exporter.exporter.write([1], "Values", "double")
+
+
+def test_an_existing_exporter_is_served_and_stays_open() -> None:
+    with Store.volatile() as store:
+        existing = Exporter(store)
+        stream = existing.write(None, "Numbers", "int")
+        with RemoteExporter(existing, 0) as sender, client(sender.port) as peer:
+            peer.burst()
+            peer.open_data()
+            stream.post(1)
+            assert len(peer.messages(1)) == 1
+        assert store.gates == []
+        stream.post(2)
+        assert store.streams()[0].messages == 2
+
+
+GARBAGE = [
+    b"",
+    b"\1\0" + bytes(16),
+    b"\0\0" + b"\xfe" + b"\xff" * 7 + bytes(8),
+    b"\0\0" + bytes(8) + b"\xff" * 8,
+    b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    b"\0\0\0",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_on_the_ports_harms_nobody(garbage: bytes) -> None:
+    with RemoteExporter(port=0, first_message=0.5) as exporter:
+        stream = exporter.exporter.write(None, "Numbers", "int")
+        bare = socket.create_connection(("127.0.0.1", exporter.port), 5)
+        bare.sendall(garbage)
+        assert exporter.data_port is not None
+        data = socket.create_connection(("127.0.0.1", exporter.data_port), 5)
+        data.sendall(b"not a session id, as you can see")
+        with client(exporter.port) as peer:
+            peer.burst()
+            peer.open_data()
+            stream.post(1)
+            assert len(peer.messages(1)) == 1
+        for sock in (bare, data):
+            sock.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(10) == b""  # cut off, without an answer
+            sock.close()
+
+
+def test_garbage_on_the_udp_port_is_counted() -> None:
+    with RemoteExporter(port=0, transport="udp") as exporter:
+        assert exporter.data_port is not None
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for size in (0, 1, 40, 60, 2000):
+                sock.sendto(bytes(size), ("127.0.0.1", exporter.data_port))
+        wait_until(lambda: exporter.statistics().malformed == 5)
+        with client(exporter.port) as peer:
+            assert peer.hello.transport is Transport.UDP
+
+
+def test_too_many_clients_are_turned_away_and_others_served() -> None:
+    with RemoteExporter(port=0, max_clients=2) as exporter:
+        with client(exporter.port) as one, client(exporter.port) as two:
+            one.burst()
+            two.burst()
+            third = socket.create_connection(("127.0.0.1", exporter.port), 5)
+            with contextlib.suppress(ConnectionResetError):
+                assert third.recv(1) == b""
+            third.close()
+        wait_until(lambda: exporter.statistics().clients == 0)
+        with client(exporter.port) as again:
+            again.burst()
+        assert exporter.statistics().denied == 1
+
+
+def test_signs_of_life_tell_how_far_the_streams_are() -> None:
+    with RemoteExporter(port=0, keep_alive=0.2) as exporter, client(exporter.port) as peer:
+        peer.burst()
+        stream = exporter.exporter.write(None, "Numbers", "int")
+        peer.burst()
+        stream.post(1)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            told = peer.burst()
+            if told and isinstance(told[0], StreamMetadata) and told[0].message_count == 1:
+                break
+        else:
+            pytest.fail("the count was not told")
+        assert peer.burst() == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_quota_holds_for_all_clients_together(clients: int, streams: int) -> None:
+    rate = 1_000_000
+    with (
+        RemoteExporter(port=0, max_bytes_per_second=rate, smoothing_window=0.1) as exporter,
+        contextlib.ExitStack() as stack,
+    ):
+        peers = [stack.enter_context(client(exporter.port)) for _ in range(clients)]
+        received = [0] * clients
+        stop = threading.Event()
+
+        def post(number: int) -> None:
+            stream = exporter.exporter.write(None, f"S{number}", "byte[]")
+            period = 1000 / (10 * rate / streams)
+            start, sent = time.monotonic(), 0
+            while not stop.is_set():
+                while sent * period < time.monotonic() - start:
+                    stream.post(bytes(1000))
+                    sent += 1
+                time.sleep(0.001)
+
+        def receive(number: int) -> None:
+            peer = peers[number]
+            while not stop.is_set() and (data := peer.data.recv(1 << 16)):
+                received[number] += len(data)
+
+        for peer in peers:
+            peer.burst()
+            peer.open_data()
+        threads = [threading.Thread(target=post, args=(i,)) for i in range(streams)]
+        threads += [threading.Thread(target=receive, args=(i,)) for i in range(clients)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        before, began = sum(received), time.monotonic()
+        time.sleep(10)
+        measured = (sum(received) - before) / (time.monotonic() - began)
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+        assert measured == pytest.approx(rate, rel=0.05)

@@ -1,0 +1,151 @@
+"""Between exporter and importer the network breaks: what arrives is still all, in order, once."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.store_set import Store
+from penstock.relay.faults import FaultRouter, Faults
+
+HOST = "127.0.0.1"
+
+
+class Way(NamedTuple):
+    """An exporter, and the routers before its two ports."""
+
+    exporter: RemoteExporter
+    meta: FaultRouter
+    data: FaultRouter
+
+    @property
+    def routers(self) -> tuple[FaultRouter, FaultRouter]:
+        return self.meta, self.data
+
+
+@contextlib.contextmanager
+def faulty_way(store: Store, faults: Faults, **options: object) -> Iterator[Way]:
+    with socket.create_server((HOST, 0)) as free:
+        data_port = free.getsockname()[1]
+    with FaultRouter.tcp((HOST, data_port), faults) as data:
+        told = data.address[1]
+        exporter = RemoteExporter(store, 0, data_port=data_port, told_data_port=told, **options)
+        with exporter, FaultRouter.tcp((HOST, exporter.port), faults) as meta:
+            yield Way(exporter, meta, data)
+
+
+def post_and_cut(way: Way, messages: int, cuts: int, seed: int) -> None:
+    """Post at a steady pace, and cut one of the connections, or both, at random points."""
+    rng = random.Random(seed)
+    places = set(rng.sample(range(messages // 20, messages), cuts))
+    stream = way.exporter.exporter.write(None, "Numbers", "int")
+    for i in range(messages):
+        stream.post(i)
+        if i % 100 == 0:
+            time.sleep(0.002)
+        if i in places:
+            for router in rng.choice([way.routers, way.routers[:1], way.routers[1:]]):
+                router.cut_all()
+            time.sleep(rng.random() * 0.05)
+    stream.close()
+
+
+SIZES = [
+    pytest.param(5_000, 10, id="quick"),
+    pytest.param(100_000, 50, id="full", marks=[pytest.mark.full, pytest.mark.timeout(600)]),
+]
+
+
+@pytest.mark.parametrize(("messages", "cuts"), SIZES)
+@pytest.mark.parametrize("delay", [0.0, 0.01])
+def test_with_a_log_behind_it_everything_arrives_in_order_and_once(
+    tmp_path: Path, messages: int, cuts: int, delay: float
+) -> None:
+    faults = Faults(delay=delay, jitter=delay / 2)
+    with (
+        Store.create(tmp_path, "out", segment="8M") as out,
+        Store.create(tmp_path, "in", segment="8M") as local,
+        faulty_way(out, faults) as way,
+        RemoteImporter(
+            HOST, way.meta.address[1], REPLAY_ALL, store=local, longest_wait=0.2
+        ) as importer,
+    ):
+        assert importer.wait_connected(10)
+        posting = threading.Thread(target=post_and_cut, args=(way, messages, cuts, messages))
+        posting.start()
+        with importer.open_stream("Numbers", "int", timeout=20) as stream:
+            assert [received.value for received in stream] == list(range(messages))
+            assert stream.lost == 0
+        posting.join(60)
+        books = importer.statistics()
+        assert (books.messages, books.lost, books.refused) == (messages, 0, 0)
+        assert books.connections > 1
+        # Not all over again: only what may have been missed.
+        assert books.repeated < messages
+
+
+@pytest.mark.parametrize(("messages", "cuts"), SIZES)
+def test_with_a_ring_what_is_lost_is_what_is_reported(messages: int, cuts: int) -> None:
+    with (
+        Store.volatile(slots=256, size=1 << 20) as out,
+        Store.volatile(slots=131072, size=16 << 20) as local,
+        faulty_way(out, Faults(), patience=0.01) as way,
+        RemoteImporter(
+            HOST, way.meta.address[1], REPLAY_ALL, store=local, longest_wait=0.2
+        ) as importer,
+    ):
+        assert importer.wait_connected(10)
+        posting = threading.Thread(target=post_and_cut, args=(way, messages, cuts, 7))
+        posting.start()
+        with importer.open_stream("Numbers", "int", timeout=20) as stream:
+            values = [received.value for received in stream]
+            lost = stream.lost
+        posting.join(60)
+        books = importer.statistics()
+        assert values == sorted(set(values))
+        assert len(values) + lost == messages
+        assert (books.messages, books.lost) == (len(values), lost)
+        missing = set(range(messages)) - set(values)
+        reported = {n - 1 for gap in books.gaps for n in range(gap.first, gap.last + 1)}
+        assert reported == missing
+
+
+def test_a_connection_that_is_open_but_silent_is_given_up() -> None:
+    """Half open: nothing passes any more, and nobody says so."""
+    with (
+        Store.volatile() as out,
+        faulty_way(out, Faults(), keep_alive=0.2) as way,
+        RemoteImporter(
+            HOST, way.meta.address[1], REPLAY_ALL, silence=1.0, longest_wait=0.2
+        ) as importer,
+    ):
+        stream = way.exporter.exporter.write(None, "Numbers", "int")
+        stream.post(0)
+        with importer.open_stream("Numbers", timeout=10) as numbers:
+            assert numbers.read(10) is not None
+            time.sleep(0.6)  # it has given signs of life
+            # The data connection alone, then both.
+            for routers in (way.routers[1:], way.routers):
+                before = importer.statistics().connections
+                for router in routers:
+                    router.pause()
+                stream.post(1)
+                deadline = time.monotonic() + 15
+                while importer.connected and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                for router in routers:
+                    router.resume()
+                assert numbers.read(15) is not None
+                assert importer.statistics().connections > before
+                time.sleep(0.6)
+            assert numbers.lost == 0

@@ -1,0 +1,140 @@
+"""Processes meet at a rendezvous, and stay known through broken connections."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from penstock.core.errors import ConnectionLost, NotFound
+from penstock.protocols.psi import Transport
+from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
+from penstock.protocols.psi.rendezvous_wire import (
+    AddProcess,
+    Disconnect,
+    Endpoint,
+    EndpointKind,
+    Process,
+    RendezvousClientDecoder,
+    RendezvousHello,
+    StreamOffer,
+    decode_updates,
+    encode_client_hello,
+    encode_update,
+)
+from penstock.relay.faults import FaultRouter
+from protocols.psi.recordings import recording
+
+HOST = "127.0.0.1"
+RIG = Process(
+    "rig",
+    "1.0",
+    (
+        Endpoint(
+            EndpointKind.REMOTE_EXPORTER,
+            "rig.local",
+            11411,
+            Transport.TCP,
+            (StreamOffer("Floats", "System.Single"),),
+        ),
+    ),
+)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_everybody_hears_of_every_process_also_who_added_it() -> None:
+    with (
+        RendezvousServer(HOST, 0) as server,
+        RendezvousClient(HOST, server.port) as one,
+        RendezvousClient(HOST, server.port) as two,
+    ):
+        assert one.wait_connected(10)
+        one.add(RIG)
+        assert two.wait_for("rig") == RIG == one.wait_for("rig")
+        assert one.address == HOST
+        one.add(RIG._replace(version="2"))  # a second one of that name is ignored
+        with RendezvousClient(HOST, server.port) as late:
+            assert late.wait_for("rig").version == "1.0"
+        two.remove("rig")
+        wait_until(lambda: not one.processes and not server.processes)
+
+
+def test_a_recorded_client_is_understood() -> None:
+    (update,) = decode_updates(recording("rendezvous.c2s.add.bin"))
+    assert isinstance(update, AddProcess)
+    with (
+        RendezvousServer(HOST, 0) as server,
+        socket.create_connection((HOST, server.port)) as peer,
+    ):
+        peer.sendall(encode_client_hello() + recording("rendezvous.c2s.add.bin"))
+        decoder = RendezvousClientDecoder()
+        heard: list[object] = []
+        while len(heard) < 2:
+            heard += decoder.feed(peer.recv(65536))
+        assert heard == [RendezvousHello(HOST, 0), update]
+        server.close()
+        assert peer.recv(10) == encode_update(Disconnect())
+
+
+def test_a_client_comes_again_with_its_processes_when_the_server_was_gone() -> None:
+    server = RendezvousServer(HOST, 0)
+    with RendezvousClient(HOST, server.port, longest_wait=0.2) as client:
+        client.add(RIG)
+        wait_until(lambda: "rig" in server.processes)
+        server.close()
+        with RendezvousServer(HOST, server.port) as again:
+            wait_until(lambda: "rig" in again.processes)
+
+
+def test_a_cut_connection_is_made_again() -> None:
+    with (
+        RendezvousServer(HOST, 0) as server,
+        FaultRouter.tcp((HOST, server.port)) as router,
+        RendezvousClient(HOST, router.address[1], longest_wait=0.2) as client,
+    ):
+        assert client.wait_connected(10)
+        router.cut_all()
+        server.add(RIG)
+        assert client.wait_for("rig") == RIG
+
+
+def test_who_left_is_kept_as_psi_does_or_forgotten_by_choice() -> None:
+    for forget in (False, True):
+        with RendezvousServer(HOST, 0, forget_who_left=forget) as server:
+            with RendezvousClient(HOST, server.port) as client:
+                client.add(RIG)
+                wait_until(lambda: "rig" in server.processes)
+            if forget:
+                wait_until(lambda: not server.processes)
+            else:
+                time.sleep(0.2)
+                assert server.processes == {"rig": RIG}
+
+
+@pytest.mark.parametrize("garbage", [b"\7\7", b"\2\0\xff", b"\2\0\1\xff\xff\xff\xff\x7f", b""])
+def test_garbage_harms_nobody(garbage: bytes) -> None:
+    with RendezvousServer(HOST, 0) as server, socket.create_connection((HOST, server.port)) as bad:
+        bad.sendall(garbage)
+        with RendezvousClient(HOST, server.port) as client:
+            client.add(RIG)
+            assert client.wait_for("rig") == RIG
+
+
+def test_a_process_that_does_not_come_is_a_clear_error() -> None:
+    with RendezvousServer(HOST, 0) as server, RendezvousClient(HOST, server.port) as client:
+        assert client.wait_connected(10)
+        with pytest.raises(NotFound, match="'nobody'"):
+            client.wait_for("nobody", timeout=0.1)
+    with (
+        RendezvousClient(HOST, server.port) as client,
+        pytest.raises(ConnectionLost, match="refused"),
+    ):
+        client.wait_for("nobody", timeout=0.5)

@@ -1,0 +1,443 @@
+"""A relay in this process: what it copies, what it leaves out, and its books."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import MessageTooLarge, open_reader, open_writer
+from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption
+from penstock.core.interfaces import BytesLike, Writer
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import WriterStatistics
+from penstock.core.stream_id import StreamId
+from penstock.core.units import format_time
+from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
+from penstock.relay.journal import Journal, Note
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return f"log:{tmp_path}/source"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return f"log:{tmp_path}/target"
+
+
+def fill(url: str, count: int, first: int = 0) -> None:
+    with open_writer(url) as writer:
+        writer.write_many([b"message %d" % i for i in range(first, first + count)], type=3)
+
+
+def payloads(url: str) -> list[bytes]:
+    with open_reader(url) as reader:
+        return [message.payload for message in reader.available()]
+
+
+def numbers(url: str) -> list[int]:
+    return [int(payload.split()[1]) for payload in payloads(url)]
+
+
+def adds_up(books: RelayStatistics) -> bool:
+    return books.read == books.copied + sum(books.dropped.values()) + books.held
+
+
+def relay(
+    source: str,
+    target: str,
+    *,
+    writer: Writer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[RelayStatistics], None] | None = None,
+    **given: object,
+) -> RelayStatistics:
+    options = relay_options(**{"source": source, "target": target, "follow": False, **given})
+    with open_reader(source, options.start) as reader, writer or open_writer(target) as to:
+        books = Relay(reader, to, options, should_stop=should_stop, on_progress=on_progress).run()
+    assert adds_up(books)
+    return books
+
+
+class Slow(Writer):
+    """A target that takes its time, and remembers what it got."""
+
+    def __init__(self, seconds: float = 0.0, largest: int = 1 << 30) -> None:
+        super().__init__("slow:")
+        self.got: list[bytes] = []
+        self.times: list[float] = []
+        self._seconds = seconds
+        self._largest = largest
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        del type, subtype, time_ns, created_ns, stream, attributes
+        if len(payload) > self._largest:
+            raise MessageTooLarge(len(payload), self._largest)
+        time.sleep(self._seconds)
+        self.got.append(bytes(payload))
+        self.times.append(time.monotonic())
+        return len(self.got) - 1
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(len(self.got), sum(map(len, self.got)), 0, 0, 0.0, None)
+
+    def close(self) -> None:
+        pass
+
+
+# --- what is copied -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["fmq:{}/t", "fmq:{}/t?layout=classic&slots=5000", "log:{}/t"])
+def test_everything_arrives_in_order_in_any_of_our_targets(
+    kind: str, source: str, tmp_path: Path
+) -> None:
+    fill(source, 3000)
+    to = kind.format(tmp_path)
+    books = relay(source, to, state=tmp_path / "state", batch=700)
+    assert numbers(to) == list(range(3000))
+    assert (books.read, books.copied, books.held, books.lost) == (3000, 3000, 0, 0)
+
+
+def test_an_interval_of_numbers_has_both_ends(source: str, target: str) -> None:
+    fill(source, 100)
+    books = relay(source, target, start=10, end=20)
+    assert numbers(target) == list(range(10, 21))
+    assert books.read == 11
+
+
+def test_an_interval_of_times_has_both_ends(source: str, target: str) -> None:
+    with open_writer(source) as writer:
+        for i in range(50):
+            writer.write(b"message %d" % i)
+            time.sleep(0.0001)
+    with open_reader(source) as reader:
+        created = [message.created_ns for message in reader.available()]
+    relay(source, target, start=format_time(created[7]), end=format_time(created[30]))
+    assert numbers(target) == list(range(7, 31))
+
+
+def test_an_interval_that_is_followed_ends_by_itself(source: str, target: str) -> None:
+    fill(source, 5)
+    writer = threading.Timer(0.3, fill, (source, 20, 5))
+    writer.start()
+    relay(source, target, end=9, follow=True)
+    writer.join()
+    assert numbers(target) == list(range(10))
+
+
+def test_a_time_that_is_past_ends_a_relay_that_follows(source: str, target: str) -> None:
+    fill(source, 5)
+    now = format_time(time.time_ns())
+    books = relay(source, target, end=now, follow=True)
+    assert books.copied == 5
+
+
+def test_a_reader_with_a_name_is_left_behind_the_last_message_copied(
+    source: str, target: str
+) -> None:
+    fill(source, 100)
+    relay(f"{source}?cursor=archive", target, end=20)
+    relay(f"{source}?cursor=archive", target)
+    assert numbers(target) == list(range(100))
+
+
+def test_the_clock_offset_is_added_to_every_time(source: str, target: str) -> None:
+    with open_writer(source) as writer:
+        writer.write(b"message 0", time_ns=5_000_000_000)
+    relay(source, target, clock_offset="-1.5s")
+    with open_reader(target) as reader:
+        message = reader.read(0)
+    assert message is not None
+    assert message.time_ns == 3_500_000_000
+
+
+def test_what_was_gone_before_it_could_be_read_is_counted(tmp_path: Path, target: str) -> None:
+    ring = f"fmq:{tmp_path}/ring?slots=16&size=4k"
+    fill(ring, 50)
+    books = relay(ring, target, start=10)
+    assert books.lost == 24
+    assert numbers(target) == list(range(34, 50))
+
+
+def test_a_message_that_the_target_never_takes_is_dropped_and_counted_if_asked_for(
+    source: str, tmp_path: Path
+) -> None:
+    with open_writer(source) as writer:
+        writer.write_many([b"message 1", b"x" * 9000, b"message 2", b"y" * 9000, b"message 3"])
+    small = f"fmq:{tmp_path}/small?size=4k"
+    with pytest.raises(MessageTooLarge) as caught:
+        relay(source, small)
+    assert not hasattr(caught.value, "__notes__")
+    books = relay(source, f"fmq:{tmp_path}/other?size=4k", refused="drop", state=tmp_path / "state")
+    assert books.dropped == {DropReason.REFUSED: 2}
+    assert numbers(f"fmq:{tmp_path}/other") == [1, 2, 3]
+
+
+# --- policies and quotas --------------------------------------------------------------------------
+
+
+def test_the_latest_message_is_all_that_waits_for_a_slow_target(source: str) -> None:
+    fill(source, 300)
+    slow = Slow(0.02)
+    books = relay(source, "slow:", writer=slow, policy="latest")
+    assert slow.got[-1] == b"message 299"
+    assert books.read == 300
+    assert books.copied == len(slow.got)
+    assert books.dropped == {DropReason.OVERFLOW_OLDEST: 300 - len(slow.got)}
+    assert books.dropped[DropReason.OVERFLOW_OLDEST] > 200
+
+
+@pytest.mark.parametrize("policy", ["unlimited", "throttle", "synchronous", "queue-throttled:7"])
+def test_a_policy_that_drops_nothing_delivers_everything(source: str, policy: str) -> None:
+    fill(source, 300)
+    slow = Slow()
+    books = relay(source, "slow:", writer=slow, policy=policy)
+    assert slow.got == payloads(source)
+    assert not books.dropped
+
+
+def test_what_is_too_old_is_dropped(source: str, target: str) -> None:
+    with open_writer(source) as writer:
+        writer.write(b"message 1", time_ns=0)
+        writer.write(b"message 2")
+    books = relay(source, target, policy="latency:100s")
+    assert numbers(target) == [2]
+    assert books.dropped == {DropReason.EXPIRED: 1}
+
+
+def test_a_dropped_message_does_not_come_again_after_a_restart(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    with open_writer(source) as writer:
+        for i in range(10):
+            writer.write(b"message %d" % i, time_ns=0 if i % 2 else None)
+    for _ in range(2):
+        relay(source, target, policy="latency:100s", state=tmp_path / "state")
+    assert numbers(target) == [0, 2, 4, 6, 8]
+
+
+def test_a_policy_stops_soon_and_says_what_is_held(source: str) -> None:
+    fill(source, 1000)
+    slow = Slow(0.01)
+    began = time.monotonic()
+    books = relay(
+        source, "slow:", writer=slow, policy="unlimited", batch=5, follow=True,
+        should_stop=lambda: len(slow.got) > 20,
+    )  # fmt: skip
+    assert time.monotonic() - began < 5
+    assert books.copied == len(slow.got)
+    assert books.held > 0
+
+
+def test_the_quota_holds_within_5_percent_over_3_seconds(source: str) -> None:
+    with open_writer(source) as writer:
+        writer.write_many([bytes(1000)] * 4000)
+    slow = Slow()
+    began = time.monotonic()
+    relay(
+        source, "slow:", writer=slow, quota="400KB/s",
+        should_stop=lambda: time.monotonic() - began > 3.3,
+    )  # fmt: skip
+    within = [at for at in slow.times if at - slow.times[0] <= 3]
+    assert len(within) * 1000 == pytest.approx(3 * 400_000, rel=0.05)
+
+
+# --- its state ------------------------------------------------------------------------------------
+
+
+def test_it_goes_on_where_it_was(source: str, target: str, tmp_path: Path) -> None:
+    state = tmp_path / "deep" / "state"
+    fill(source, 100)
+    relay(source, target, state=state)
+    fill(source, 50, 100)
+    books = relay(source, target, state=state)
+    assert books.copied == 50
+    assert numbers(target) == list(range(150))
+
+
+def test_a_start_at_the_end_is_the_end_of_the_first_time(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    fill(source, 10)
+    relay(source, target, start="end", state=tmp_path / "state")
+    fill(source, 10, 10)
+    relay(source, target, start="end", state=tmp_path / "state")
+    assert numbers(target) == list(range(10, 20))
+
+
+def test_a_stop_within_a_batch_continues_behind_the_last_message_written(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    fill(source, 500)
+    copied: list[int] = []
+    books = relay(
+        source, target, state=tmp_path / "state", quota="2kB/s",
+        on_progress=lambda so_far: copied.append(so_far.copied),
+        should_stop=lambda: len(copied) > 2,
+    )  # fmt: skip
+    assert 0 < books.copied < 500
+    assert books.held == 500 - books.copied
+    relay(source, target, state=tmp_path / "state")
+    assert numbers(target) == list(range(500))
+
+
+def test_a_source_that_was_created_anew_is_copied_from_its_start(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    from penstock import create
+
+    fill(source, 100)
+    relay(source, target, state=tmp_path / "state")
+    create(source, replace=True)
+    fill(source, 10)
+    relay(source, target, state=tmp_path / "state")
+    assert numbers(target) == [*range(100), *range(10)]
+
+
+def test_a_target_that_others_write_to_meanwhile_gets_everything_once(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    fill(source, 100)
+    relay(source, target, state=tmp_path / "state", end=49)
+    fill(target, 7, 1000)
+    relay(source, target, state=tmp_path / "state")
+    assert numbers(target) == [*range(50), *range(1000, 1007), *range(50, 100)]
+
+
+def test_an_unfinished_batch_is_found_in_the_target_although_others_wrote_behind_it(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    """As after a kill: the note is there, and a part of its batch."""
+    fill(source, 100)
+    state = tmp_path / "state"
+    relay(source, target, state=state, end=9)
+    with open_reader(source) as reader, open_reader(target) as copy:
+        life, of_target = reader.bounds().epoch, copy.bounds()
+        reader.seek(10)
+        with open_writer(target) as writer:
+            writer.write_batch(reader.read_batch(15))
+    with Journal(state, source, target) as journal:
+        journal.put(Note(life, 50, (of_target.epoch, of_target.end), ((10, 40),)))
+    fill(target, 3, 1000)
+    relay(source, target, state=state)
+    assert numbers(target) == [*range(25), *range(1000, 1003), *range(25, 100)]
+
+
+def test_a_target_that_lost_its_end_with_the_power_gets_it_again(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    fill(source, 100)
+    state = tmp_path / "state"
+    relay(source, target, state=state, end=49)
+    with Journal(state, source, target) as journal:
+        note = journal.note
+        assert note is not None
+        assert note.target is not None
+        epoch, end = note.target
+        # The disk has 50; the notes of 70 got there, too, and its messages did not.
+        journal.put(Note(note.source_epoch, 70, (epoch, end + 20)))
+    books = relay(source, target, state=state)
+    assert numbers(target) == list(range(100))
+    assert books.in_doubt == 0
+
+
+def test_a_target_that_cannot_be_asked_gets_an_unfinished_batch_again_and_it_is_counted(
+    source: str, tmp_path: Path
+) -> None:
+    fill(source, 100)
+    state = tmp_path / "state"
+    with open_reader(source) as reader:
+        life = reader.bounds().epoch
+    with Journal(state, source, "slow:") as journal:
+        journal.put(Note(life, 50, None, ((10, 40),)))
+    slow = Slow()
+    books = relay(source, "slow:", writer=slow, state=state)
+    assert slow.got == payloads(source)[10:]
+    assert books.in_doubt == 40
+
+
+def test_a_state_serves_one_relay_at_a_time_and_only_its_own(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    fill(source, 1)
+    state = tmp_path / "state"
+    with Journal(state, source, target), pytest.raises(CursorInUse):
+        relay(source, target, state=state)
+    with pytest.raises(InvalidOption, match="belongs to a relay between"):
+        relay(source, f"fmq:{tmp_path}/another", state=state)
+    other = tmp_path / "other"
+    other.write_bytes(b"no state at all" * 100)
+    with pytest.raises(DamagedQueue):
+        relay(source, target, state=other)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_half_a_note_is_taken_for_none(cut: int, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    notes = [Note(1, i * 10, (2, i), ((i, 3), (i + 7, 4))) for i in range(1, 4)]
+    with Journal(state, "log:a", "log:b") as journal:
+        assert journal.note is None
+        for note in notes:
+            journal.put(note)
+    newest, before = 8192 * 2, 8192
+    data = bytearray(state.read_bytes())
+    for place in (newest, before)[:cut]:
+        data[place + 60] ^= 1
+    state.write_bytes(data)
+    with Journal(state, "log:a?x=1", "log:b") as journal:
+        assert journal.note == [*notes[2:], *notes[1:2], None][cut]
+
+
+# --- what is asked of it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"policy": "sometimes"}, "policy"),
+        ({"quota": "fast"}, "quota"),
+        ({"batch": 0}, "batch"),
+        ({"clock_offset": "-x"}, "clock_offset"),
+        ({"give_up": "-3s"}, "give_up"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named(given: dict[str, Any], option: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        relay_options(source="log:a", target="log:b", **given)
+    assert caught.value.option == option
+
+
+def test_options_can_be_given_as_they_are_written_in_yaml() -> None:
+    options = RelayOptions.model_validate(
+        {"source": "log:a", "target": "log:b", "start": 5, "end": "end", "clock_offset": -2}
+    )
+    assert str(options.start) == "seq 5"
+    assert options.clock_offset == -2
+    assert isinstance(options.follow, bool)
+
+
+def test_a_batch_with_many_gaps_is_cut_to_fit_a_note(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    with open_writer(source) as writer:
+        for i in range(4000):
+            writer.write(b"message %d" % i, type=i % 2)
+    books = relay(f"{source}?type=1", target, state=tmp_path / "state", batch=4000)
+    assert books.copied == 2000
+    assert numbers(target) == list(range(1, 4000, 2))

@@ -19,7 +19,7 @@ from penstock.core.errors import Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
 from penstock.relay import Relay, RelayStatistics, RelayStatus, fields_lost, relay_options
-from penstock.relay.relay import connection_options
+from penstock.relay.patience import connection_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,6 +19,7 @@ from penstock.cli import (
     messages,
     mon,
     pipelines,
+    psi,
     queues,
     relays,
     running,
@@ -60,6 +61,7 @@ copying.add_to(app)
 relays.add_to(app)
 queues.add_to(app)
 logs.add_to(app)
+psi.add_to(app)
 serving.add_to(app)
 data_map.add_to(app)
 latest.add_to(app)

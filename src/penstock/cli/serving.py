@@ -15,6 +15,7 @@ import typer
 from penstock.cli.latest import serve_ldata
 from penstock.cli.map import serve_datamapper
 from penstock.cli.output import note
+from penstock.cli.psi import serve_psi
 from penstock.cli.serving_fmqp import serve_fmqp
 from penstock.core.options import parse_options
 from penstock.core.url import URL
@@ -29,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
     sub.command("fmqp")(serve_fmqp)
     sub.command("datamapper")(serve_datamapper)
     sub.command("ldata")(serve_ldata)
+    sub.command("psi")(serve_psi)
     # A group of its own, also while there is one command.
     sub.callback()(lambda: None)
     app.add_typer(sub, name="serve", rich_help_panel="Servers")

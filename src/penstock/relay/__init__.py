@@ -1,9 +1,10 @@
 """Copying any reader to any writer."""
 
 from penstock.relay.copy import CopyStatistics, copy, fields_lost
-from penstock.relay.relay import Relay, RelayStatistics
+from penstock.relay.relay import Relay
 from penstock.relay.relay_options import RelayFile, RelayOptions, load_relays, relay_options
 from penstock.relay.running import Relays, RelayStatus
+from penstock.relay.statistics import RelayStatistics
 
 __all__ = [
     "CopyStatistics",

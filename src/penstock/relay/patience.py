@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import ConnectionLost, LockTimeout, PenstockError
 from penstock.core.retry import Backoff, OnRetry, RetryPolicy, retry
+from penstock.core.url import URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Patience", "StopAsked", "patient", "patiently"]
+__all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently"]
 
 T = TypeVar("T")
 
@@ -51,6 +52,13 @@ class Patience:
 
     async def sleep_async(self, seconds: float) -> None:
         raise NotImplementedError
+
+
+def connection_options(url: str) -> dict[str, str]:
+    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
+    parsed = URL.parse(url)
+    is_remote = parsed.scheme in {"flight", "flight+tls"}
+    return {"retry": "1"} if is_remote and "retry" not in parsed.options else {}
 
 
 def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.batch import batch_from_messages, messages_from_batch
@@ -23,12 +22,13 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
-from penstock.core.url import URL
 from penstock.relay.arrivals import Tail, arrived, tail_of
 from penstock.relay.feed import Feed
 from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
-from penstock.relay.patience import Patience, StopAsked, patient, patiently
+from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.pieces import Left, payload_bytes, shifted
 from penstock.relay.resuming import resume
+from penstock.relay.statistics import RelayStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.relay.relay_options import RelayOptions
 
-__all__ = ["Relay", "RelayStatistics", "connection_options"]
+__all__ = ["Relay"]
 
 log = logging.getLogger(__name__)
 
@@ -50,37 +50,6 @@ _BETWEEN_SYNCS: Final = 1.0
 _DRAIN: Final = 0.5
 #: A thread that waits looks this often (seconds) whether to stop.
 _LOOK: Final = 0.2
-_NS_PER_SECOND: Final = 1_000_000_000
-
-
-class RelayStatistics(NamedTuple):
-    """Books of a relay: `read == copied + sum(dropped.values()) + held`, at any moment."""
-
-    #: Messages taken from the source.
-    read: int
-    #: Messages that are in the target.
-    copied: int
-    #: Their payload bytes.
-    bytes: int
-    #: Messages left out, by reason: by the policy, or because the target will never take them.
-    dropped: dict[DropReason, int]
-    #: Messages taken and not yet in the target. A relay with a state reads them again.
-    held: int
-    #: Messages that were gone before they could be read.
-    lost: int
-    #: Messages sent again that may be in the target already: it could not be asked.
-    in_doubt: int
-    #: How often a side was away.
-    outages: int
-    #: Messages in the source that were not reached yet, when it was last looked at.
-    backlog: int
-
-
-def connection_options(url: str) -> dict[str, str]:
-    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
-    parsed = URL.parse(url)
-    is_remote = parsed.scheme in {"flight", "flight+tls"}
-    return {"retry": "1"} if is_remote and "retry" not in parsed.options else {}
 
 
 class Relay:
@@ -182,8 +151,8 @@ class Relay:
         if self._journal is not None:
 
             def there(tail: Tail, batch: Batch) -> int:
-                batch, lacking = self._shifted(batch), self._writer.cannot_carry
-                return arrived(target, self._connection, tail, batch, lacking)[0]
+                sent = shifted(batch, self._options.clock_offset)
+                return arrived(target, self._connection, tail, sent, self._writer.cannot_carry)[0]
 
             in_doubt = resume(self._journal, self._reader, self._tail, there)
         self._feed = Feed(
@@ -273,7 +242,7 @@ class Relay:
     def _write(self, batch: Batch) -> int | None:
         """Write a batch, piece by piece; return the first number that was not, if it shall stop."""
         seqs = batch.column("seq")
-        batch = self._shifted(batch)
+        batch = shifted(batch, self._options.clock_offset)
         done = 0
         try:
             for piece in self._pieces(batch):
@@ -291,7 +260,7 @@ class Relay:
         while batch.num_rows:
             piece = batch.slice(0, self._fits(batch))
             if self._quota is not None:
-                size = _payload_bytes(piece)
+                size = payload_bytes(piece)
                 delay = self._quota.delay(size, piece.column("time_ns")[0].as_py())
                 self._patience.sleep(delay)
             yield piece
@@ -312,7 +281,7 @@ class Relay:
 
         :raises StopAsked: it shall stop while the target is away. What of it arrived is not known.
         """
-        left = _Left(piece)
+        left = Left(piece)
         self._note(piece)
         while left.batch.num_rows:
             patiently(lambda: self._attempt(left), self._policy, self._patience, self._note_outage)
@@ -334,7 +303,7 @@ class Relay:
             log.warning("%s", error)
         return self._is_writer_well
 
-    def _attempt(self, left: _Left) -> None:
+    def _attempt(self, left: Left) -> None:
         # What a writer is told first after its connection broke should be a message.
         self._is_writer_well = False
         if left.is_in_doubt:
@@ -372,7 +341,7 @@ class Relay:
         if self._tail is not None and last is not None:
             self._tail = self._tail._replace(seq=last + 1)
 
-    def _find_out(self, left: _Left) -> None:
+    def _find_out(self, left: Left) -> None:
         """Ask the target what of a piece arrived; where it cannot be asked, send it again."""
         if self._tail is None:
             self._in_doubt += left.unknown
@@ -388,21 +357,12 @@ class Relay:
         left.is_in_doubt = False
         left.unknown = 0
 
-    def _enter(self, left: _Left, count: int) -> None:
+    def _enter(self, left: Left, count: int) -> None:
         """Write into the books that the first so many of a piece are in the target."""
         with self._lock:
             self._copied += count
-            self._bytes += _payload_bytes(left.batch.slice(0, count))
+            self._bytes += payload_bytes(left.batch.slice(0, count))
         left.batch = left.batch.slice(count)
-
-    def _shifted(self, batch: Batch) -> Batch:
-        """Return a batch with times of the target's clock."""
-        if not self._options.clock_offset:
-            return batch
-        offset = round(self._options.clock_offset * _NS_PER_SECOND)
-        times = pc.add(batch.column("time_ns"), pa.scalar(offset, pa.int64()))
-        index = batch.schema.get_field_index("time_ns")
-        return batch.set_column(index, batch.schema.field(index), times)
 
     # --- notes ------------------------------------------------------------------------------------
 
@@ -434,24 +394,3 @@ class Relay:
 
     def _note_return(self) -> None:
         self.trouble = None
-
-
-class _Left:
-    """What is left of a piece."""
-
-    def __init__(self, piece: Batch) -> None:
-        #: All of it, from the note on.
-        self.whole = piece
-        self.batch = piece
-        #: Some of it may be in the target.
-        self.is_in_doubt = False
-        #: How many, where the target cannot be asked.
-        self.unknown = 0
-
-    @property
-    def first_seq(self) -> int:
-        return int(self.batch.column("seq")[0].as_py())
-
-
-def _payload_bytes(batch: Batch) -> int:
-    return int(pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0)

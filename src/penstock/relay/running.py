@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.relay.copy import fields_lost
-from penstock.relay.patience import Patience, StopAsked, patient, patiently
-from penstock.relay.relay import Relay, RelayStatistics, connection_options
+from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.relay import Relay
+from penstock.relay.statistics import RelayStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -181,7 +181,7 @@ def test_a_stream_that_is_added_later_appears_and_its_end_is_told() -> None:
 def test_a_client_that_stops_reading_does_not_disturb_the_others() -> None:
     with (
         Store.volatile(slots=1024, size=8 << 20) as store,
-        RemoteExporter(store, 0, patience=0.3) as exporter,
+        RemoteExporter(store, 0, patience=1) as exporter,
         client(exporter.port) as stopped,
         client(exporter.port) as reading,
     ):
@@ -245,8 +245,8 @@ class _ClosedGate:
     def __init__(self) -> None:
         self.opened = threading.Event()
 
-    def wait(self, messages: int) -> None:
-        del messages
+    def wait(self, messages: int, size: int) -> None:
+        del messages, size
         self.opened.wait(10)
 
 
@@ -376,7 +376,7 @@ def test_a_quota_holds_for_all_clients_together(clients: int, streams: int) -> N
             period = 1000 / (10 * rate / streams)
             start, sent = time.monotonic(), 0
             while not stop.is_set():
-                while sent * period < time.monotonic() - start:
+                while sent * period < time.monotonic() - start and not stop.is_set():
                     stream.post(bytes(1000))
                     sent += 1
                 time.sleep(0.001)
@@ -401,3 +401,30 @@ def test_a_quota_holds_for_all_clients_together(clients: int, streams: int) -> N
         for thread in threads:
             thread.join(10)
         assert measured == pytest.approx(rate, rel=0.05)
+
+
+def test_psis_own_quota_is_there_for_those_who_depend_on_it() -> None:
+    with RemoteExporter(port=0, quota="psi:1000B/s") as exporter, client(exporter.port) as peer:
+        peer.burst()
+        peer.open_data()
+        stream = exporter.exporter.write(None, "Numbers", "int")
+        for i in range(12):
+            stream.post(i, NOW + i * 20_000_000)
+        began = time.monotonic()
+        assert len(peer.messages(12)) == 12
+        # Its sleeps are 0, 0, 0, 2, 7, … 35 ms: above nothing, far below what the rate would need.
+        assert 0.05 < time.monotonic() - began < 5
+
+
+def test_a_source_that_fails_says_so_and_the_others_go_on() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        raise ValueError("the sensor is gone")
+
+    with RemoteExporter(port=0) as exporter:
+        bad = exporter.exporter.write(failing(), "Bad", "int")
+        good = exporter.exporter.write([1, 2], "Good", "int")
+        wait_until(lambda: exporter.store.streams()[1].is_closed)
+        wait_until(lambda: isinstance(bad.last_error, ValueError))
+        assert good.last_error is None
+        assert [stream.messages for stream in exporter.store.streams()] == [1, 2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -172,6 +174,53 @@ def test_an_importer_that_comes_back_goes_on_where_its_store_ends(tmp_path: Path
             with importer.open_stream("Numbers") as numbers:
                 assert [r.value for r in numbers] == list(range(60))
             assert importer.statistics().repeated <= 1
+
+
+_IMPORTING = """
+import sys, time
+from penstock.protocols.psi import REPLAY_ALL, RemoteImporter
+importer = RemoteImporter("127.0.0.1", int(sys.argv[1]), REPLAY_ALL, store=sys.argv[2])
+while importer.statistics().messages < 200:
+    time.sleep(0.001)
+print("some", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_importer_that_is_killed_has_everything_once_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    stop = threading.Event()
+    count = 0
+    with RemoteExporter(tmp_path / "out", 0) as exporter:
+        stream = exporter.exporter.write(None, "Numbers", "int")
+
+        def post() -> None:
+            nonlocal count
+            while not stop.is_set():
+                stream.post(count)
+                count += 1
+                time.sleep(0.0005)
+
+        posting = threading.Thread(target=post)
+        posting.start()
+        try:
+            for _ in range(2):
+                arguments = [sys.executable, "-c", _IMPORTING, str(exporter.port)]
+                with subprocess.Popen(
+                    [*arguments, str(tmp_path / "in")], stdout=subprocess.PIPE, text=True
+                ) as process:
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == "some\n"
+                    process.kill()
+        finally:
+            stop.set()
+            posting.join(10)
+        stream.close()
+        with RemoteImporter(HOST, exporter.port, REPLAY_ALL, store=tmp_path / "in") as importer:
+            with importer.open_stream("Numbers") as numbers:
+                assert [r.value for r in numbers] == list(range(count))
+            assert importer.statistics().lost == 0
 
 
 def test_what_a_ring_forgot_is_reported_as_lost() -> None:
@@ -384,8 +433,8 @@ def test_a_message_is_known_by_its_number_and_its_time() -> None:
 
 
 def test_only_what_may_have_been_missed_is_asked_for() -> None:
+    assert Arrivals(from_first=True).resume_ns is None
     arrivals = Arrivals(from_first=True)
-    assert arrivals.resume_ns is None
     arrivals.take("A", message(1, NOW))
     arrivals.take("B", message(1, NOW + 1000))
     assert arrivals.resume_ns == NOW + 1000

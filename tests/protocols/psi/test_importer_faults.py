@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
 
 @contextlib.contextmanager
-def faulty_way(store: Store, faults: Faults, **options: object) -> Iterator[Way]:
+def faulty_way(store: Store, faults: Faults, **options: Any) -> Iterator[Way]:
     with socket.create_server((HOST, 0)) as free:
         data_port = free.getsockname()[1]
     with FaultRouter.tcp((HOST, data_port), faults) as data:
@@ -149,3 +149,39 @@ def test_a_connection_that_is_open_but_silent_is_given_up() -> None:
                 assert importer.statistics().connections > before
                 time.sleep(0.6)
             assert numbers.lost == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_udp_that_loses_datagrams_says_how_many_messages_did_not_come(share: float) -> None:
+    with (
+        Store.volatile(slots=4096) as out,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free,
+    ):
+        free.bind((HOST, 0))
+        data_port = free.getsockname()[1]
+        free.close()
+        faults = Faults(drop=share, one_way="down") if share else Faults()
+        with (
+            FaultRouter.udp((HOST, data_port), faults, seed=3) as router,
+            RemoteExporter(
+                out,
+                0,
+                "udp",
+                data_port=data_port,
+                told_data_port=router.address[1],
+                max_bytes_per_second=2_000_000,
+            ) as exporter,
+            RemoteImporter(HOST, exporter.port, REPLAY_ALL) as importer,
+        ):
+            assert importer.wait_connected(10)
+            stream = exporter.exporter.write(None, "Numbers", "int")
+            for i in range(2000):
+                stream.post(i)
+            stream.close()
+            with importer.open_stream("Numbers", timeout=10) as numbers:
+                values = [received.value for received in numbers]
+            books = importer.statistics()
+            assert values == sorted(set(values))
+            assert len(values) + books.lost == 2000
+            assert (books.lost > 0) == (share > 0)
+            assert books.messages == len(values)

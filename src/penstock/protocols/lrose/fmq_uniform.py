@@ -1,7 +1,7 @@
 """How do messages of one length travel together, without a look at each of them?
 
-What `fmq_wire` does for any messages, for those whose part headers are known beforehand. None is
-returned for every other form; the caller then takes the long way.
+What `fmq_messages` does for any messages, for those whose part headers are known beforehand. None
+is returned for every other form; the caller then takes the long way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["decode_rows", "encode_rows", "encode_same", "split_rows"]
+__all__ = ["MOST", "decode_rows", "encode_rows", "encode_same", "split_rows"]
 
 _HEADER_SIZE: Final = 64
 _PART: Final = struct.Struct(">3i12x")

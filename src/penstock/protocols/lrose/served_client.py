@@ -43,6 +43,8 @@ _STALLED: Final = 30.0
 _DENIED_PATIENCE: Final = 5.0
 #: Bytes that a client has not taken yet: above it no more of its requests are looked at.
 _UNSENT: Final = 1 << 16
+#: A reply above so many bytes is many packets anyway: it is not copied to be put behind its header.
+_LARGE: Final = 1 << 16
 #: What LROSE's servers answer to a ping beside their process id; clients do not look at it.
 _PING_TEXT: Final = "Executable Name should go here."
 
@@ -348,7 +350,12 @@ class ServedClient(asyncio.BufferedProtocol):
         self._seq += 1
         self._counts.bytes_out += len(payload)
         header = encode_header(id, self._seq, len(payload))
-        self._transport.write((HTTP_REPLY + header if is_tunnelled else header) + payload)
+        front = HTTP_REPLY + header if is_tunnelled else header
+        if len(payload) > _LARGE:
+            self._transport.write(front)
+            self._transport.write(payload)
+        else:
+            self._transport.write(front + payload)
 
     def _close_session(self) -> None:
         session, self._session = self._session, None

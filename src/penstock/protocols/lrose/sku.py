@@ -7,6 +7,7 @@ number that counts from 1 in each direction, and the payload (spec lrose 2.2).
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Final, NamedTuple
 
 from penstock.core.errors import InvalidOption, Malformed
@@ -52,6 +53,7 @@ _WORTH_KEEPING: Final = 1 << 21
 _LARGEST_KEPT: Final = 4 << 20
 
 
+@cache
 def keep_memory() -> None:
     """Let the C library keep blocks of the size of large frames, instead of giving them back.
 

@@ -2,6 +2,12 @@
 
 from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.chunks import Chunker, Unchunker, UnchunkerStatistics
+from penstock.protocols.psi.clock import (
+    ClockSample,
+    RemoteClock,
+    RemoteClockServer,
+    ask_clock,
+)
 from penstock.protocols.psi.codecs import (
     Codec,
     CodecLibrary,
@@ -19,6 +25,9 @@ from penstock.protocols.psi.envelope import (
     encode_messages,
 )
 from penstock.protocols.psi.errors import Truncated, UnknownStream, UnknownType, WrongVersion
+from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.exporter_sessions import ExporterStatistics
+from penstock.protocols.psi.exporter_streams import ExportedStream, Exporter, Posted
 from penstock.protocols.psi.handshake import (
     ClientHello,
     ClientHelloDecoder,
@@ -26,6 +35,9 @@ from penstock.protocols.psi.handshake import (
     SessionIdDecoder,
     Transport,
 )
+from penstock.protocols.psi.importer import REPLAY_ALL, ImporterStatistics, RemoteImporter
+from penstock.protocols.psi.importer_arrivals import Gap
+from penstock.protocols.psi.importer_streams import ImportedStream, Received
 from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder, encode_burst
 from penstock.protocols.psi.metadata import (
     RuntimeInfo,
@@ -38,32 +50,55 @@ from penstock.protocols.psi.metadata import (
     encode_record,
     frame_record,
 )
+from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
 from penstock.protocols.psi.store import PsiStoreReader, StoredMessage, find_stores
+from penstock.protocols.psi.store_books import StreamInStore
+from penstock.protocols.psi.store_places import Place, find_store, list_places
+from penstock.protocols.psi.store_set import Store
 from penstock.protocols.psi.ticks import DateTime, DateTimeKind, TimeSpan
 
 __all__ = [
+    "REPLAY_ALL",
     "Catalog",
     "Chunker",
     "ClientHello",
     "ClientHelloDecoder",
+    "ClockSample",
     "Codec",
     "CodecLibrary",
     "DateTime",
     "DateTimeKind",
     "Decoded",
     "Envelope",
+    "ExportedStream",
+    "Exporter",
+    "ExporterStatistics",
+    "Gap",
+    "ImportedStream",
+    "ImporterStatistics",
     "Intermission",
     "MessageDecoder",
     "MetaDecoder",
+    "Place",
+    "Posted",
     "PsiMessage",
     "PsiStoreReader",
+    "Received",
+    "RemoteClock",
+    "RemoteClockServer",
+    "RemoteExporter",
+    "RemoteImporter",
+    "RendezvousClient",
+    "RendezvousServer",
     "RuntimeInfo",
     "SchemaFlags",
     "SchemaMember",
     "ServerHello",
     "SessionIdDecoder",
+    "Store",
     "StoredMessage",
     "StreamFlags",
+    "StreamInStore",
     "StreamMetadata",
     "TimeSpan",
     "Transport",
@@ -74,15 +109,18 @@ __all__ = [
     "UnknownStream",
     "UnknownType",
     "WrongVersion",
+    "ask_clock",
     "decode_message",
     "decode_record",
     "encode_burst",
     "encode_message",
     "encode_messages",
     "encode_record",
+    "find_store",
     "find_stores",
     "frame_record",
     "known_schemas",
+    "list_places",
     "make_schema",
     "qualify",
 ]

@@ -15,7 +15,6 @@ from penstock.core.errors import InvalidOption, InvalidURL, PositionError
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.options import parse_options
-from penstock.core.quota import parse_quota
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.protocols.psi.codecs.type_names import parse_type_name
 from penstock.protocols.psi.exporter import RemoteExporter
@@ -243,12 +242,11 @@ _shared = _Shared()
 
 def _make_exporter(options: PsiWriterOptions) -> RemoteExporter:
     given = options.model_dump(exclude=set(_OF_STREAMS))
-    quota = None if options.quota is None else parse_quota(options.quota)
     store: Store | str | None = options.store
     if store is None:
         store = Store.volatile("writer", slots=options.slots, size=options.size)
     try:
-        exporter = RemoteExporter(store, quota=quota, **given)
+        exporter = RemoteExporter(store, quota=options.quota, **given)
     except BaseException:
         if isinstance(store, Store):
             store.close()

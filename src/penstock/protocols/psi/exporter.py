@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from penstock.core.errors import Malformed
 from penstock.core.options import parse_options
-from penstock.core.quota import TokenBucket
+from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
 from penstock.protocols.psi.chunks import decode_chunk
 from penstock.protocols.psi.exporter_pressure import BackPressure
@@ -79,10 +79,12 @@ class RemoteExporter:
         *,
         max_bytes_per_second: float | None = None,
         smoothing_window: float = 5.0,
-        quota: Quota | None = None,
+        quota: Quota | str | None = None,
         **options: object,
     ) -> None:
         """Listen at once; `options` are those of `ExporterOptions`.
+
+        `quota` in place of a rate: `1MB/s:5s`, or `psi:1MB/s` for psi's own formula.
 
         :raises InvalidOption: an option is unknown, or its value does not fit.
         :raises StorageError: the address cannot be had.
@@ -91,7 +93,7 @@ class RemoteExporter:
         self.options = parse_options(URL.parse("psi://exporter", given), ExporterOptions)
         if quota is None and max_bytes_per_second is not None:
             quota = TokenBucket(max_bytes_per_second, smoothing_window)
-        self._quota = quota
+        self._quota = parse_quota(quota) if isinstance(quota, str) else quota
         #: Whether closing ends and closes the store.
         self.exporter, self.owns_store = _exporter_of(store)
         self.store = self.exporter.store
@@ -254,7 +256,10 @@ class RemoteExporter:
             if pressure is not None:
                 pressure.progress()
 
-        sender = Sender(session, self.store, send, self._quota, progress, has_gone)
+        quota = self._quota
+        if isinstance(quota, PsiQuota):
+            quota = PsiQuota(quota.rate, quota.window)  # psi looks at each client by itself
+        sender = Sender(session, self.store, send, quota, progress, has_gone)
         with self._lock:
             self._settle(session.sender)
             session.sender = sender

@@ -18,6 +18,10 @@ __all__ = ["BackPressure", "Follower"]
 
 #: While writers wait, look this often (seconds) for clients that have stopped.
 _LOOK: Final = 0.02
+#: How often it is looked, while as many messages are written as somebody may be behind.
+_LOOKS: Final = 4
+#: With each look, so much of the size of the largest message is remembered.
+_FORGET: Final = 0.99
 
 
 class Follower(Protocol):
@@ -43,6 +47,8 @@ class BackPressure:
         self._moved = threading.Condition()
         #: Messages that may be appended before it has to be looked again.
         self._credit = 0
+        #: Bytes of the largest messages, by and by forgotten.
+        self._largest = 1.0
         self._is_open = False
         #: Seconds that writers have waited.
         self.waited = 0.0
@@ -62,8 +68,11 @@ class BackPressure:
         with self._moved:
             self._moved.notify_all()
 
-    def wait(self, messages: int) -> None:
+    def wait(self, messages: int, size: int) -> None:
         """Let a writer wait while somebody is too far behind."""
+        if size > self._largest * messages:
+            self._largest = size / max(1, messages)
+            self._credit = 0  # it was given for smaller ones
         self._credit -= messages
         if self._credit >= 0 or not self._senders:
             return
@@ -72,22 +81,19 @@ class BackPressure:
             while not self._is_open:
                 allowed = self._allowed()
                 room = allowed - self._worst_lag()
-                # One that is larger than all that is allowed goes when nobody is behind.
+                # More than all that is allowed goes when nobody is behind.
                 if room >= min(messages, allowed):
-                    self._credit = max(0, room - messages)
+                    self._credit = max(0, min(room - messages, allowed // _LOOKS))
+                    self._largest *= _FORGET
                     break
                 self._moved.wait(_LOOK)
             self.waited += time.monotonic() - began
 
     def _allowed(self) -> int:
-        most = self._max_lag
-        if self._max_lag_bytes is not None:
-            streams = self._store.streams()
-            count = sum(stream.messages for stream in streams)
-            size = sum(stream.bytes for stream in streams)
-            if count:
-                most = min(most, self._max_lag_bytes // max(1, size // count))
-        return max(1, most)
+        """Return the messages that somebody may be behind: of the size of recent large ones."""
+        if self._max_lag_bytes is None:
+            return self._max_lag
+        return max(1, min(self._max_lag, int(self._max_lag_bytes / max(1.0, self._largest))))
 
     def _worst_lag(self) -> int:
         end = self._store.newest_seq() + 1

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from penstock.core.errors import Closed
 from penstock.core.position import Position
+from penstock.core.quota import PsiQuota
 from penstock.protocols.psi.chunks import Chunker
 from penstock.protocols.psi.envelope import encode_message
 from penstock.protocols.psi.metadata import StreamMetadata
@@ -198,6 +199,9 @@ class Sender:
 
     def _give(self, batch: list[PsiMessage], size: int, stop: threading.Event) -> None:
         if self._quota is not None:
+            if isinstance(self._quota, PsiQuota):
+                # It counts what psi stores: the envelope, and the payload in words of 4 bytes.
+                size = sum(24 + len(m.payload) + -len(m.payload) % 4 for m in batch)
             delay = self._quota.delay(size, batch[-1].originating_ns)
             until = time.monotonic() + delay
             while (left := until - time.monotonic()) > 0:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
-from penstock.core.errors import Closed, InvalidOption, PenstockError
+from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError
 from penstock.core.interfaces import Reader
 from penstock.protocols.psi.codecs.type_names import parse_type_name
 
@@ -60,7 +60,9 @@ class ExportedStream:
         self._queue: DeliveryQueue[_Waiting] | None = None
         self._thread: threading.Thread | None = None
         #: What kept a message from getting into the store.
-        self.last_error: PenstockError | None = None
+        self.last_error: Exception | None = None
+        #: Messages that were taken from the queue, and that the store could not hold.
+        self.refused = 0
         self._is_closed = False
         if policy is not None:
             self._queue = DeliveryQueue(
@@ -114,7 +116,12 @@ class ExportedStream:
         self.store.end_stream(self.id)
 
     def _append(self, waiting: _Waiting) -> None:
-        self.store.append(self.id, waiting.payload, waiting.originating_ns)
+        try:
+            self.store.append(self.id, waiting.payload, waiting.originating_ns)
+        except MessageTooLarge as error:
+            self.refused += 1
+            self.last_error = error
+            log.warning("a message of %s is left out: %s", self.name, error)
 
     def _empty(self) -> None:
         assert self._queue is not None
@@ -207,7 +214,8 @@ class Exporter:
                 else:
                     stream.post(item)
             stream.close()
-        except PenstockError as error:
+        except Exception as error:
+            # Whatever a program's own source raises; nobody waits here who could be told.
             if not self._stop.is_set():
                 stream.last_error = error
                 log.exception("the source of %s failed", stream.name)

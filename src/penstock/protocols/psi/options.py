@@ -35,7 +35,7 @@ class ExporterOptions(Options):
     #: Writers wait while a client is so many messages behind; None: half of a ring, never a log.
     max_lag: Annotated[int | None, Field(ge=1)] = None
     #: Writers do not wait for a client that takes nothing for so long.
-    patience: Duration = 1.0
+    patience: Duration = 2.0
 
 
 class ImporterOptions(Options):

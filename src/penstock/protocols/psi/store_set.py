@@ -44,7 +44,7 @@ from penstock.protocols.psi.store_places import Place, new_place, temporary_plac
 from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from penstock.core.interfaces import BytesLike, Reader, Writer
@@ -55,13 +55,15 @@ __all__ = ["Gate", "Store"]
 #: A catalog is small: segments of a log that take little.
 _CATALOG_OPTIONS: Final = {"segment": 4 << 20, "segment_slots": 4096, "sync": "batch"}
 _READ_AT_ONCE: Final = 4096
+#: What is appended without a look at the gates is at most this part of a ring.
+_PARTS: Final = 8
 
 
 class Gate(Protocol):
     """Whoever may hold up all writers of a store, such as an exporter that cannot keep up."""
 
-    def wait(self, messages: int) -> None:
-        """Return when so many messages may be appended."""
+    def wait(self, messages: int, size: int) -> None:
+        """Return when so many messages, of so many bytes together, may be appended."""
         ...
 
 
@@ -87,6 +89,7 @@ class Store:
         self._books: dict[int, StreamBooks] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._capacity: tuple[int, int] | None = None
         self._is_started = True
         self._is_closed = False
         self._last_ns = MIN_NS
@@ -349,7 +352,7 @@ class Store:
         :raises Closed: the stream was ended, or the store closed.
         """
         for gate in self.gates:
-            gate.wait(1)
+            gate.wait(1, len(payload))
         with self._lock:
             self.catalog.stream(id)
             books = self._books[id]
@@ -372,11 +375,24 @@ class Store:
 
     def append_messages(self, messages: Sequence[PsiMessage]) -> None:
         """Append messages as they came from elsewhere, with their numbers and times."""
-        for gate in self.gates:
-            gate.wait(len(messages))
-        with self._lock:
-            for message in messages:
-                self._append(message, self._books[message.source_id])
+        for part in self._parts(messages) if self.gates else (messages,):
+            for gate in self.gates:
+                gate.wait(len(part), sum(len(message.payload) for message in part))
+            with self._lock:
+                for message in part:
+                    self._append(message, self._books[message.source_id])
+
+    def _parts(self, messages: Sequence[PsiMessage]) -> Iterator[Sequence[PsiMessage]]:
+        """Yield so few messages at a time that a gate can hold them up before a ring is full."""
+        slots, size = self.capacity()
+        first = held = 0
+        for index, message in enumerate(messages):
+            held += len(message.payload)
+            if (index + 1 - first) * _PARTS >= slots or held * _PARTS >= size:
+                yield messages[first : index + 1]
+                first, held = index + 1, 0
+        if first < len(messages):
+            yield messages[first:]
 
     def _append(self, message: PsiMessage, books: StreamBooks) -> None:
         if self._writer is None:
@@ -412,8 +428,10 @@ class Store:
 
     def capacity(self) -> tuple[int, int]:
         """Return the messages and bytes that a ring holds; of a log, those of a segment."""
-        info = describe(self.place.data_url(volatile=self.is_volatile))
-        return info.slots, info.buffer_size
+        if self._capacity is None:
+            info = describe(self.place.data_url(volatile=self.is_volatile))
+            self._capacity = info.slots, info.buffer_size
+        return self._capacity
 
     # --- for people -------------------------------------------------------------------------
 

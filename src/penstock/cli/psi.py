@@ -1,0 +1,180 @@
+"""The commands about psi: `psi-store ls`, `psi-store export` and `serve psi`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from penstock.cli.output import console, note
+from penstock.core.errors import InvalidOption
+from penstock.core.units import format_size, format_time
+from penstock.protocols.psi.ticks import MIN_NS
+
+if TYPE_CHECKING:
+    from penstock.protocols.psi.metadata import StreamMetadata
+
+__all__ = ["add_to", "serve_psi"]
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A store, or a directory with stores.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    sub = typer.Typer(no_args_is_help=True, help="Look at and export stores, psi's and ours.")
+    for command in (ls, export):
+        sub.command()(command)
+    app.add_typer(sub, name="psi-store", rich_help_panel="Streams")
+
+
+def ls(
+    folder: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List stores and their streams: type, messages, size, and from when to when."""
+    from penstock.protocols.psi.store_export import open_sources  # noqa: PLC0415 - loads Parquet
+
+    with open_sources(folder) as sources:
+        listed = [
+            _fields(source.name, source.folder, stream)
+            for source in sources
+            for stream in source.streams()
+        ]
+    if as_json:
+        typer.echo(json.dumps(listed))
+        return
+    table = Table(box=None)
+    for name, right in (
+        ("store", False),
+        ("stream", False),
+        ("type", False),
+        ("messages", True),
+        ("size", True),
+        ("first created", False),
+        ("last created", False),
+        ("state", False),
+    ):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in listed:
+        table.add_row(
+            row["store"],
+            row["stream"],
+            row["type"].partition(",")[0],
+            f"{row['messages']:,}",
+            format_size(row["bytes"]),
+            row["first_created"] or "-",
+            row["last_created"] or "-",
+            "closed" if row["closed"] else "open",
+        )
+    console.print(table)
+
+
+def _fields(store: str, folder: Path, stream: StreamMetadata) -> dict[str, Any]:
+    first, last = (
+        None if moment == MIN_NS else format_time(moment)
+        for moment in (stream.first_creation_ns, stream.last_creation_ns)
+    )
+    return {
+        "store": store,
+        "folder": str(folder),
+        "stream": stream.name,
+        "id": stream.id,
+        "type": stream.type_name,
+        "messages": stream.message_count,
+        "bytes": stream.size_sum,
+        "first_created": first,
+        "last_created": last,
+        "closed": stream.is_closed,
+    }
+
+
+def export(
+    folder: Directory,
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The directory to write to, a file a stream.")
+    ],
+    format: Annotated[str, typer.Option("--format", "-f", help="log, parquet or csv.")] = "parquet",
+    store: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The store, if there are several.")
+    ] = None,
+    stream: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this stream; may be repeated.")
+    ] = None,
+) -> None:
+    """Write the streams of a store as logs, Parquet or CSV files."""
+    from penstock.protocols.psi.store_export import (  # noqa: PLC0415 - loads Parquet
+        export_streams,
+        open_sources,
+    )
+
+    with open_sources(folder, store) as sources:
+        if len(sources) > 1:
+            names = ", ".join(source.name for source in sources)
+            raise InvalidOption("store", None, f"there are several: {names}", hint="give --store")
+        for done in export_streams(sources[0], target, format, stream or ()):
+            typer.echo(f"{done.stream}: {done.messages:,} messages to {done.target}")
+            if done.malformed:
+                note(
+                    f"penstock: {done.malformed:,} messages of {done.stream} are not of its type; "
+                    "their values are left empty"
+                )
+
+
+def serve_psi(
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="The store of ours whose streams are served.")
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 11411,
+    transport: Annotated[str, typer.Option(help="tcp, udp or pipe.")] = "tcp",
+    data_port: Annotated[
+        int, typer.Option(help="The port of messages; 0 takes any that is free.")
+    ] = 0,
+    quota: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Bytes of all clients, such as 1MB/s.")
+    ] = None,
+    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 64,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+) -> None:
+    """Serve a store to psi's importers and ours, until Ctrl-C or SIGTERM.
+
+    Another process may write to the store meanwhile. The protocol knows no passwords: whoever can
+    reach the port can read.
+    """
+    from penstock.protocols.psi.exporter import RemoteExporter  # noqa: PLC0415 - as needed
+    from penstock.protocols.psi.store_set import Store  # noqa: PLC0415
+
+    if not quiet:
+        logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with (
+        Store.open(store) as opened,
+        RemoteExporter(
+            opened,
+            port,
+            transport,
+            quota=quota,
+            host=host,
+            data_port=data_port,
+            max_clients=max_clients,
+        ) as exporter,
+    ):
+        typer.echo(f"serving {store} at psi://{exporter.address}")
+        sys.stdout.flush()
+        stop.wait()
+        books = exporter.statistics()
+    typer.echo(
+        f"stopped: {books.clients_seen:,} clients, {books.messages:,} messages sent, "
+        f"{books.lost:,} lost"
+    )

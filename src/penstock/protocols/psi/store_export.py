@@ -1,0 +1,327 @@
+"""How do the streams of a store become logs, Parquet files or CSV files?
+
+The same for psi's own stores and for ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.core.endpoints import open_writer
+from penstock.core.errors import AlreadyExists, InvalidOption, Malformed, NotFound
+from penstock.core.units import format_time
+from penstock.protocols.psi.store import PsiStoreReader, find_stores
+from penstock.protocols.psi.store_books import StreamBooks, psi_message, uncounted
+from penstock.protocols.psi.store_places import find_store, list_places
+from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.ticks import DateTime, TimeSpan, ticks_to_ns
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from penstock.protocols.psi.codecs import Codec
+    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.metadata import StreamMetadata
+
+__all__ = ["FORMATS", "Exported", "StoreSource", "export_streams", "open_sources"]
+
+_ROWS: Final = 10_000
+_TICKS_PER_SECOND: Final = 10_000_000
+_COLUMNS: Final = ("originating_time", "creation_time", "sequence_id", "value")
+
+
+class Exported(NamedTuple):
+    """One stream that was exported: every message of it is a row, or a message of the log."""
+
+    stream: str
+    target: str
+    messages: int
+    #: Messages that are not of the stream's type; their value is empty, in a log all bytes stay.
+    malformed: int
+
+
+class StoreSource(ABC):
+    """A store to read from, of psi or of ours."""
+
+    name: str
+    folder: Path
+
+    def streams(self) -> list[StreamMetadata]:
+        """Return the streams, with their counts: of one that was not closed they are counted."""
+        announced = self.announced()
+        if all(stream.is_closed for stream in announced):
+            return announced
+        books = {stream.id: StreamBooks(uncounted(stream)) for stream in announced}
+        for message in self.messages(None):
+            if message.source_id in books:
+                books[message.source_id].add(message)
+        return [stream if stream.is_closed else books[stream.id].metadata() for stream in announced]
+
+    @abstractmethod
+    def announced(self) -> list[StreamMetadata]:
+        """Return the streams as the catalog has them."""
+
+    @abstractmethod
+    def codec(self, stream: StreamMetadata) -> Codec:
+        """Return what reads a stream's payloads."""
+
+    @abstractmethod
+    def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
+        """Yield a stream's messages, or all, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class _PsiSource(StoreSource):
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.folder = name, folder
+        self._reader = PsiStoreReader(folder, name)
+
+    def announced(self) -> list[StreamMetadata]:
+        return self._reader.streams
+
+    def codec(self, stream: StreamMetadata) -> Codec:
+        return self._reader.codec(stream)
+
+    def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
+        wanted = None if stream is None else [stream.id]
+        return (stored.message for stored in self._reader.messages(wanted))
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _OwnSource(StoreSource):
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.folder = name, folder
+        self._store = Store.open(folder)
+
+    def announced(self) -> list[StreamMetadata]:
+        self._store.refresh()
+        return [self._store.metadata(id) for id in self._store.catalog.streams]
+
+    def codec(self, stream: StreamMetadata) -> Codec:
+        return self._store.catalog.codec(stream)
+
+    def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
+        with self._store.reader(id=None if stream is None else stream.id) as reader:
+            yield from map(psi_message, reader.available())
+
+    def close(self) -> None:
+        self._store.close()
+
+
+@contextlib.contextmanager
+def open_sources(root: Path | str, name: str | None = None) -> Iterator[list[StoreSource]]:
+    """Open the stores in a directory, psi's and ours, or the one of a name.
+
+    :raises NotFound: there is none.
+    """
+    root = Path(root)
+    found: list[Callable[[], StoreSource]] = [
+        lambda place=place: _OwnSource(place.folder, place.name)  # type: ignore[misc]
+        for place in list_places(root)
+        if name in {None, place.name, place.folder.name}
+    ]
+    found += [
+        lambda folder=folder, found_name=found_name: _PsiSource(folder, found_name)  # type: ignore[misc]
+        for found_name, folder in find_stores(root)
+        if name in {None, found_name, folder.name}
+    ]
+    if not found:
+        if name is not None:
+            find_store(root, name)  # says which there are
+        raise NotFound(f"{root} has no store", hint="give the directory with the store's files")
+    with contextlib.ExitStack() as stack:
+        sources: list[StoreSource] = []
+        for opened in found:
+            source = opened()
+            stack.callback(source.close)
+            sources.append(source)
+        yield sources
+
+
+def export_streams(
+    source: StoreSource,
+    target: Path | str,
+    format: str,
+    streams: Iterable[str] = (),
+) -> Iterator[Exported]:
+    """Write the streams of a store below a directory, one file or log each, and yield each.
+
+    :raises InvalidOption: there is no such format.
+    :raises NotFound: there is no such stream.
+    :raises AlreadyExists: a target is there already.
+    :raises StorageError: the operating system refuses.
+    """
+    export = FORMATS.get(format)
+    if export is None:
+        raise InvalidOption("format", format, f"must be one of {', '.join(FORMATS)}")
+    known = {stream.name: stream for stream in source.announced()}
+    wanted = list(streams) or list(known)
+    for name in wanted:
+        if name not in known:
+            raise NotFound(
+                f"the store {source.name} has no stream {name!r}",
+                hint=f"there are: {', '.join(list(known)[:8])}",
+            )
+    folder = Path(target)
+    with storage_errors("writing to", str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in wanted:
+            path = folder / (quote(name, safe=" ()[]") + ("" if format == "log" else f".{format}"))
+            if path.exists():
+                raise AlreadyExists(f"there is a {path} already", hint="choose another directory")
+            yield Exported(name, str(path), *export(source, known[name], path))
+
+
+def _values(source: StoreSource, stream: StreamMetadata) -> Iterator[tuple[PsiMessage, Any, bool]]:
+    codec = source.codec(stream)
+    for message in source.messages(stream):
+        try:
+            yield message, codec.decode(message.payload), True
+        except Malformed:
+            yield message, None, False
+
+
+def _to_log(source: StoreSource, stream: StreamMetadata, path: Path) -> tuple[int, int]:
+    codec = source.codec(stream)
+    count = malformed = 0
+    with open_writer(f"log:{quote(str(path.resolve()))}") as writer:
+        for message in source.messages(stream):
+            id, sequence, originating_ns, creation_ns, payload = message
+            try:
+                payload = codec.trim(payload)
+            except Malformed:
+                malformed += 1
+            writer.write(payload, id, sequence, originating_ns, creation_ns)
+            count += 1
+    return count, malformed
+
+
+def _to_csv(source: StoreSource, stream: StreamMetadata, path: Path) -> tuple[int, int]:
+    count = malformed = 0
+    with path.open("x", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS)
+        for message, value, is_good in _values(source, stream):
+            _, sequence, originating_ns, creation_ns, _ = message
+            times = format_time(originating_ns), format_time(creation_ns)
+            writer.writerow([*times, sequence, _text(value) if is_good else ""])
+            count += 1
+            malformed += not is_good
+    return count, malformed
+
+
+def _to_parquet(source: StoreSource, stream: StreamMetadata, path: Path) -> tuple[int, int]:
+    count = malformed = 0
+    codec = source.codec(stream)
+    kind = _arrow_type(codec)
+    schema = pa.schema(
+        [
+            ("originating_time", pa.timestamp("ns", "UTC")),
+            ("creation_time", pa.timestamp("ns", "UTC")),
+            ("sequence_id", pa.int32()),
+            ("value", kind),
+        ]
+    )
+    with pq.ParquetWriter(path, schema) as writer:
+        rows: list[tuple[int, int, int, Any]] = []
+
+        def flush() -> None:
+            columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [(), (), (), ()]
+            arrays = [
+                pa.array(list(column), field.type)
+                for column, field in zip(columns, schema, strict=True)
+            ]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            rows.clear()
+
+        for message, value, is_good in _values(source, stream):
+            _, sequence, originating_ns, creation_ns, _ = message
+            told = _for_arrow(value, kind) if is_good else None
+            rows.append((originating_ns, creation_ns, sequence, told))
+            count += 1
+            malformed += not is_good
+            if len(rows) >= _ROWS:
+                flush()
+        flush()
+    return count, malformed
+
+
+def _arrow_type(codec: Codec) -> pa.DataType:
+    """Return the type of a column: numbers and texts as they are, all else as JSON."""
+    name = codec.type_name
+    if codec.is_raw or name == "System.Byte[]":
+        return pa.binary()
+    if name == "System.Boolean":
+        return pa.bool_()
+    is_number = codec.dtype is not None and codec.dtype.kind in "iuf"
+    is_special = name in {"System.Char", "System.DateTime", "System.TimeSpan"}
+    if is_number and not is_special:
+        return pa.from_numpy_dtype(codec.dtype)
+    return pa.string()
+
+
+def _for_arrow(value: Any, kind: pa.DataType) -> Any:
+    if value is None or pa.types.is_binary(kind):
+        return None if value is None else bytes(value)
+    return _text(value) if pa.types.is_string(kind) else value
+
+
+def _text(value: Any) -> str:
+    """Return a value for people: texts, numbers and times as they are, all else as JSON."""
+    plain = _plain(value)
+    if plain is None:
+        return ""
+    if not isinstance(plain, (list, tuple, dict)):
+        return str(plain)
+    try:
+        return json.dumps(plain, default=_plain)
+    except ValueError:  # an object that holds itself
+        return str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can have it."""
+    match value:
+        case DateTime():
+            return format_time(ticks_to_ns(value.ticks))
+        case TimeSpan():
+            return value.ticks / _TICKS_PER_SECOND
+        case np.ndarray():
+            return value.tolist()
+        case np.generic():
+            return value.item()
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+        case None | bool() | int() | float() | str():
+            return value
+        case dict():
+            return {str(key): each for key, each in value.items()}
+        case list() | tuple():
+            return [
+                _plain(each) if isinstance(each, (DateTime, TimeSpan)) else each for each in value
+            ]
+    return str(value)
+
+
+#: How a stream is written, by the name of the format.
+FORMATS: Final[dict[str, Callable[[StoreSource, StreamMetadata, Path], tuple[int, int]]]] = {
+    "log": _to_log,
+    "parquet": _to_parquet,
+    "csv": _to_csv,
+}

@@ -289,6 +289,23 @@ def test_a_write_without_a_server_says_that_nothing_was_appended(tmp_path: Path)
         open_reader(f"fmq:{tmp_path}/b")
 
 
+def test_a_flush_may_be_the_first_call_after_an_outage(tmp_path: Path) -> None:
+    url = "a?kind=log"
+    with (
+        server_process(tmp_path) as server,
+        open_writer(f"{server.url}{url}", retry="200ms") as writer,
+    ):
+        writer.write_many([b"0", b"1"])
+        server.kill()
+        with pytest.raises(ConnectionLost):
+            writer.write(b"nobody is there")
+        server.start()
+        writer.flush()
+        writer.flush()
+        assert writer.write(b"2") == 2
+    assert payloads_of(f"log:{tmp_path}/a") == [b"0", b"1", b"2"]
+
+
 def _restart(server: ServerProcess) -> None:
     server.kill()
     server.start()

@@ -191,7 +191,11 @@ class FlightWriter(Writer):
     def flush(self) -> None:
         """Do on the server what the stream's own `flush` does: bring it to the disk, or nothing."""
         self._check_open()
-        self._deliver(_Call(iter([(EMPTY, self._piece(flush=True))])))
+
+        def piece() -> Iterator[tuple[Batch, Piece]]:
+            yield EMPTY, self._piece(flush=True)  # numbered when it is sent, not before
+
+        self._deliver(_Call(piece()))
 
     def _append(self, batches: Iterable[Batch], *, exact: bool = False) -> int | None:
         def pieces() -> Iterator[tuple[Batch, Piece]]:

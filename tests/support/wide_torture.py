@@ -152,12 +152,18 @@ def _read_in_place(reader: WideReader, checker: _Checker, mode: str) -> None:
         checker.count(mode, found)
 
 
-def read(url: str, report: str, *, seed: int) -> None:
-    """Read in every way until a message of LAST_TYPE; report what came."""
+def read(url: str, report: str, *, seed: int, behind: int = 0) -> None:
+    """Read in every way until a message of LAST_TYPE; report what came.
+
+    It begins when that many messages are there, or no more come for a while.
+    """
     chance = random.Random(seed)
     checker = _Checker()
     with wide_reader(url) as reader:
         Reporter(report).add(b"r", 0, 0, 0)
+        until = time.monotonic() + 30
+        while (reader.newest_seq() or 0) < behind and time.monotonic() < until:
+            time.sleep(0.001)
         while not checker.ended:
             mode = chance.choice(MODES)
             match mode:

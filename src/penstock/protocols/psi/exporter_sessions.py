@@ -43,7 +43,7 @@ _PIECE: Final = 1 << 16
 #: A message is not sent before its stream was announced; if that cannot be, wait so long.
 _ANNOUNCEMENT: Final = 30.0
 #: Datagrams sent in a row before the receiver gets a moment: it has no way to slow us down.
-_DATAGRAMS_IN_A_ROW: Final = 32
+_DATAGRAMS_IN_A_ROW: Final = 16
 _MOMENT: Final = 0.0005
 #: What is counted for each client.
 _COUNTED: Final = ("messages", "bytes", "skipped", "lost")

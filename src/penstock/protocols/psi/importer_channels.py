@@ -29,6 +29,8 @@ _RECEIVED_AT_ONCE: Final = 1 << 18
 _LARGEST_DATAGRAM: Final = 65536
 #: What the kernel is asked to hold of datagrams; it may give less.
 _RECEIVE_BUFFER: Final = 8 << 20
+#: Linux's; Python has no name for it.
+_SO_RCVBUFFORCE: Final = 33
 #: While nothing comes, a caller gets control back this often (seconds).
 _PATIENCE: Final = 0.1
 #: The id of a session may be lost on its way: it is sent again so often, so far apart (seconds).
@@ -135,8 +137,11 @@ def open_channel(host: str, hello: ServerHello, options: ImporterOptions) -> Dat
     if hello.transport is Transport.UDP:
         found = socket.getaddrinfo(host, hello.port, type=socket.SOCK_DGRAM)[0]
         sock = socket.socket(found[0], socket.SOCK_DGRAM)
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+        # The first is allowed to an administrator only, and has no limit.
+        for option in (_SO_RCVBUFFORCE, socket.SO_RCVBUF):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, option, _RECEIVE_BUFFER)
+                break
         return _made(sock, found[4], hello, limit, DatagramChannel)
     if hello.transport is Transport.NAMED_PIPES:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# Tables are as wide as this, whichever test happens to be the first that loads the command.
+os.environ["COLUMNS"] = "200"
 
 # A busy two-core machine is not a slow test.
 settings.register_profile("penstock", deadline=None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -62,6 +63,13 @@ def served_as_lrose(root: Path) -> Iterator[str]:
 
     with ServerThread(make) as server:
         yield f"fmqp://{server.address}"
+
+
+def eventually(check: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Caller:

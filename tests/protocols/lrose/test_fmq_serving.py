@@ -19,17 +19,10 @@ from penstock.protocols.lrose.fmq_messages import encode_message, encode_message
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.sku import HTTP_REPLY, Frame, encode
 from penstock.queue.classic.creation import open_device
-from protocols.lrose.serving import Caller, served
+from protocols.lrose.serving import Caller, eventually, served
 
 INIT = Init("fmqp:://h:1:q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
 READ = DsMessage(Op.READ)
-
-
-def eventually(check: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_closed(caller: Caller) -> bool:

@@ -27,6 +27,7 @@ class QueueRoot:
 
     def __init__(self, folder: Path, *, shared_memory: bool = False) -> None:
         self.folder = folder.resolve()
+        self._told = folder.absolute()
         self._shared_memory = shared_memory
 
     def path(self, said: str) -> str:
@@ -59,6 +60,10 @@ class QueueRoot:
                 hint="start the server with --shared-memory",
             )
         return path
+
+    def as_told(self, path: str) -> str:
+        """Return the path of a queue below the root as the server was told it, links and all."""
+        return str(self._told / Path(path).relative_to(self.folder))
 
     def hide(self, text: str) -> str:
         """Return a text without the path of the root, which is no client's business."""

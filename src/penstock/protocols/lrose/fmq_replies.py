@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.core.errors import (
+    AlreadyExists,
     DamagedQueue,
     InvalidOption,
     InvalidURL,
@@ -84,5 +85,5 @@ def _kind(error: Exception) -> Failure:
         return Failure.TOO_LARGE
     if isinstance(error, DamagedQueue):
         return Failure.DAMAGED
-    refused = (InvalidURL, InvalidOption, Unsupported)
+    refused = (AlreadyExists, InvalidURL, InvalidOption, Unsupported)
     return Failure.REFUSED if isinstance(error, refused) else Failure.OTHER

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
+from penstock.protocols.lrose.addresses import default_port
 from penstock.protocols.lrose.fmq_session import FmqSession
 from penstock.protocols.lrose.fmq_shared import Shared
 from penstock.protocols.lrose.serving import DsServer, ServerThread
@@ -22,7 +23,9 @@ class FmqServerOptions(ServingOptions):
 
     #: The directory that all queues are below.
     root: Path
-    port: Annotated[int, Field(ge=0, le=65535)] = 5443
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default_factory=lambda: default_port("fmqp")
+    )
     #: The layout of queues that clients create. LROSE's programs on this machine know classic.
     layout: Literal["classic", "wide"] = "classic"
     #: Bytes of a queue that a client may create, and its slots.

@@ -22,6 +22,7 @@ from penstock.protocols.lrose.ds_message import (
     DsMessage,
 )
 from penstock.protocols.lrose.fmq_classic import ServedClassic
+from penstock.protocols.lrose.fmq_creation import check_geometry, check_replaceable, creation_of
 from penstock.protocols.lrose.fmq_messages import Messages, decode_messages, is_write, written_reply
 from penstock.protocols.lrose.fmq_queues import MOST_MESSAGES, ServedQueue, layout_of, unpacked
 from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import EllipsisType
 
+    from penstock.protocols.lrose.datamapper_registrar import Registrar
     from penstock.protocols.lrose.fmq_shared import Shared
     from penstock.protocols.lrose.fmq_wire import Init
     from penstock.protocols.lrose.sessions import Answer, Encoded
@@ -73,6 +75,8 @@ class FmqSession:
         self._shared = shared
         self._name = name
         self._queue: ServedQueue | None = None
+        #: Hears of every write, if the client wants that.
+        self._registrar: Registrar | None = None
         self._is_ours = False
         self._slow_until = 0.0
         self._written = 0
@@ -99,8 +103,7 @@ class FmqSession:
         self._note_slowness(now)
         if number is None:
             return None
-        if self._shared.waiting:
-            self._shared.wake(queue.path)
+        self._note_write(queue)
         return encode_written(seq, number % ID_COUNT if self._is_ours else -1)
 
     def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
@@ -120,14 +123,10 @@ class FmqSession:
                 return self._seek_to_id(request)
             case Op.SET_COMPRESSION_METHOD:
                 return self._set_compression(request)
-            case Op.SET_BLOCKING_WRITE:
-                self._opened().set_blocking()
-            case Op.SET_SINGLE_WRITER | Op.SET_REG_WITH_DMAP:
-                # The lock is taken all the same. Registering is the business of writers here.
-                self._opened()
+            case Op.SET_BLOCKING_WRITE | Op.SET_SINGLE_WRITER | Op.SET_REG_WITH_DMAP:
+                return self._set_writing(request)
             case _:
                 raise Unsupported(f"there is no request {request.type}")
-        return self._done(request)
 
     def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
         is_ours = self._is_ours or request.flags == OURS
@@ -148,23 +147,22 @@ class FmqSession:
         init = decode_init(request)
         self._is_ours = init.is_ours
         path = self._shared.root.path(init.url)
-        if self._queue is not None:
-            queue, self._queue = self._queue, None
-            queue.close()
+        self.close()
         self._queue = await self._open_queue(path, init)
         log.info("%s: %s opens %s", self._name, init.proc_name, path)
         return self._done(request)._replace(flags=OURS if init.is_ours else 0)
 
     async def _open_queue(self, path: str, init: Init) -> ServedQueue:
-        creation = self._creation(init)
+        shared = self._shared
+        creation = creation_of(init, shared.options)
         layout = layout_of(path)
         if layout is None and creation in {None, Creation.NEVER}:
             layout = await self._wait_for_queue(path, init)
         start = Position.START if init.open_position == SeekTo.START else Position.END
         if layout is None or creation is Creation.ALWAYS:
-            self._check_geometry(init)
+            check_geometry(init, shared.options)
             start = Position.START
-        shared = self._shared
+            await shared.in_thread(check_replaceable, path, layout or shared.options.layout)
         if (layout or shared.options.layout) == "wide":
             async with shared.opening:
                 return await shared.in_thread(
@@ -198,28 +196,6 @@ class FmqSession:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LOOK_FOR_QUEUE)
         return layout
-
-    def _creation(self, init: Init) -> Creation | None:
-        """Return how the queue is opened for writing, or None for reading."""
-        try:
-            mode = OpenMode(init.open_mode)
-        except ValueError:
-            raise InvalidOption("openMode", init.open_mode, "must be from 0 to 4") from None
-        creation = _CREATIONS[mode]
-        if creation is not None and self._shared.options.read_only:
-            raise Unsupported("this server serves for reading only")
-        return creation
-
-    def _check_geometry(self, init: Init) -> None:
-        options = self._shared.options
-        if not 1 <= init.num_slots <= options.max_slots:
-            raise InvalidOption(
-                "numSlots", init.num_slots, f"this server makes 1 to {options.max_slots:,}"
-            )
-        if not 12 <= init.buf_size <= options.max_queue:  # noqa: PLR2004 - a frame without payload
-            raise InvalidOption(
-                "bufSize", init.buf_size, f"this server makes at most {options.max_queue:,} bytes"
-            )
 
     def _set_compression(self, request: DsMessage) -> DsMessage:
         try:
@@ -364,9 +340,15 @@ class FmqSession:
         return self._appended(queue, last)
 
     def _appended(self, queue: ServedQueue, last: int) -> Answer:
+        self._note_write(queue)
+        return written_reply(last) if self._is_ours else _WRITTEN
+
+    def _note_write(self, queue: ServedQueue) -> None:
+        """Tell those who want to hear of it."""
         if self._shared.waiting:
             self._shared.wake(queue.path)
-        return written_reply(last) if self._is_ours else _WRITTEN
+        if self._registrar is not None:
+            self._registrar.note()
 
     async def _append_patiently(
         self, queue: ServedQueue, messages: Messages, stored: list[bytes]
@@ -394,18 +376,28 @@ class FmqSession:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
+    def _set_writing(self, request: DsMessage) -> DsMessage:
+        queue = self._opened()
+        if request.type == Op.SET_BLOCKING_WRITE:
+            queue.set_blocking()
+        elif request.type == Op.SET_REG_WITH_DMAP:
+            self._end_registering()
+            if request.sub_type:
+                path = self._shared.root.as_told(queue.path)
+                self._registrar = self._shared.registrations.get(path, request.mode)
+        # The lock is taken also for a single writer.
+        return self._done(request)
+
+    def _end_registering(self) -> None:
+        registrar, self._registrar = self._registrar, None
+        if registrar is not None:
+            self._shared.registrations.put_back(registrar)
+
     def close(self) -> None:
+        self._end_registering()
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.close()
 
 
 _WAITING_MODES: Final = {OpenMode.BLOCKING_READ_ONLY, OpenMode.BLOCKING_READ_WRITE}
-
-_CREATIONS: Final = {
-    OpenMode.CREATE: Creation.ALWAYS,
-    OpenMode.READ_WRITE: Creation.MISSING,
-    OpenMode.READ_ONLY: None,
-    OpenMode.BLOCKING_READ_ONLY: None,
-    OpenMode.BLOCKING_READ_WRITE: Creation.NEVER,
-}

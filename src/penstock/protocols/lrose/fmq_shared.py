@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.protocols.lrose.fmq_paths import QueueRoot
+from penstock.protocols.lrose.fmq_registering import Registrations
 from penstock.protocols.lrose.fmq_wide import WideWriters
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Shared:
         self.root = QueueRoot(options.root, shared_memory=options.shared_memory)
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="fmqp")
         self.wide_writers = WideWriters()
+        self.registrations = Registrations()
         #: Held while a wide queue is opened.
         self.opening = asyncio.Lock()
         #: Those who wait for messages, by the path of their queue.
@@ -53,4 +55,5 @@ class Shared:
                     await asyncio.wait([future])
 
     def close(self) -> None:
+        self.registrations.close()
         self.threads.shutdown(wait=True)

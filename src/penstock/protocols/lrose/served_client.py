@@ -23,6 +23,7 @@ from penstock.protocols.lrose.ds_message import (
     is_known_category,
     text_part,
 )
+from penstock.protocols.lrose.sessions import is_refusal
 from penstock.protocols.lrose.sku import HEADER_SIZE, HTTP_REPLY, Decoder, Frame, encode_header
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _STALLED: Final = 30.0
 _DENIED_PATIENCE: Final = 5.0
 #: Bytes that a client has not taken yet: above it no more of its requests are looked at.
 _UNSENT: Final = 1 << 16
+#: A request may take longer than others by its size at so many bytes a second.
+_SLOWEST: Final = 1 << 14
 #: A reply above so many bytes is many packets anyway: it is not copied to be put behind its header.
 _LARGE: Final = 1 << 16
 #: What LROSE's servers answer to a ping beside their process id; clients do not look at it.
@@ -56,6 +59,8 @@ class Host(Protocol):
     counts: Counts
     #: Bytes of requests that have not come to their end, of all clients.
     held: int
+    #: Clients that do not take their replies just now.
+    behind: set[ServedClient]
     new_session: Callable[[str], Session]
     stop_requested: asyncio.Event
 
@@ -63,6 +68,7 @@ class Host(Protocol):
     def admit(self, client: ServedClient, /) -> None: ...
     def release(self, client: ServedClient, /) -> None: ...
     def client_count(self) -> int: ...
+    def limit_unsent(self) -> None: ...
 
 
 class ServedClient(asyncio.BufferedProtocol):
@@ -98,7 +104,9 @@ class ServedClient(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._heard = self._server.now()
+        #: When it came, when its last bytes came, and the first of the request that is half there;
+        #: before the first request that is when it came, too.
+        self._came = self._heard = self._begun = self._server.now()
         self._server.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -144,7 +152,7 @@ class ServedClient(asyncio.BufferedProtocol):
             self._refuse_bytes(fault)
             return
         if self._held or not frames or self._decoder.held:
-            self._count_held()
+            self._count_held(is_next=bool(frames))
         if frames:
             self._has_spoken = True
             self._counts.requests += len(frames)
@@ -161,16 +169,31 @@ class ServedClient(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._is_paused = True
         self._stalled_since = self._server.now()
+        self._server.behind.add(self)
+        self._server.limit_unsent()
 
     def resume_writing(self) -> None:
         self._is_paused = False
         self._stalled_since = None
+        self._server.behind.discard(self)
+        self._wait_anew()
         self._work()
 
     # --- limits -----------------------------------------------------------------------------
 
-    def _count_held(self) -> None:
+    @property
+    def unsent(self) -> int:
+        """Bytes of replies that it has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def _wait_anew(self) -> None:
+        """Begin to wait for what comes next: until now it waited for us."""
+        self._heard = self._begun = self._server.now()
+
+    def _count_held(self, *, is_next: bool) -> None:
         held = self._decoder.held
+        if is_next or (self._has_spoken and not self._held):
+            self._begun = self._heard
         self._server.held += held - self._held
         self._held = held
         if self._server.held > self._server.options.max_held:
@@ -187,20 +210,30 @@ class ServedClient(asyncio.BufferedProtocol):
         """Cut off a client that has been silent, or deaf, for too long."""
         options = self._server.options
         silent = now - self._heard
+        is_closing = self._transport.is_closing()
         if self.is_denied:
-            is_over = silent > min(_DENIED_PATIENCE, options.first_message)
+            is_over = now - self._came > min(_DENIED_PATIENCE, options.first_message)
         elif self._stalled_since is not None:
             is_over = now - self._stalled_since > min(_STALLED, options.idle)
         elif self._task is not None:
             is_over = False  # it waits for us
+        elif is_closing:
+            is_over = silent > min(_STALLED, options.idle)
         elif self._held or not self._has_spoken:
-            is_over = silent > min(options.first_message, options.idle)
+            patience = min(options.first_message, options.idle)
+            is_late = now - self._begun > patience + self._held / _SLOWEST
+            is_over = is_late or silent > patience
         else:
             is_over = silent > options.idle
-        if is_over and not self._transport.is_closing():
-            log.info("%s: cut off after %.0f s of silence", self.name, silent)
+        # One that is closing is gone at once, unless there is something that it does not take.
+        if is_over and not (is_closing and not self.unsent):
             self._counts.clients_timed_out += not self.is_denied
-            self._transport.abort()
+            self.cut_off(f"{silent:.0f} s of silence, or of half a request")
+
+    def cut_off(self, reason: str) -> None:
+        """End the connection now, whatever has not been sent."""
+        log.info("%s: cut off: %s", self.name, reason)
+        self._transport.abort()
 
     def hang_up(self) -> None:
         """Close the connection when all that was said is sent."""
@@ -317,7 +350,7 @@ class ServedClient(asyncio.BufferedProtocol):
                 self._counts.unanswered += 1
             if self._transport.is_closing():
                 self._close_session()
-        self._heard = self._server.now()
+        self._wait_anew()
         if not self._transport.is_closing():
             self._work()
 
@@ -333,13 +366,15 @@ class ServedClient(asyncio.BufferedProtocol):
         request = DsMessage.head_of(frame.payload)
         socket_id, reply = session.failure(request, error)
         log.info("%s: request %d: %s", self.name, request.type, error)
-        self._reply(frame, socket_id, reply)
+        self._reply(frame, socket_id, reply, is_error=True)
         if session.is_over:
             self.hang_up()
 
-    def _reply(self, frame: Frame, id: int, answer: DsMessage | Encoded) -> None:
+    def _reply(
+        self, frame: Frame, id: int, answer: DsMessage | Encoded, *, is_error: bool = False
+    ) -> None:
         self._counts.replies += 1
-        if isinstance(answer, DsMessage) and answer.error:
+        if is_error or (isinstance(answer, DsMessage) and is_refusal(answer)):
             self._counts.errors += 1
         self._send(id, answer, is_tunnelled=frame.is_tunnelled)
 

@@ -51,6 +51,8 @@ class DsServer:
         self.clients: set[ServedClient] = set()
         #: Bytes of requests that have not come to their end.
         self.held = 0
+        #: Clients that have more replies to take than a socket holds; others have hardly any.
+        self.behind: set[ServedClient] = set()
         #: Set when a client that may do so asks for the end.
         self.stop_requested = asyncio.Event()
         self._denied: set[ServedClient] = set()
@@ -107,6 +109,17 @@ class DsServer:
         """Forget a client that has left."""
         self.clients.discard(client)
         self._denied.discard(client)
+        self.behind.discard(client)
+
+    def limit_unsent(self) -> None:
+        """Cut off those who have most replies to take, until the rest is few enough."""
+        sizes = {client: client.unsent for client in self.behind}
+        total = sum(sizes.values())
+        while total > self.options.max_unsent:
+            client = max(sizes, key=sizes.__getitem__)
+            total -= sizes.pop(client)
+            client.cut_off(f"{total:,} bytes of replies are untaken beside its own")
+            self.counts.clients_behind += 1
 
     async def _sweep(self) -> None:
         options = self.options
@@ -116,6 +129,7 @@ class DsServer:
             now = self.now()
             for client in [*self.clients, *self._denied]:
                 client.look(now)
+            self.limit_unsent()
 
     def statistics(self) -> ServerStatistics:
         counts = self.counts

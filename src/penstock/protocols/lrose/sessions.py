@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
 from pydantic import Field
 
 from penstock.core.options import Duration, Options, Size
+from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapReply
 from penstock.protocols.lrose.ds_message import DsMessage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["Answer", "Counts", "Encoded", "ServerStatistics", "ServingOptions", "Session"]
+__all__ = [
+    "Answer",
+    "Counts",
+    "Encoded",
+    "ServerStatistics",
+    "ServingOptions",
+    "Session",
+    "is_refusal",
+]
 
 #: What a session gives back: a message, one that is encoded already, or nothing.
 Encoded: TypeAlias = bytes | bytearray
@@ -31,7 +40,11 @@ class ServingOptions(Options):
     max_message: Annotated[Size, Field(ge=1024, le=1 << 31)] = 64 << 20
     #: Bytes of requests that have not come to their end, of all clients together.
     max_held: Annotated[Size, Field(ge=1024)] = 512 << 20
-    #: The first request has to be there by then.
+    #: Bytes of replies that clients have not taken yet, of all clients together; the largest reply
+    #: has to fit. Beyond it those who have most of them are cut off.
+    max_unsent: Annotated[Size, Field(ge=1024)] = 512 << 20
+    #: The first request has to be there by then, and each later one so long after its first byte;
+    #: a large one may take longer, as long as it comes on.
     first_message: Annotated[Duration, Field(gt=0)] = 30.0
     #: A client that says nothing for so long is cut off.
     idle: Annotated[Duration, Field(gt=0)] = 3600.0
@@ -52,6 +65,8 @@ class ServerStatistics(NamedTuple):
     clients_timed_out: int
     #: Clients cut off because of what they sent.
     clients_malformed: int
+    #: Clients cut off because replies that nobody took were too many.
+    clients_behind: int
     #: Requests that came, pings included.
     requests: int
     #: Of those: answered, and answered with an error.
@@ -64,6 +79,16 @@ class ServerStatistics(NamedTuple):
     #: Payload bytes of requests and replies.
     bytes_in: int
     bytes_out: int
+
+
+def is_refusal(reply: DsMessage) -> bool:
+    """Tell whether a reply says no, in the way of any of LROSE's services."""
+    if reply.error:
+        return True
+    if reply.type == DATAMAPPER_TYPE:
+        # What it says besides may be thousands of entries, which are not looked at.
+        return MapReply.from_message(reply._replace(parts=())).error is not None
+    return reply.error_text is not None
 
 
 class Session(Protocol):
@@ -110,6 +135,7 @@ class Counts:
     clients_denied: int
     clients_timed_out: int
     clients_malformed: int
+    clients_behind: int
     requests: int
     replies: int
     errors: int

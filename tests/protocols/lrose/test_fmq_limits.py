@@ -1,0 +1,176 @@
+"""What a client may hold of the server's time and memory is limited, and so is that of all."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.endpoints import open_writer
+from penstock.protocols.lrose.datamapper_client import DataMapClient
+from penstock.protocols.lrose.datamapper_info import DataSetInfo
+from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapRequest, RequestKind
+from penstock.protocols.lrose.ds_message import Category, DsMessage
+from penstock.protocols.lrose.fmq_server import FmqServerOptions
+from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
+from penstock.protocols.lrose.ldata_message import LdataMessage, Mode
+from penstock.protocols.lrose.serving import ServerThread, ServingOptions
+from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
+from protocols.lrose.serving import Caller, eventually, served
+
+INIT = Init("q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
+READ = DsMessage(Op.READ)
+HEAD = b"\xf0" * 8 + struct.pack(">3i", 1, 1_000_000, 1)
+
+
+def seconds_until_cut_off(caller: Caller, data: bytes, pause: float = 0.05) -> float:
+    """Send a bit of data at a time, and return how long that went well."""
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() - began < 20:
+            caller.socket.sendall(data)
+            time.sleep(pause)
+    return time.monotonic() - began
+
+
+# --- time -----------------------------------------------------------------------------------
+
+
+def test_a_client_that_sends_its_first_request_byte_by_byte_is_cut_off(tmp_path: Path) -> None:
+    with served(tmp_path, first_message="500ms") as server, Caller(server.port) as caller:
+        caller.socket.sendall(HEAD)
+        assert seconds_until_cut_off(caller, b"x") < 10
+        assert server.statistics().clients_timed_out == 1
+
+
+def test_a_client_that_sends_a_later_request_byte_by_byte_is_cut_off(tmp_path: Path) -> None:
+    with served(tmp_path, first_message="500ms") as server, Caller(server.port) as caller:
+        caller.ask(READ)
+        time.sleep(1)  # it may be silent between two requests
+        caller.ask(READ)
+        caller.socket.sendall(HEAD)
+        assert seconds_until_cut_off(caller, b"x") < 10
+        assert server.statistics().clients_timed_out == 1
+
+
+def test_a_large_request_may_take_longer_if_it_comes_on(tmp_path: Path) -> None:
+    with served(tmp_path, first_message="1s") as server, Caller(server.port) as caller:
+        caller.socket.sendall(HEAD)
+        for _ in range(20):
+            caller.socket.sendall(bytes(50_000))
+            time.sleep(0.1)
+        assert caller.hear().error != 0  # it is no message, but all of it came
+        assert server.statistics().clients_timed_out == 0
+
+
+def test_a_half_request_behind_one_that_takes_long_has_its_time_after_that(tmp_path: Path) -> None:
+    with served(tmp_path, first_message="1s") as server, Caller(server.port) as caller:
+        open_writer(f"{server.url}/q").close()
+        caller.ask(encode_init(INIT._replace(is_ours=True)))
+        caller.say(DsMessage(Op.READ, -1, 2000))  # wait so long for a message
+        caller.socket.sendall(HEAD)
+        assert caller.hear().error == 0
+        time.sleep(0.1)
+        assert server.statistics().clients_timed_out == 0
+        eventually(lambda: server.statistics().clients_timed_out == 1)
+
+
+def test_a_client_too_many_cannot_stay_by_sending_bytes(tmp_path: Path) -> None:
+    with (
+        served(tmp_path, first_message="500ms", max_clients=1) as server,
+        Caller(server.port) as first,
+        Caller(server.port) as denied,
+    ):
+        first.ask(READ)
+        denied.socket.sendall(HEAD)
+        assert seconds_until_cut_off(denied, b"x") < 10
+        first.ask(READ)
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+def test_replies_that_nobody_takes_are_limited_over_all_clients(tmp_path: Path) -> None:
+    with served(tmp_path, max_queue=1 << 27, max_unsent="20M") as server:
+        with open_writer(f"{server.url}/q", slots=100, size="30M") as writer:
+            writer.write_many([bytes(9_000_000)] * 2)
+        callers = [Caller(server.port) for _ in range(8)]
+        most = 0
+
+        def unsent() -> int:
+            nonlocal most
+            sizes = [c._transport.get_write_buffer_size() for c in [*server.server.clients]]
+            most = max(most, sum(sizes))
+            return most
+
+        for caller in callers:
+            caller.socket.settimeout(20)
+            caller.ask(encode_init(INIT))
+            caller.ask(DsMessage(Op.SEEK, 0))
+            replies = server.statistics().replies
+            caller.say(READ)
+            eventually(lambda n=replies: server.statistics().replies > n)  # type: ignore[misc]
+            unsent()
+        assert 0 < unsent() <= 20_000_000
+        eventually(lambda: server.statistics().clients_behind >= 4)
+        with Caller(server.port) as other:
+            assert other.ask(encode_init(INIT)).error == 0
+        for caller in callers:
+            caller.socket.close()
+        eventually(lambda: server.statistics().clients == 0)
+        books = server.statistics()
+        assert books.requests == books.replies + books.unanswered
+
+
+def test_a_client_that_does_not_take_its_last_reply_is_cut_off_too() -> None:
+    # A map ends the conversation with its reply.
+    options = MapServerOptions(port=0, idle="500ms")  # type: ignore[arg-type]
+    with ServerThread(lambda: DataMapServer(options)) as server:
+        infos = [DataSetInfo(datatype="t", dir=f"d{n}", hostname="h") for n in range(9000)]
+        DataMapClient("127.0.0.1", server.port).register_full(infos)
+        with Caller(server.port) as deaf:
+            deaf.say(MapRequest(RequestKind.REQ_ALL).to_message(), DATAMAPPER_TYPE)
+            eventually(lambda: server.statistics().clients_timed_out == 1)
+            eventually(lambda: server.statistics().clients == 0)
+
+
+# --- books ----------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_counted_as_an_error_however_the_service_tells_it(tmp_path: Path) -> None:
+    ldata = LdataServerOptions(root=tmp_path, port=0)
+    outside = LdataMessage(mode=Mode.OPEN, url="ldatap:://localhost::../x").to_message()
+    unknown = DsMessage(DATAMAPPER_TYPE, 1)
+    everything = MapRequest(RequestKind.REQ_ALL).to_message()
+    elsewhere = MapRequest(RequestKind.REQ_ALL, (), ("other",)).to_message()
+    for make, request, errors in (
+        (lambda: LdataServer(ldata), outside, 1),
+        (lambda: DataMapServer(MapServerOptions(port=0)), unknown, 1),
+        (lambda: DataMapServer(MapServerOptions(port=0)), elsewhere, 1),
+        (lambda: DataMapServer(MapServerOptions(port=0)), everything, 0),
+    ):
+        with ServerThread(make) as server, Caller(server.port) as caller:
+            assert caller.ask(request).error == 0
+            books = server.statistics()
+            assert (books.requests, books.replies, books.errors) == (1, 1, errors)
+    with served(tmp_path) as fmq, Caller(fmq.port) as caller:
+        caller.ask(READ)
+        caller.ask(DsMessage(9, category=Category.SERVER_STATUS))
+        caller.ask(DsMessage(0, category=Category.SERVER_STATUS))
+        assert (fmq.statistics().replies, fmq.statistics().errors) == (3, 2)
+
+
+# --- settings -------------------------------------------------------------------------------
+
+
+def test_the_port_is_so_much_above_ds_base_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DS_BASE_PORT", raising=False)
+    assert FmqServerOptions(root=tmp_path).port == 5443
+    monkeypatch.setenv("DS_BASE_PORT", "7000")
+    assert FmqServerOptions(root=tmp_path).port == 7013
+    assert ServingOptions().port == 0

@@ -42,8 +42,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Move message streams between processes, and never lose one silently.
 
-    A stream is named by a URL. [bold]fmq:/path/name[/bold] is a Fast Message Queue on this
-    machine, which LROSE's programs can use at the same time.
+    A stream is named by a URL: [bold]fmq:/path/name[/bold] is a queue on this machine,
+    [bold]log:/path/name[/bold] a durable log; [bold]fmqp:[/bold], [bold]flight:[/bold],
+    [bold]psi:[/bold] and [bold]latest:[/bold] are elsewhere, or in another system. Any can be
+    copied to any: [bold]penstock cp[/bold]. [bold]penstock doctor[/bold] lists what is there.
 
     [bold]Try it:[/bold]
 

@@ -44,17 +44,23 @@ class Listening:
         self._thread.start()
 
     def _serve(self) -> None:
-        for reply in self._replies:
-            connection, _ = self._socket.accept()
-            with connection:
-                request = bytearray()
-                while not frames_of(bytes(request)):
-                    request += connection.recv(1 << 16)
-                self.heard.append(bytes(request))
-                if reply is None:
-                    time.sleep(60)  # it hangs; nobody waits for this thread
-                else:
-                    connection.sendall(reply)
+        with contextlib.suppress(OSError):  # it is closed while it waits
+            for reply in self._replies:
+                self._answer(reply)
+
+    def _answer(self, reply: bytes | None) -> None:
+        connection, _ = self._socket.accept()
+        with connection:
+            request = bytearray()
+            while not frames_of(bytes(request)):
+                if not (more := connection.recv(1 << 16)):
+                    return
+                request += more
+            self.heard.append(bytes(request))
+            if reply is None:
+                time.sleep(60)  # it hangs; nobody waits for this thread
+            else:
+                connection.sendall(reply)
 
     def close(self) -> None:
         self._socket.close()

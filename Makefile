@@ -9,7 +9,7 @@ PEERS  := $(VENV)/.peers-ready
 NATIVE := $(wildcard src/penstock/queue/*/*.c include/penstock/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint format bench fuzz sanitize clean
+.PHONY: help setup demo test test-full lint format bench bench-more fuzz sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@tools/bench-servers
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
+
+bench-more: $(STAMP) ## Spark, payload decoding and LROSE's remote queues, each beside its yardstick
+	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

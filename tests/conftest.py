@@ -19,11 +19,12 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let two processes share the work: a file stays together, and so does all that has Spark."""
     for item in items:
         has_spark = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if has_spark else item.path.name))
+        item.add_marker(pytest.mark.xdist_group("spark" if has_spark else str(item.path)))
 
 
 @pytest.fixture

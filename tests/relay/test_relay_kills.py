@@ -188,6 +188,7 @@ def test_a_server_of_the_target_that_is_killed_gets_everything_once(tmp_path: Pa
     assert numbers(f"log:{tmp_path}/root/copy") == list(range(count))
 
 
+@pytest.mark.full
 def test_a_server_of_the_source_that_is_killed_looks_like_delay(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

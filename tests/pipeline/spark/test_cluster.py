@@ -99,6 +99,7 @@ def kill_some(driver: Program, of: Cluster, write_more: Callable[[], None] = lam
     of.add_workers()  # for the next test
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_local_cluster_finds_what_is_installed(tmp_path: Path) -> None:
     source, target = f"fmq:{tmp_path}/in", f"log:{tmp_path}/out"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_a_connect_client_follows_a_stream_reads_it_whole_and_writes(tmp_path: Path) -> None:
     source = f"fmq:{tmp_path}/in"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from penstock.registry.latest import LatestDataInfo
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def run_query(spark: SparkSession, directory: Path, checkpoint: Path, target: Pa
     return sorted(Path(json.loads(line)["path"]).name for line in lines)
 
 
+@pytest.mark.full
 def test_a_query_takes_every_new_file_once_and_goes_on_from_its_checkpoint(
     spark: SparkSession, tmp_path: Path
 ) -> None:

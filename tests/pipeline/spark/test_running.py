@@ -113,6 +113,7 @@ def test_one_stream_goes_through_a_stage_and_a_restart_goes_on(
     ]
 
 
+@pytest.mark.full
 def test_the_same_rows_go_to_several_streams_in_one_query(spark: SparkSession, here: Path) -> None:
     pipeline = (
         base(here)
@@ -152,6 +153,7 @@ def test_streams_and_files_take_the_same_batches_and_a_replay_adds_nothing(
         (here / "checkpoints" / "p-x" / "commits" / "0").unlink()
 
 
+@pytest.mark.full
 def test_what_keeps_state_and_what_does_not_share_a_query_of_streams(
     spark: SparkSession, here: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_pipelines_follow_each_other_through_a_stream_in_one_pass(
     assert [one.rows for one in outcome.queries] == [100, 100]
 
 
+@pytest.mark.full
 def test_sources_are_united_and_rows_are_shown(spark: SparkSession, here: Path) -> None:
     with open_writer(f"log:{here}/b") as writer:
         writer.write_many([b"other"] * 3, type=8)
@@ -242,6 +245,7 @@ def test_what_does_not_decode_goes_to_the_dead_letters_and_the_rest_goes_on(
     assert letter.original.payload == b"not json"
 
 
+@pytest.mark.full
 def test_what_does_not_decode_and_is_left_out_is_counted(spark: SparkSession, here: Path) -> None:
     with open_writer(f"fmq:{here}/j?slots=100") as writer:
         writer.write_many([b'{"v": 1}', b"not json", b'{"v": 2}'])
@@ -335,6 +339,7 @@ def test_a_stage_that_fails_at_work_ends_the_run_with_one_line(
     assert caught.value.reason == "KeyError: 'dbz'"
 
 
+@pytest.mark.full
 def test_a_run_that_is_asked_to_stop_ends_and_goes_on_later(
     spark: SparkSession, here: Path
 ) -> None:
@@ -375,6 +380,7 @@ def test_dead_letters_beside_a_stream_of_the_same_rows_are_dead_letters(
     assert payloads(f"log:{here}/x") == [b"message %d" % i for i in range(3)]
 
 
+@pytest.mark.full
 def test_json_keeps_microseconds_and_a_column_that_is_not_carried_is_named(
     spark: SparkSession, here: Path
 ) -> None:
@@ -401,6 +407,7 @@ def test_json_keeps_microseconds_and_a_column_that_is_not_carried_is_named(
     assert lines == ["2026-01-02T03:04:05.678901Z,2026-01-02T03:04:05.678901"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_results_that_change_are_appended_to_a_stream(
     spark: SparkSession, here: Path, mode: str
@@ -455,6 +462,7 @@ def test_a_limit_of_a_function_is_not_taken_for_one_of_each_batch(
         once(pipeline, spark, here)
 
 
+@pytest.mark.full
 def test_pipelines_that_take_what_is_there_now_wait_for_those_that_write_it(
     spark: SparkSession, here: Path
 ) -> None:
@@ -485,6 +493,7 @@ def test_two_runs_of_a_query_at_once_are_refused(spark: SparkSession, here: Path
     assert [p.name for p in (here / "checkpoints").iterdir()] == ["p-out"]
 
 
+@pytest.mark.full
 def test_a_query_that_begins_anew_where_another_wrote_says_so(
     spark: SparkSession, here: Path
 ) -> None:
@@ -522,6 +531,7 @@ def test_rows_on_the_screen_may_have_brackets(
     assert told == {"event": "row", "sink": "s", "[x]": "[/b] [red]", "s": {"a": 1}}
 
 
+@pytest.mark.full
 def test_names_of_directories_and_partitions_may_have_any_character(
     spark: SparkSession, here: Path
 ) -> None:

@@ -49,6 +49,7 @@ def test_a_commit_that_fails_is_replayed_and_appended_once(
     assert left == []
 
 
+@pytest.mark.full
 def test_a_column_names_the_url(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(10).selectExpr(
         "CAST(id AS STRING) AS payload",

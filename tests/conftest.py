@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -19,12 +19,18 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let two processes share the work: a file stays together, and so does all that has Spark."""
-    for item in items:
-        has_spark = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if has_spark else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let processes share the work: a file stays together, and so do all that share Spark."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            text = (config.rootpath / file).read_text(encoding="utf-8")
+            return "spark" if "spark: SparkSession" in text else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture

@@ -191,9 +191,10 @@ class LogReader(WideReader):
             following.close()
             return self._meet_anew()
         if number > self._next:
-            # It is not known what was in a gap. What lies before the whole log was removed.
-            is_oldest = numbers_of(self._places.folder)[:1] == [number]
-            reason = DropReason.RETENTION if is_oldest else DropReason.DAMAGED
+            # It is not known what was in a gap. What lies before the whole log was removed, as
+            # this segment may be by now.
+            is_in_a_gap = any(older < number for older in numbers_of(self._places.folder))
+            reason = DropReason.DAMAGED if is_in_a_gap else DropReason.RETENTION
             self._lose(self._next, number - 1, reason)
         self._use(following, max(self._next, number))
         return True

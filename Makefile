@@ -27,7 +27,7 @@ demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in unde
 	@$(BIN)/python examples/radar/storm_watch.py
 
 test: $(STAMP) ## all tests at small size, below 10 minutes
-	@$(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope
+	@$(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 test-full: $(STAMP) ## every "It must show" at full size
 	@$(BIN)/python -m pytest --timeout 1800

@@ -51,7 +51,15 @@ class Patience:
             self._clock.sleep(min(left, _SLICE))
 
     async def sleep_async(self, seconds: float) -> None:
-        raise NotImplementedError
+        """Wait, as `sleep` does.
+
+        :raises StopAsked: the relay shall stop.
+        """
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0:
+            if self.should_stop():
+                raise StopAsked
+            await self._clock.sleep_async(min(left, _SLICE))
 
 
 def connection_options(url: str) -> dict[str, str]:

@@ -108,9 +108,12 @@ def test_fuzz_layouts_and_schemas_are_read_or_refused() -> None:
     words = ["float", "int", "char", "unsigned", "x", "y", "[", "]", "3", "99999999", ";", ",", " ",
              "<", ">", "array", "struct", "map", "decimal", "(", ")", ":", "`", "{", "}", "//",
              "/*", "*/", "\n", "é", "\0", "-1"]  # fmt: skip
+    understood = 0
     for _ in range(COUNT):
         text = "".join(source.choice(words) for _ in range(source.randrange(20)))
         for read in (parse_ddl, lambda each: from_c(each, "little", packed=False)):
             with contextlib.suppress(Wrong):
                 read(text)
+                understood += 1
         is_format(text)
+    assert 0 < understood < 2 * COUNT  # both happened

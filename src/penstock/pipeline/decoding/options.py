@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -77,12 +78,12 @@ class DecodeOptions(ConfigModel):
     #: What is done about a payload that does not decode.
     on_error: Literal["fail", "skip", "dead_letter"] = "fail"
 
+    @abstractmethod
     def decoder(self) -> Decoder:
         """Return what decodes.
 
         :raises InvalidOption: the options do not fit together, or name what is not there.
         """
-        raise NotImplementedError
 
 
 def _layout_kind(value: object) -> str:

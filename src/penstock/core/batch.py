@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import Malformed
@@ -13,7 +14,16 @@ from penstock.core.stream_id import StreamId
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["BATCH_SCHEMA", "Batch", "batch_from_messages", "check_batch", "messages_from_batch"]
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BATCH_SCHEMA",
+    "Batch",
+    "batch_from_messages",
+    "check_batch",
+    "messages_from_batch",
+    "numbers_of",
+]
 
 #: Many messages: a plain Arrow record batch of `BATCH_SCHEMA`, so that every Arrow tool takes it.
 Batch: TypeAlias = pa.RecordBatch
@@ -78,3 +88,12 @@ def check_batch(batch: Batch) -> None:
     for field in BATCH_SCHEMA:
         if not field.nullable and batch.column(field.name).null_count:
             raise Malformed("batch", f"column {field.name}", "without nulls", "nulls")
+
+
+def numbers_of(batch: Batch, name: str) -> NDArray[np.int64]:
+    """Return a 64-bit column without nulls as numpy sees it, not a copy.
+
+    As `to_numpy` does, which imports pandas where there is one, and that takes long.
+    """
+    column = batch.column(name)
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)

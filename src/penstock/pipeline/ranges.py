@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.core.batch import numbers_of
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
@@ -100,7 +101,7 @@ def read_range(wanted: Range) -> Iterator[pa.RecordBatch | LostRange]:
                 return
             yield from _gaps(wanted, reader, batch, at)
             most = _next_size(most, batch)
-            at = batch.column("seq")[-1].as_py() + 1
+            at = int(numbers_of(batch, "seq")[-1]) + 1
             batch = _wanted_of(batch, wanted)
             if batch.num_rows:
                 yield rows_of(wanted.url, batch)
@@ -108,7 +109,7 @@ def read_range(wanted: Range) -> Iterator[pa.RecordBatch | LostRange]:
 
 def _gaps(wanted: Range, reader: Reader, batch: Batch, at: int) -> Iterator[LostRange]:
     """Yield what is missing from `at` up to the last message of a batch."""
-    numbers = batch.column("seq").to_numpy()
+    numbers = numbers_of(batch, "seq")
     before = np.concatenate(([at - 1], numbers[:-1]))
     for i in np.flatnonzero(numbers != before + 1):
         first, last = int(before[i]) + 1, min(int(numbers[i]), wanted.end) - 1
@@ -118,7 +119,7 @@ def _gaps(wanted: Range, reader: Reader, batch: Batch, at: int) -> Iterator[Lost
 
 def _wanted_of(batch: Batch, wanted: Range) -> Batch:
     """Return what of a batch is in the range: it may begin late, and so end behind it."""
-    end = int(np.searchsorted(batch.column("seq").to_numpy(), wanted.end))
+    end = int(np.searchsorted(numbers_of(batch, "seq"), wanted.end))
     batch = batch.slice(0, end)
     if wanted.type is not None:
         batch = batch.filter(pc.equal(batch.column("type"), pa.scalar(wanted.type, pa.int32())))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from penstock.core.batch import numbers_of
 
 if TYPE_CHECKING:
     from penstock.core.batch import Batch
@@ -35,20 +38,26 @@ ROW_SCHEMA: Final = pa.schema(
     ]
 )
 
-_THOUSAND: Final = pa.scalar(1000, pa.int64())
-
 
 def rows_of(url: str, batch: Batch) -> pa.RecordBatch:
     """Turn a batch of messages into rows."""
     columns = {name: batch.column(name) for name in batch.schema.names}
-    columns["url"] = pa.repeat(pa.scalar(url, pa.string()), len(batch))
+    columns["url"] = _repeated(url, len(batch))
     columns["stream"] = columns["stream"].cast(pa.binary())
     # Towards the past, as clocks do, also before 1970.
-    micros = pc.divide(columns["time_ns"], _THOUSAND)
-    is_cut = pc.and_(
-        pc.less(columns["time_ns"], 0),
-        pc.not_equal(pc.multiply(micros, _THOUSAND), columns["time_ns"]),
+    micros = numbers_of(batch, "time_ns") // 1000
+    columns["time"] = pa.Array.from_buffers(
+        ROW_SCHEMA.field("time").type, len(micros), [None, pa.py_buffer(micros)]
     )
-    micros = pc.subtract(micros, is_cut.cast(pa.int64()))
-    columns["time"] = micros.cast(pa.timestamp("us", "UTC"))
     return pa.RecordBatch.from_arrays([columns[n] for n in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+
+
+@lru_cache(maxsize=4)  # the batches of a task are mostly of one size
+def _repeated(text: str, count: int) -> pa.StringArray:
+    """Return a column with the same text in each row.
+
+    From its buffers, as is the column of times: Arrow's own ways load pandas, which takes long.
+    """
+    data = text.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * len(data)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data * count))

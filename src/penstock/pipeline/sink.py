@@ -24,6 +24,7 @@ from penstock.pipeline.explaining import explained
 from penstock.pipeline.outgoing import Targets
 from penstock.pipeline.private_folder import private_folder
 from penstock.pipeline.staging import Staged, Staging, remove_batch, remove_files, staged_batches
+from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ class _Sink:
         self._targets = Targets(options.url, options.outputs, names)
 
     def _stage(self, rows: Iterator[pa.RecordBatch], query: str, batch: str) -> WriterCommitMessage:
+        settle_in()
         context = TaskContext.get()
         assert context is not None
         staging = Staging(self._folder_of(query) / batch, context.partitionId())

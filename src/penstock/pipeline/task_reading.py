@@ -12,6 +12,7 @@ from penstock.pipeline.explaining import explained
 from penstock.pipeline.losses import DataLoss, LossReports, LostRange, log, private_reports
 from penstock.pipeline.ranges import Range, read_range, split
 from penstock.pipeline.streams import Streams
+from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ class TaskReading:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Part)
+        settle_in()
         with explained():
             decoded = None
             if self._options.decode is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from penstock import StreamId, open_reader, open_writer
 from support.spark_streams import fill, follow, numbers, payloads, progress_of, run_now, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -70,13 +71,19 @@ def test_a_query_goes_on_where_it_was_with_batches_of_the_size_allowed(
     assert sorted(numbers(target)) == list(range(260))
 
 
+def fill_large(url: str, numbers: Iterable[int]) -> None:
+    """Append messages too large for all of them to be in the pipes between Spark's processes."""
+    with open_writer(url) as writer:
+        writer.write_many([b"%20000d" % number for number in numbers])
+
+
 def overwriting(url: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a stage that overwrites most of the ring when it sees the first message."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if 0 in batch.column("seq").to_pylist():
-                fill(url, range(2000, 4000))
+                fill_large(url, range(2000, 4000))
             yield batch.select(["payload"])
 
     return stage
@@ -89,25 +96,37 @@ def test_a_ring_overwritten_between_planning_and_reading_is_never_passed_over_in
     urls = [f"fmq:{tmp_path}/{name}" for name in ("strict", "lenient")]
     target, losses = f"log:{tmp_path}/out", f"log:{tmp_path}/losses"
     for url in urls:
-        fill(f"{url}?slots=2048&size=1M", range(2000))
-    rows = follow(spark, urls[0], minPartitions=4)
-    with pytest.raises(StreamingQueryException) as caught:
-        run_now(rows.mapInArrow(overwriting(urls[0]), "payload BINARY"), target, tmp_path / "c1")
-    said = re.search(
-        r"([\d,]+) messages? lost \(seq (\d+)(?: to (\d+))?\): overwritten", str(caught.value)
-    )
-    assert said, str(caught.value)
-    assert "hint: make the queue larger, let the writer wait (hold=NAME)" in str(caught.value)
-    rows = follow(spark, urls[1], minPartitions=4, failOnDataLoss="false", lossUrl=losses)
-    query = run_now(
-        rows.mapInArrow(overwriting(urls[1]), "payload BINARY"), target, tmp_path / "c2"
-    )
+        fill_large(f"{url}?slots=2048&size=64M", range(2000))
+    with few_rows_at_once(spark):  # so that the stage sees the first while the last are not read
+        stage = follow(spark, urls[0]).mapInArrow(overwriting(urls[0]), "payload BINARY")
+        with pytest.raises(StreamingQueryException) as caught:
+            run_now(stage, target, tmp_path / "c1")
+        said = re.search(
+            r"([\d,]+) messages? lost \(seq (\d+)(?: to (\d+))?\): overwritten", str(caught.value)
+        )
+        assert said, str(caught.value)
+        assert "hint: make the queue larger, let the writer wait (hold=NAME)" in str(caught.value)
+        rows = follow(spark, urls[1], failOnDataLoss="false", lossUrl=losses)
+        stage = rows.mapInArrow(overwriting(urls[1]), "payload BINARY")
+        query = run_now(stage, target, tmp_path / "c2")
     found = numbers(target)
     ranges = [json.loads(payload) for payload in payloads(losses)]
     lost = [n for r in ranges for n in range(r["first"], r["last"] + 1)]
     assert sorted(found + lost) == list(range(2000))
     assert lost
     assert progress_of(query)[-1]["sources"][0]["endOffset"][urls[1]]["lost"] == len(lost)
+
+
+@contextlib.contextmanager
+def few_rows_at_once(spark: SparkSession) -> Iterator[None]:
+    """Let Spark hand over 50 rows at a time from one Python process to the next."""
+    key = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "50")
+    try:
+        yield
+    finally:
+        spark.conf.set(key, str(before))
 
 
 def test_payloads_are_decoded_where_they_are_read(spark: SparkSession, tmp_path: Path) -> None:

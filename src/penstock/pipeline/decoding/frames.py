@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.core.errors import InvalidOption
 from penstock.pipeline.decoding.options import DecodeOptions, decoder_for, parse_decoding
 from penstock.pipeline.decoding.policy import ERROR, ERROR_DDL, Rows
+from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,6 +108,7 @@ class _Task:
         self._rows = rows
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle_in()
         failed = 0
         first: str | None = None
         for batch in batches:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.decoding import InvalidDecoding, Rows, decoder_for, parse_decoding
 from penstock.pipeline.decoding.policy import ERROR, ERROR_DDL
-from penstock.pipeline.rows import ROW_SCHEMA, SPARK_SCHEMA
+from penstock.pipeline.rows import ROW_SCHEMA, spark_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["DecodedRows"]
-
-_DDL = {column.partition(" ")[0]: column for column in SPARK_SCHEMA.split(", ")}
 
 
 class DecodedRows:
@@ -36,7 +34,7 @@ class DecodedRows:
             )
         decoder = decoder_for(chosen)
         self._rows = Rows(decoder, chosen, ROW_SCHEMA.names)
-        kept = [_DDL[name] for name in self._rows.keep]
+        kept = [spark_schema(self._rows.keep)] if self._rows.keep else []
         error = [f"{ERROR} {ERROR_DDL}"] if self._rows.has_error else []
         #: As Spark declares it.
         self.spark_schema = ", ".join([*kept, decoder.spark_schema, *error])

@@ -13,6 +13,7 @@ from penstock.core.errors import InvalidOption
 from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
 from penstock.core.units import parse_time
 from penstock.core.url import URL
+from penstock.pipeline.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,19 @@ def _decoding(value: object) -> object:
     )
 
 
+def _columns(value: object) -> object:
+    """Accept names with commas between."""
+    if not isinstance(value, str):
+        return value
+    names = [name.strip().lower() for name in value.split(",")]
+    for name in names:
+        if name not in ROW_SCHEMA.names:
+            raise ValueError(f"{name!r} is no column; there are {', '.join(ROW_SCHEMA.names)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice")
+    return names
+
+
 #: `earliest`, `latest`, a sequence number for all URLs, or JSON with one for each URL.
 Place = Annotated[Literal["earliest", "latest"] | int | dict[str, int], BeforeValidator(_offsets)]
 #: ISO 8601, or nanoseconds.
@@ -142,16 +156,18 @@ class SourceOptions(SparkOptions):
     hold: Annotated[str | None, Field(min_length=1)] = None
     #: A log to copy a stream to that cannot be read again, such as a UDP port.
     stage: Annotated[str | None, Field(pattern="^log:")] = None
+    #: The columns that are needed: Spark asks for all of them, whatever a query selects.
+    columns: Annotated[list[str] | None, BeforeValidator(_columns)] = None
     #: How payloads become columns: a format, or JSON with the options of `decode`. The option
     #: `schema` is its schema.
     decode: Annotated[dict[str, Any] | None, BeforeValidator(_decoding)] = None
     #: With failOnDataLoss=false: a stream that gets a message for every range that was lost.
     lossUrl: str | None = None  # noqa: N815
 
-    def check_starts(self) -> None:
-        """Make sure that there is one start, and one end.
+    def check_together(self) -> None:
+        """Make sure that nothing is said twice.
 
-        :raises InvalidOption: there are two.
+        :raises InvalidOption: it is: there are two starts, or two ends.
         """
         for names in (
             ("startingOffsets", "startingTime", "startingSeq"),
@@ -160,6 +176,10 @@ class SourceOptions(SparkOptions):
             given = [name for name in names if name in self.model_fields_set]
             for name in given[1:]:
                 raise InvalidOption(name, getattr(self, name), f"{given[0]} is given as well")
+        if self.columns is not None and self.decode is not None:
+            raise InvalidOption(
+                "columns", ", ".join(self.columns), "decode says it", hint='give it "keep": […]'
+            )
         if self.lossUrl is not None and self.failOnDataLoss:
             raise InvalidOption(
                 "lossUrl",

@@ -16,7 +16,7 @@ from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.pipeline.losses import LostRange
-from penstock.pipeline.rows import rows_of
+from penstock.pipeline.rows import ROW_SCHEMA, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,9 @@ def split(whole: Range, parts: int | None, cores: int) -> list[Range]:
     return [replace(whole, start=low, end=high) for low, high in itertools.pairwise(cuts)]
 
 
-def read_range(wanted: Range) -> Iterator[pa.RecordBatch | LostRange]:
+def read_range(
+    wanted: Range, schema: pa.Schema = ROW_SCHEMA
+) -> Iterator[pa.RecordBatch | LostRange]:
     """Yield the rows of a range, and what of it is gone, in order.
 
     A ring may be overwritten before and while it is read; the reader finds out after each copy.
@@ -104,7 +106,7 @@ def read_range(wanted: Range) -> Iterator[pa.RecordBatch | LostRange]:
             at = int(numbers_of(batch, "seq")[-1]) + 1
             batch = _wanted_of(batch, wanted)
             if batch.num_rows:
-                yield rows_of(wanted.url, batch)
+                yield rows_of(wanted.url, batch, schema)
 
 
 def _gaps(wanted: Range, reader: Reader, batch: Batch, at: int) -> Iterator[LostRange]:

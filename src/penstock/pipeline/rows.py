@@ -11,9 +11,11 @@ import pyarrow as pa
 from penstock.core.batch import numbers_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.core.batch import Batch
 
-__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "rows_of"]
+__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "rows_of", "spark_schema"]
 
 #: As Spark declares it. Spark's timestamps have microseconds; the exact times are `…_ns`.
 SPARK_SCHEMA: Final = (
@@ -39,17 +41,30 @@ ROW_SCHEMA: Final = pa.schema(
 )
 
 
-def rows_of(url: str, batch: Batch) -> pa.RecordBatch:
-    """Turn a batch of messages into rows."""
-    columns = {name: batch.column(name) for name in batch.schema.names}
-    columns["url"] = _repeated(url, len(batch))
-    columns["stream"] = columns["stream"].cast(pa.binary())
-    # Towards the past, as clocks do, also before 1970.
-    micros = numbers_of(batch, "time_ns") // 1000
-    columns["time"] = pa.Array.from_buffers(
-        ROW_SCHEMA.field("time").type, len(micros), [None, pa.py_buffer(micros)]
-    )
-    return pa.RecordBatch.from_arrays([columns[n] for n in ROW_SCHEMA.names], schema=ROW_SCHEMA)
+def spark_schema(names: Sequence[str]) -> str:
+    """Return these columns as Spark declares them."""
+    declared = {column.partition(" ")[0]: column for column in SPARK_SCHEMA.split(", ")}
+    return ", ".join(declared[name] for name in names)
+
+
+def rows_of(url: str, batch: Batch, schema: pa.Schema = ROW_SCHEMA) -> pa.RecordBatch:
+    """Turn a batch of messages into rows: all columns, or those of a schema."""
+    return pa.RecordBatch.from_arrays([_column(n, url, batch) for n in schema.names], schema=schema)
+
+
+def _column(name: str, url: str, batch: Batch) -> pa.Array:
+    match name:
+        case "url":
+            return _repeated(url, len(batch))
+        case "stream":
+            return batch.column("stream").cast(pa.binary())
+        case "time":
+            # Towards the past, as clocks do, also before 1970.
+            micros = numbers_of(batch, "time_ns") // 1000
+            kind = ROW_SCHEMA.field("time").type
+            return pa.Array.from_buffers(kind, len(micros), [None, pa.py_buffer(micros)])
+        case _:
+            return batch.column(name)
 
 
 @lru_cache(maxsize=4)  # the batches of a task are mostly of one size

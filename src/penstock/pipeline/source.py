@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidOption
 from penstock.pipeline.batch_reading import BatchReader
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.options import SinkOptions, SourceOptions, parse_spark_options
-from penstock.pipeline.rows import SPARK_SCHEMA
+from penstock.pipeline.rows import SPARK_SCHEMA, spark_schema
 from penstock.pipeline.sink import BatchSink, StreamSink
 from penstock.pipeline.stream_reading import StreamReader
 
@@ -40,7 +40,9 @@ class PenstockSource(DataSource):
     @explained()
     def schema(self) -> str:
         options = self._source_options()  # a mistake is told of at once
-        return SPARK_SCHEMA if options.decode is None else _decoded(options.decode).spark_schema
+        if options.decode is not None:
+            return _decoded(options.decode).spark_schema
+        return SPARK_SCHEMA if options.columns is None else spark_schema(options.columns)
 
     @explained()
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is ours
@@ -60,7 +62,7 @@ class PenstockSource(DataSource):
 
     def _source_options(self) -> SourceOptions:
         options = parse_spark_options(self.options, SourceOptions)
-        options.check_starts()
+        options.check_together()
         return options
 
     def _sink_options(self, overwrite: bool) -> SinkOptions:

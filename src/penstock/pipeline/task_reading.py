@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.core.errors import InvalidOption, PositionError
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.losses import DataLoss, LossReports, LostRange, log, private_reports
 from penstock.pipeline.ranges import Range, read_range, split
+from penstock.pipeline.rows import ROW_SCHEMA
 from penstock.pipeline.streams import Streams
 from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import pyarrow as pa
 
     from penstock.core.interfaces import Bounds
     from penstock.pipeline.options import SourceOptions
@@ -55,7 +55,7 @@ class TaskReading:
                 from penstock.pipeline.decoded_rows import DecodedRows  # noqa: PLC0415 - seldom
 
                 decoded = DecodedRows(self._options.decode)
-            for found in read_range(partition.range):
+            for found in read_range(partition.range, _schema(self._options.columns)):
                 if isinstance(found, LostRange):
                     self._lose(found, partition.run)
                 else:
@@ -120,6 +120,10 @@ class TaskReading:
                 raise InvalidOption(
                     option, url, "is none of the URLs", hint=f"those are {', '.join(sorted(known))}"
                 )
+
+
+def _schema(names: Sequence[str] | None) -> pa.Schema:
+    return ROW_SCHEMA if names is None else pa.schema([ROW_SCHEMA.field(name) for name in names])
 
 
 def _within(url: str, bounds: Bounds, wanted: int) -> int:

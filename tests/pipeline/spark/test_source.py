@@ -47,6 +47,19 @@ def test_the_fields_of_a_message_are_columns_of_the_same_name(
     assert [row.payload for row in found if row.url == f"log:{tmp_path}/other"] == [b"7"]
 
 
+def test_only_the_columns_that_are_named_come(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    with open_writer(url) as writer:
+        writer.write(b"one", 3, time_ns=1_500)
+    rows = table(spark, url, columns="type, Payload, url")
+    assert rows.columns == ["type", "payload", "url"]
+    assert [tuple(row) for row in rows.collect()] == [(3, b"one", url)]
+    with pytest.raises(PySparkException, match="'speed' is no column; there are url, seq"):
+        table(spark, url, columns="seq, speed")
+    with pytest.raises(PySparkException, match="decode says it"):
+        table(spark, url, columns="seq", decode="json", schema="dbz DOUBLE")
+
+
 def test_a_mistake_is_told_in_one_line_with_a_hint(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as caught:
         table(spark, f"fmq:{tmp_path}/q", startingOfsets="1")

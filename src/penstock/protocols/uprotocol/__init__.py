@@ -1,0 +1,52 @@
+"""uProtocol: addresses, ids, messages and their forms on every transport, all of it pure."""
+
+from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.codes import (
+    DeadLetterReason,
+    SubscriptionStatus,
+    UCode,
+    UMessageType,
+    UPayloadFormat,
+    UPriority,
+    UStatus,
+    UStatusError,
+)
+from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
+from penstock.protocols.uprotocol.expiry import expires_at_ms, is_expired
+from penstock.protocols.uprotocol.message import (
+    UMessage,
+    error_response,
+    notification,
+    publish,
+    request,
+    response,
+)
+from penstock.protocols.uprotocol.uuid7 import UUID7
+from penstock.protocols.uprotocol.uuri import UUri
+from penstock.protocols.uprotocol.validation import validate
+
+__all__ = [
+    "UUID7",
+    "DeadLetterReason",
+    "InvalidMessage",
+    "InvalidUUID",
+    "InvalidUUri",
+    "SubscriptionStatus",
+    "UAttributes",
+    "UCode",
+    "UMessage",
+    "UMessageType",
+    "UPayloadFormat",
+    "UPriority",
+    "UStatus",
+    "UStatusError",
+    "UUri",
+    "error_response",
+    "expires_at_ms",
+    "is_expired",
+    "notification",
+    "publish",
+    "request",
+    "response",
+    "validate",
+]

@@ -1,0 +1,172 @@
+"""How are publishes of a topic read as a stream?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.core.errors import Closed, ConnectionLost, PositionError
+from penstock.core.interfaces import Reader
+from penstock.core.message import Message
+from penstock.core.position import Position
+from penstock.core.statistics import ReaderStatistics
+from penstock.protocols.uprotocol.codes import UMessageType, UStatus
+from penstock.protocols.uprotocol.expiry import is_expired
+from penstock.protocols.uprotocol.handing_over import HandOver
+from penstock.protocols.uprotocol.message import UMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from penstock.core.position import PositionLike
+    from penstock.protocols.uprotocol.endpoint_options import TopicOptions
+    from penstock.protocols.uprotocol.transports.interface import Leg
+
+__all__ = ["READER_NAME", "TopicReader", "await_connection"]
+
+#: The authority of a reader that is given none.
+READER_NAME = "penstock"
+
+
+def await_connection(url: str, leg: Leg, wait: float) -> None:
+    """Return when the leg's broker is connected.
+
+    :raises ConnectionLost: it is not within that time.
+    """
+    connection: Callable[[float], UStatus | None] | None = getattr(leg, "await_connection", None)
+    status = None if connection is None else connection(wait)
+    if status is not None:
+        leg.close()
+        raise ConnectionLost(url, status.message)
+
+
+class TopicReader(Reader):
+    """Reads publishes of a topic. `type` is the kind of message, 1: publish.
+
+    What a call returned is acknowledged to the transport by the next call.
+    """
+
+    cannot_carry: ClassVar[Mapping[str, str]] = {"stream": "topics have addresses, not numbers"}
+
+    def __init__(self, url: str, leg: Leg, options: TopicOptions) -> None:
+        super().__init__(url)
+        self._options = options
+        self._leg = leg
+        self._pattern = options.topic
+        self._handed = HandOver()
+        self._is_catching_up = True
+        self._is_closed = False
+        self._taken: list[Message] = []
+        self._again: list[Message] = []
+        self._next_seq = 0
+        self._messages = self._bytes = self._filtered = 0
+        try:
+            d2d = getattr(options, "topics", "e2e") == "d2d"
+            authority = options.authority or READER_NAME
+            leg.start(self._handed.ingest, [authority] if d2d else ())
+            await_connection(url, leg, options.wait)
+            leg.listen(self._pattern)
+        except BaseException:
+            leg.close()
+            raise
+
+    def _take(self, limit: int) -> list[Message]:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+        self.acknowledge()
+        if self._again:
+            found, self._again = self._again[:limit], self._again[limit:]
+        else:
+            found = self._converted(limit)
+        self._taken = found
+        self._messages += len(found)
+        self._bytes += sum(message.size for message in found)
+        return found
+
+    def _converted(self, limit: int) -> list[Message]:
+        deadline = time.monotonic() + (self._options.quiet if self._is_catching_up else 0)
+        found: list[Message] = []
+        while not found:
+            taken = self._handed.take(limit, max(0.0, deadline - time.monotonic()))
+            if not taken:
+                self._is_catching_up = False
+                break
+            now = time.time_ns()
+            found = [it for message in taken if (it := self._message(message, now)) is not None]
+            self._filtered += len(taken) - len(found)
+        return found
+
+    def _message(self, message: bytes | UMessage, now: int) -> Message | None:
+        if isinstance(message, bytes):
+            message = UMessage.from_bytes(message)
+        attributes = message.attributes
+        if (
+            attributes.type != UMessageType.PUBLISH
+            or attributes.source is None
+            or attributes.id is None
+            or not self._pattern.matches(attributes.source)
+            or is_expired(attributes, now // 1_000_000)
+        ):
+            return None
+        seq = self._next_seq
+        self._next_seq += 1
+        return Message(
+            seq=seq,
+            time_ns=attributes.id.time_ms * 1_000_000,
+            created_ns=now,
+            type=int(attributes.type),
+            subtype=0,
+            stream=None,
+            attributes=attributes.to_bytes(),
+            payload=message.payload or b"",
+        )
+
+    def acknowledge(self) -> None:
+        # What is to be read again is not done yet, and neither is anything after it.
+        if not self._again:
+            self._handed.acknowledge()
+        self._taken = []
+
+    def seek(self, position: PositionLike) -> None:
+        place = Position.of(position)
+        there = [it for it in self._taken if it.seq >= place.value]
+        if place.anchor != "seq" or not there or there[0].seq != place.value:
+            raise PositionError(f"{self.url} can go back to what was read last only")
+        self._messages -= len(there)
+        self._bytes -= sum(message.size for message in there)
+        self._again = there + self._again
+        self._taken = self._taken[: len(self._taken) - len(there)]
+
+    def statistics(self) -> ReaderStatistics:
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=0,
+            filtered=self._filtered,
+            restarts=0,
+            next_seq=self._next_seq - len(self._again),
+            backlog=self._handed.waiting + len(self._again),
+            losses=(),
+        )
+
+    def close(self) -> None:
+        self._close(is_done=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What was being worked on when it failed is not done: the broker sends it again.
+        self._close(is_done=kind is None)
+
+    def _close(self, *, is_done: bool) -> None:
+        if self._is_closed:
+            return
+        if is_done:
+            self.acknowledge()
+        self._is_closed = True
+        self._handed.close()
+        self._leg.close()

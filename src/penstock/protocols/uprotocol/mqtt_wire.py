@@ -1,0 +1,250 @@
+"""How does MQTT 5 carry a message? (spec uprotocol 8.2)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
+from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
+from penstock.protocols.uprotocol.segments import addresses, authority, segments
+from penstock.protocols.uprotocol.uuid7 import UUID7
+from penstock.protocols.uprotocol.uuri import UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "MqttProperties",
+    "attributes_of",
+    "code_of_reason",
+    "properties_of",
+    "topic_d2d",
+    "topic_e2e",
+    "topic_filter_d2d",
+    "topic_filter_e2e",
+]
+
+_VERSION: Final = ("uP", "1")
+_DECIMAL = re.compile(r"[0-9]{1,10}")
+_LARGEST = 0xFFFFFFFF
+_LARGEST_ENUM = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class MqttProperties:
+    """The properties of a PUBLISH packet that hold a message's attributes."""
+
+    user_properties: Sequence[tuple[str, str]] = ()
+    #: The payload's format, as a decimal number.
+    content_type: str | None = None
+    #: The id of the request that this responds to: 16 bytes, most significant first.
+    correlation_data: bytes | None = None
+    #: Seconds; the broker subtracts what the message spends with it.
+    message_expiry: int | None = None
+
+
+# --- topics ---------------------------------------------------------------------------------
+
+
+def topic_e2e(attributes: UAttributes, local_authority: str) -> str:
+    """Write the topic of a message within a vehicle.
+
+    :raises InvalidMessage: its addresses are missing, or are patterns.
+    """
+    return topic_filter_e2e(*addresses(attributes), local_authority)
+
+
+def topic_d2d(attributes: UAttributes, local_authority: str) -> str:
+    """Write the topic of a message between devices, which names only their authorities.
+
+    :raises InvalidMessage: there is no sink's authority, as on a publish that no streamer sends.
+    """
+    source, sink = attributes.source, attributes.sink
+    for uri, name in ((source, "source"), (sink, "sink")):
+        if uri is None:
+            raise InvalidMessage(
+                f"there is no {name} to take the authority of",
+                field=name,
+                hint="a publish between devices needs a sink of the authority and wildcards",
+            )
+        if uri.has_wildcard_authority or not uri.is_valid:
+            raise InvalidMessage(
+                f"the {name} {str(uri)[:200]} does not name one authority", field=name
+            )
+    assert source is not None
+    return topic_filter_d2d(source, sink, local_authority)
+
+
+def topic_filter_e2e(source: UUri, sink: UUri | None, local_authority: str) -> str:
+    """Write the topic filter of all messages that match; without a sink, of publishes."""
+    topic = segments(source, local_authority, "+")
+    return topic if sink is None else f"{topic}/{segments(sink, local_authority, '+')}"
+
+
+def topic_filter_d2d(source: UUri, sink: UUri | None, local_authority: str) -> str:
+    """Write the topic filter between devices; without a sink, of what comes to this one."""
+    to = local_authority if sink is None else authority(sink, local_authority, "+")
+    return f"{authority(source, local_authority, '+')}/{to}"
+
+
+# --- properties -----------------------------------------------------------------------------
+
+
+def properties_of(attributes: UAttributes, *, exact_ttl: bool = False) -> MqttProperties:
+    """Write a message's attributes as properties.
+
+    :param exact_ttl: send the ttl in milliseconds always, not only when it is not of whole
+        seconds as the specification says. A broker counts down the seconds, so that without this
+        a ttl arrives smaller than it was sent.
+    :raises InvalidMessage: there is no id, type or source, or one that has no text form.
+    """
+    id, source, ttl, priority = (
+        attributes.id,
+        attributes.source,
+        attributes.ttl,
+        attributes.priority,
+    )
+    if id is None:
+        raise InvalidMessage("there is no id", rules=["id"], field="1")
+    if not attributes.type.ce_name:
+        raise InvalidMessage("the type is none of the four", rules=["type"], field="2")
+    if source is None:
+        raise InvalidMessage("there is no source", field="3")
+    if not priority.is_known:
+        raise InvalidMessage(f"priority {int(priority)} has no name", field="5")
+    commstatus = attributes.commstatus
+    values = (
+        _VERSION,
+        ("1", str(id)),
+        ("2", attributes.type.ce_name),
+        ("3", str(source)),
+        ("4", attributes.sink),
+        ("5", priority.name if priority else None),
+        ("6", ttl if exact_ttl or (ttl or 0) % 1000 else None),
+        ("7", attributes.permission_level),
+        ("8", None if commstatus is None else int(commstatus)),
+        ("10", attributes.token),
+        ("11", attributes.traceparent),
+    )
+    found = [(key, str(value)) for key, value in values if value is not None]
+    format, reqid = attributes.payload_format, attributes.reqid
+    return MqttProperties(
+        found,
+        content_type=str(int(format)) if format else None,
+        correlation_data=None if reqid is None else reqid.to_big_endian(),
+        # An expiry of 0 would be over at once, and a ttl of 0 never is.
+        message_expiry=-(-ttl // 1000) if ttl else None,
+    )
+
+
+def attributes_of(properties: MqttProperties) -> UAttributes:
+    """Read a message's attributes from properties.
+
+    :raises InvalidMessage: one is missing, there twice, or not what it should be.
+    """
+    found: dict[str, Any] = {}
+    for key, value in _once(properties.user_properties).items():
+        name = _KEYS[key]
+        try:
+            found[name] = _READERS[name](value)
+        except (InvalidUUID, InvalidUUri, InvalidMessage) as error:
+            why = error.reason if isinstance(error, InvalidMessage) else error
+            raise InvalidMessage(f"user property {key} ({name}): {why}", field=key) from error
+    if properties.message_expiry is not None and "ttl" not in found:
+        found["ttl"] = _milliseconds(properties.message_expiry)
+    if properties.content_type:
+        number = _number(properties.content_type, _LARGEST_ENUM, "content type")
+        found["payload_format"] = UPayloadFormat(number)
+    if properties.correlation_data is not None:
+        try:
+            found["reqid"] = UUID7.from_big_endian(properties.correlation_data)
+        except InvalidUUID as error:
+            raise InvalidMessage(f"correlation data: {error}", field="correlation data") from error
+    return UAttributes(**found)
+
+
+def _once(user_properties: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Take the properties that are uProtocol's, of which each is there once."""
+    found: dict[str, str] = {}
+    for key, value in user_properties:
+        if key in _KEYS:
+            if key in found:
+                raise InvalidMessage(f"user property {key} is there twice", field=key)
+            found[key] = value
+    if found.pop(_VERSION[0], None) != _VERSION[1]:
+        raise InvalidMessage("user property uP is not 1", field="uP")
+    for key in ("1", "2", "3"):
+        if key not in found:
+            raise InvalidMessage(f"there is no user property {key} ({_KEYS[key]})", field=key)
+    return found
+
+
+def _milliseconds(seconds: int) -> int:
+    if not 0 <= seconds <= _LARGEST:
+        raise InvalidMessage(f"a message expiry of {seconds} seconds", field="message expiry")
+    # A ttl of 49 days and more, the most that is a ttl, was rounded up to whole seconds.
+    return min(seconds * 1000, _LARGEST)
+
+
+def _number(text: str, largest: int, name: str) -> int:
+    if _DECIMAL.fullmatch(text) is None or int(text) > largest:
+        raise InvalidMessage(f"{text[:40]!r} is not a number up to {largest}", field=name)
+    return int(text)
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage("it is not text of Unicode") from error
+    return text
+
+
+_KEYS: Final = {
+    "uP": "version",
+    "1": "id",
+    "2": "type",
+    "3": "source",
+    "4": "sink",
+    "5": "priority",
+    "6": "ttl",
+    "7": "permission_level",
+    "8": "commstatus",
+    "10": "token",
+    "11": "traceparent",
+}
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "id": UUID7.parse,
+    "type": UMessageType.from_ce_name,
+    "source": UUri.parse,
+    "sink": UUri.parse,
+    "priority": UPriority.from_name,
+    "ttl": lambda text: _number(text, _LARGEST, "ttl"),
+    "permission_level": lambda text: _number(text, _LARGEST, "permission level"),
+    "commstatus": lambda text: UCode(_number(text, _LARGEST_ENUM, "commstatus")),
+    "token": _text,
+    "traceparent": _text,
+}
+
+# --- outcomes -------------------------------------------------------------------------------
+
+_FIRST_FAILURE = 0x80
+_CODES: Final = {
+    0x86: UCode.UNAUTHENTICATED,
+    0x87: UCode.PERMISSION_DENIED,
+    0x88: UCode.UNAVAILABLE,
+    0x89: UCode.UNAVAILABLE,
+    0x8C: UCode.UNAUTHENTICATED,
+    0x96: UCode.RESOURCE_EXHAUSTED,
+    0x97: UCode.RESOURCE_EXHAUSTED,
+    0x9F: UCode.RESOURCE_EXHAUSTED,
+    0xA0: UCode.RESOURCE_EXHAUSTED,
+}
+
+
+def code_of_reason(reason: int) -> UCode:
+    """Give the outcome that a reason code of MQTT tells; 0x10, nobody listens, is a success."""
+    return UCode.OK if reason < _FIRST_FAILURE else _CODES.get(reason, UCode.INTERNAL)

@@ -1,0 +1,172 @@
+"""Which rules of its type does a message violate? (spec uprotocol 3.2)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from penstock.protocols.uprotocol.codes import UMessageType, UPayloadFormat, UPriority
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.uuri import ANY_ENTITY, ANY_RESOURCE, ANY_VERSION, UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.protocols.uprotocol.attributes import UAttributes
+
+__all__ = ["RULES", "check", "is_streamer_sink", "is_traceparent", "validate"]
+
+#: Every rule by the name that `validate` gives, and what it asks for.
+RULES: Final = {
+    "id": "there is an id, a UUID of version 7",
+    "type": "the type is one of the four",
+    "source-uuri": "the source is an address",
+    "sink-uuri": "the sink is an address",
+    "publish-source": "the source is a topic, resource 8000 to FFFE",
+    "publish-sink": "no sink, or a streamer's: an authority, and wildcards in all other fields",
+    "notification-source": "the source is a topic, resource 8000 to FFFE",
+    "notification-sink": "the sink is an entity, resource 0",
+    "request-source": "the source is an entity, resource 0",
+    "request-sink": "the sink is a method, resource 1 to 7FFF",
+    "request-priority": "the priority is CS4 or higher",
+    "request-ttl": "the ttl is greater than 0",
+    "response-source": "the source is a method, resource 1 to 7FFF",
+    "response-sink": "the sink is an entity, resource 0",
+    "response-priority": "the priority is CS4 or higher",
+    "response-ttl": "the ttl is greater than 0",
+    "response-reqid": "there is a reqid, a UUID of version 7",
+    "source-wildcard": "no wildcard in the source",
+    "sink-wildcard": "no wildcard in the sink",
+    "traceparent": "empty, or a W3C traceparent",
+    "payload-format-without-payload": "no payload format without a payload",
+}
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+def validate(attributes: UAttributes, has_payload: bool) -> list[str]:
+    """Name the rules that are violated; none for a valid message."""
+    # What follows the id is shared by the messages of a topic, and so is its outcome.
+    known = attributes._violated  # noqa: SLF001 - the memory of the bytes lives with them
+    if known is None:
+        found = _violated(attributes, has_payload)
+    else:
+        cached = known.get(has_payload)
+        if cached is None:
+            cached = known[has_payload] = _violated(attributes, has_payload)
+        found = cached
+    id = attributes.id
+    return [*found] if id is not None and id.is_valid else ["id", *found]
+
+
+def check(attributes: UAttributes, has_payload: bool) -> None:
+    """See that no rule is violated.
+
+    :raises InvalidMessage: some are; names all of them.
+    """
+    rules = validate(attributes, has_payload)
+    if rules:
+        raise InvalidMessage(
+            "; ".join(f"{rule} ({RULES[rule]})" for rule in rules), rules=rules, field=rules[0]
+        )
+
+
+def is_traceparent(text: str) -> bool:
+    """Tell whether it is a W3C traceparent: not of version ff, no id of zeros."""
+    found = _TRACEPARENT.fullmatch(text)
+    return (
+        found is not None
+        and found[1] != "ff"
+        and found[2].strip("0") != ""
+        and found[3].strip("0") != ""
+    )
+
+
+def is_streamer_sink(sink: UUri) -> bool:
+    """Tell whether a publish may carry this sink: where a streamer takes it, not to whom."""
+    return (
+        sink.authority_name != ""
+        and sink.ue_id == ANY_ENTITY
+        and sink.ue_version_major == ANY_VERSION
+        and sink.resource_id == ANY_RESOURCE
+    )
+
+
+def _violated(attributes: UAttributes, has_payload: bool) -> tuple[str, ...]:
+    """Name the rules that all but the id violate."""
+    source, sink = attributes.source, attributes.sink
+    found = []
+    of_type = _BY_TYPE.get(attributes.type)
+    if of_type is None:
+        found.append("type")
+    if source is not None and not source.is_valid:
+        found.append("source-uuri")
+    if sink is not None and not sink.is_valid:
+        found.append("sink-uuri")
+    if of_type is not None:
+        found += of_type(attributes)
+    if source is not None and source.has_wildcard:
+        found.append("source-wildcard")
+    if sink is not None and attributes.type != UMessageType.PUBLISH and sink.has_wildcard:
+        found.append("sink-wildcard")
+    if attributes.traceparent and not is_traceparent(attributes.traceparent):
+        found.append("traceparent")
+    if not has_payload and attributes.payload_format != UPayloadFormat.UNSPECIFIED:
+        found.append("payload-format-without-payload")
+    return tuple(found)
+
+
+def _publish(attributes: UAttributes) -> list[str]:
+    found = []
+    if attributes.source is None or not attributes.source.is_topic:
+        found.append("publish-source")
+    if attributes.sink is not None and not is_streamer_sink(attributes.sink):
+        found.append("publish-sink")
+    return found
+
+
+def _notification(attributes: UAttributes) -> list[str]:
+    found = []
+    if attributes.source is None or not attributes.source.is_topic:
+        found.append("notification-source")
+    if attributes.sink is None or not attributes.sink.is_notification_destination:
+        found.append("notification-sink")
+    return found
+
+
+def _request(attributes: UAttributes) -> list[str]:
+    found = []
+    if attributes.source is None or not attributes.source.is_rpc_response:
+        found.append("request-source")
+    if attributes.sink is None or not attributes.sink.is_rpc_method:
+        found.append("request-sink")
+    return found + _of_rpc(attributes, "request")
+
+
+def _response(attributes: UAttributes) -> list[str]:
+    found = []
+    if attributes.source is None or not attributes.source.is_rpc_method:
+        found.append("response-source")
+    if attributes.sink is None or not attributes.sink.is_rpc_response:
+        found.append("response-sink")
+    found += _of_rpc(attributes, "response")
+    if attributes.reqid is None or not attributes.reqid.is_valid:
+        found.append("response-reqid")
+    return found
+
+
+def _of_rpc(attributes: UAttributes, kind: str) -> list[str]:
+    found = []
+    if not UPriority.CS4 <= attributes.priority <= UPriority.CS6:
+        found.append(f"{kind}-priority")
+    if not attributes.ttl:
+        found.append(f"{kind}-ttl")
+    return found
+
+
+_BY_TYPE: dict[int, Callable[[UAttributes], list[str]]] = {
+    UMessageType.PUBLISH: _publish,
+    UMessageType.NOTIFICATION: _notification,
+    UMessageType.REQUEST: _request,
+    UMessageType.RESPONSE: _response,
+}

@@ -1,0 +1,79 @@
+"""How does zenoh carry a message? (spec uprotocol 8.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.codes import UPriority
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.segments import addresses, segments
+
+if TYPE_CHECKING:
+    from penstock.protocols.uprotocol.uuri import UUri
+
+__all__ = [
+    "ATTACHMENT_VERSION",
+    "PRIORITIES",
+    "decode_attachment",
+    "encode_attachment",
+    "key_of",
+    "key_of_filter",
+    "priority_name",
+]
+
+#: The first byte of an attachment: the major version of uProtocol.
+ATTACHMENT_VERSION: Final = 1
+_VERSION = bytes([ATTACHMENT_VERSION])
+
+#: What takes the place of the sink in the key of a publish: five times two plain characters.
+_NO_SINK = "/".join(["{}"] * 5)
+
+#: The member of `zenoh.Priority` for each class.
+PRIORITIES: Final = {
+    UPriority.CS0: "BACKGROUND",
+    UPriority.CS1: "DATA_LOW",
+    UPriority.CS2: "DATA",
+    UPriority.CS3: "DATA_HIGH",
+    UPriority.CS4: "INTERACTIVE_LOW",
+    UPriority.CS5: "INTERACTIVE_HIGH",
+    UPriority.CS6: "REAL_TIME",
+}
+
+
+def priority_name(priority: UPriority) -> str:
+    """Name the member of `zenoh.Priority`; a class that is not known is sent as the default."""
+    return PRIORITIES.get(priority.effective, PRIORITIES[UPriority.CS1])
+
+
+def key_of(attributes: UAttributes, local_authority: str) -> str:
+    """Write the key that a message is put to.
+
+    :raises InvalidMessage: its addresses are missing, or are patterns.
+    """
+    return key_of_filter(*addresses(attributes), local_authority)
+
+
+def key_of_filter(source: UUri, sink: UUri | None, local_authority: str) -> str:
+    """Write the key expression of all messages that match; without a sink, of publishes."""
+    to = _NO_SINK if sink is None else segments(sink, local_authority, "*")
+    return f"up/{segments(source, local_authority, '*')}/{to}"
+
+
+def encode_attachment(attributes: UAttributes) -> bytes:
+    """Write what goes beside the payload."""
+    return _VERSION + attributes.to_bytes()
+
+
+def decode_attachment(data: bytes) -> UAttributes:
+    """Read what came beside a payload.
+
+    :raises InvalidMessage: it is of another version, or does not decode.
+    """
+    if not data:
+        raise InvalidMessage("the attachment is empty", field="attachment")
+    if data[0] != ATTACHMENT_VERSION:
+        raise InvalidMessage(
+            f"the attachment is of version {data[0]}, not {ATTACHMENT_VERSION}", field="attachment"
+        )
+    return UAttributes.from_bytes(data[1:])

@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers-ready
-NATIVE := $(wildcard src/penstock/queue/*/*.c include/penstock/*.h)
+NATIVE := $(wildcard src/penstock/*/*/*.c include/penstock/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint format bench bench-more fuzz sanitize clean
@@ -47,10 +47,11 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
-bench-more: $(STAMP) ## Spark, payload decoding and LROSE's remote queues, each beside its yardstick
+bench-more: $(PEERS) ## Spark, decoding, remote queues and the relay, each beside its yardstick
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/relay.py $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

@@ -21,7 +21,12 @@ setup(
             extra_compile_args=flags,
             extra_link_args=link,
         )
-        for name in ("penstock.queue.classic._appender", "penstock.queue.wide._ring")
+        for name in (
+            "penstock.queue.classic._appender",
+            "penstock.queue.classic._rows",
+            "penstock.queue.wide._ring",
+            "penstock.protocols.lrose._short",
+        )
     ],
     # Where C and C++ programs find it: <prefix>/include/penstock/ring.h
     data_files=[("include/penstock", ["include/penstock/ring.h"])],

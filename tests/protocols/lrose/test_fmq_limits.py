@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_info import DataSetInfo
 from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapRequest, RequestKind
 from penstock.protocols.lrose.ds_message import Category, DsMessage
+from penstock.protocols.lrose.fmq_queues import ServedQueue
 from penstock.protocols.lrose.fmq_server import FmqServerOptions
+from penstock.protocols.lrose.fmq_session import FmqSession
+from penstock.protocols.lrose.fmq_shared import Shared
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.ldata_message import LdataMessage, Mode
-from penstock.protocols.lrose.serving import ServerThread, ServingOptions
+from penstock.protocols.lrose.serving import DsServer, ServerThread, ServingOptions
 from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
 from protocols.lrose.serving import Caller, eventually, served
 
@@ -165,6 +169,50 @@ def test_a_refusal_is_counted_as_an_error_however_the_service_tells_it(tmp_path:
         caller.ask(DsMessage(9, category=Category.SERVER_STATUS))
         caller.ask(DsMessage(0, category=Category.SERVER_STATUS))
         assert (fmq.statistics().replies, fmq.statistics().errors) == (3, 2)
+
+
+# --- threads --------------------------------------------------------------------------------
+
+
+def test_a_slow_queue_is_read_in_a_thread_for_a_while_and_then_given_a_chance(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+
+    class Watched(FmqSession):
+        def _opened(self) -> ServedQueue:
+            queue = super()._opened()
+            if "take" not in vars(queue):
+                plain = queue.take
+
+                def take(wanted: int, most: int) -> bytes | bytearray:
+                    told.append(threading.current_thread().name)
+                    if len(told) == 1:
+                        time.sleep(0.06)
+                    return plain(wanted, most)
+
+                queue.take = take  # type: ignore[method-assign]
+            return queue
+
+    def make() -> DsServer:
+        shared = Shared(FmqServerOptions(root=tmp_path, port=0))
+        return DsServer(shared.options, lambda name: Watched(shared, name), on_close=shared.close)
+
+    with ServerThread(make) as server, Caller(server.port) as caller:
+        caller.ask(encode_init(INIT._replace(open_mode=OpenMode.CREATE)))
+        for _ in range(2):
+            caller.ask(READ)
+        assert told[0] == "lrose"
+        assert told[1].startswith("fmqp")
+        eventually(lambda: caller.ask(READ).error == 0 and told[-1] == "lrose")
+
+
+def test_a_server_that_was_closed_leaves_no_thread_behind(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with served(tmp_path) as server, open_writer(f"{server.url}/q") as writer:
+        writer.write(b"x")
+        assert set(threading.enumerate()) - before
+    assert not set(threading.enumerate()) - before
 
 
 # --- settings -------------------------------------------------------------------------------

@@ -70,6 +70,19 @@ def test_what_is_not_the_usual_write_is_left_to_the_long_way() -> None:
     assert find_write(two[:100], 100) is None
 
 
+def test_a_frame_is_not_looked_for_behind_the_end_of_a_buffer() -> None:
+    whole = encode_write(1, b"abc", 1, 2)
+    for find in (find_write, find_written):
+        for size in (len(whole) + 1, -1, 2**62):
+            with pytest.raises(IndexError):
+                find(bytearray(whole), size)
+    for numbers in ((2**31, 0, 0), (1, 2**31, 0), (1, 0, -(2**31) - 1)):
+        with pytest.raises(OverflowError):
+            encode_write(numbers[0], b"abc", *numbers[1:])
+    with pytest.raises(OverflowError):
+        encode_written(1, 2**31)
+
+
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 def test_fuzz_what_is_known_at_a_glance_is_what_the_long_way_finds(count: int) -> None:
     chance = random.Random(11)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
+from penstock.core.books import BookedWriter
 from penstock.core.errors import (
-    Closed,
     ConnectionLost,
     Malformed,
     MessageTooLarge,
@@ -23,10 +23,8 @@ from penstock.core.errors import (
     PenstockError,
     Unacknowledged,
 )
-from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.message import Message
 from penstock.core.retry import retry
-from penstock.core.statistics import WriterStatistics
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
 from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import error_from
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.core.batch import Batch
+    from penstock.core.interfaces import BytesLike
     from penstock.core.stream_id import StreamId
 
 __all__ = ["FlightWriter"]
@@ -99,7 +98,7 @@ class _Call:
         return sum(one.batch.num_rows for one in self.sent if one.is_in_doubt)
 
 
-class FlightWriter(Writer):
+class FlightWriter(BookedWriter):
     """Appends to a stream behind a Flight server. What a call returned for is appended there.
 
     When the connection breaks, the server is asked what it has, and gets the rest: every message
@@ -111,10 +110,6 @@ class FlightWriter(Writer):
         self._target = target
         self._connection = Connection(target)
         self._id = ""
-        self._is_closed = False
-        self._messages = self._bytes = self._refused = self._headers_dropped = 0
-        self._waited = 0.0
-        self._last_seq: int | None = None
         try:
             self._open_when_there()
         except BaseException:
@@ -364,20 +359,6 @@ class FlightWriter(Writer):
             one.is_in_doubt = False
 
     # --- books and closing ------------------------------------------------------------------------
-
-    def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._headers_dropped,
-            waited=self._waited,
-            last_seq=self._last_seq,
-        )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
         if self._is_closed:

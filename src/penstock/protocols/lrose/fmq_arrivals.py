@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import Malformed
@@ -11,10 +10,11 @@ from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.protocols.lrose.fmq_messages import Messages
+from penstock.queue.classic._rows import make_messages
 from penstock.queue.classic.compression import decompress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.protocols.lrose.fmq_options import FmqOptions
 
@@ -64,26 +64,14 @@ class Arrivals:
         payloads = messages.payloads
         if any(messages.pre_compressed):
             payloads, seqs, messages = self._unpacked(messages, seqs)
-        moments = messages.times
-        times: Iterable[int]
-        again: Iterable[int]
-        if moments and moments.count(moments[0]) == len(moments):
-            times = again = repeat(moments[0] * _SECOND)  # one number for all of them
+        moments, count = messages.times, len(payloads)
+        if moments and moments.count(moments[0]) == count:
+            times = [moments[0] * _SECOND] * count  # one number for all of them
         else:
-            times = again = [moment * _SECOND for moment in moments]
-        rows = zip(
-            seqs,
-            times,
-            again,
-            messages.types,
-            messages.subtypes,
-            repeat(None),
-            repeat(None),
-            payloads,
-            strict=False,
+            times = [moment * _SECOND for moment in moments]
+        made = make_messages(
+            Message, list(seqs), times, messages.types, messages.subtypes, payloads
         )
-        # As Message._make does, without a Python call for each.
-        made = map(tuple.__new__, repeat(Message), rows)
         wanted = self._options.type
         if wanted is None or self._options.filter == "server":
             self.ready.extend(made)

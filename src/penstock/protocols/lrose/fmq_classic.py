@@ -167,9 +167,8 @@ class _StoredWriter(ClassicWriter):
         return (last or 0) % ID_COUNT
 
     @property
-    def append_plain(self) -> Callable[[memoryview, int, int], int | None]:
-        # It takes all that has bytes.
-        return self._write_plain  # type: ignore[return-value]
+    def append_plain(self) -> Callable[[bytearray, int, int, int, int], int | None]:
+        return self._write_plain
 
     @property
     def count(self) -> int:

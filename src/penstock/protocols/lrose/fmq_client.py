@@ -30,6 +30,7 @@ from penstock.protocols.lrose.fmq_wire import (
     SeekTo,
     encode_init,
 )
+from penstock.protocols.lrose.sku import Frame
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
@@ -206,9 +207,9 @@ class QueueLink:
         connection = self._connection
         frame = encode_write(connection.seq + 1, payload, type, subtype)
         reply = connection.exchange_frame(frame, find_written)
-        if isinstance(reply, int):
-            return reply if self.is_ours else None
-        return self._written_id(reply.payload)
+        if isinstance(reply, Frame):
+            return self._written_id(reply.payload)
+        return reply if self.is_ours else None
 
     @property
     def is_sent(self) -> bool:

@@ -73,9 +73,10 @@ class ServedQueue(ABC):
         self.path = path
         #: Messages that the last call of `append` appended, also if it failed.
         self.appended = 0
-        #: Appends a payload that is not compressed, of a type and a subtype; returns its number, or
-        #: None: that takes more, and nothing is done. There is no such way where all takes more.
-        self.append_plain: Callable[[memoryview, int, int], int | None] | None = None
+        #: Appends a payload that is not compressed, of a type and a subtype, and lies between two
+        #: places of a buffer; returns its number, or None: that takes more, and nothing is done.
+        #: There is no such way where all takes more.
+        self.append_plain: Callable[[bytearray, int, int, int, int], int | None] | None = None
 
     @abstractmethod
     def take(self, wanted: int, most: int) -> Encoded:

@@ -16,6 +16,7 @@ from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.lrose.fmq_arrivals import Arrivals, Proof
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
+from penstock.protocols.lrose.fmq_scout import Scout
 from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
 
@@ -65,7 +66,7 @@ class FmqReader(Reader):
         self._silent_until = 0.0
         #: Connections made after the first.
         self.reconnects = 0
-        self._scout: QueueLink | None = None
+        self._scout = Scout(target)
         self._arrivals = Arrivals(target.options, self._lose)
         self._ready = self._arrivals.ready
         #: The number of the next message; None when any that comes is right.
@@ -222,21 +223,7 @@ class FmqReader(Reader):
         return Bounds(0, oldest, max(newest, oldest) + 1)
 
     def _scouted(self, place: SeekTo) -> int | None:
-        near = self._near if self._next is None else self._next
-        for attempt in range(2):
-            try:
-                if self._scout is None:
-                    self._scout = open_to_read(self._target, self._options.retry)
-                self._scout.seek(place)
-                ids = self._scout.read(most=1).ids
-                return unwrap(ids[0], near) if ids else None
-            except ConnectionLost:
-                if self._scout is not None:
-                    self._scout.abandon()
-                    self._scout = None
-                if attempt:
-                    raise
-        return None
+        return self._scout.seq_at(place, self._near if self._next is None else self._next)
 
     # --- taking in what comes ---------------------------------------------------------------
 
@@ -443,7 +430,7 @@ class FmqReader(Reader):
         if not self._closed:
             self._closed = True
             self._ready.clear()
-            for link in (self._link, self._scout):
-                if link is not None:
-                    link.close()
-            self._link = self._scout = None
+            self._scout.close()
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()

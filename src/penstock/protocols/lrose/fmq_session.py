@@ -48,9 +48,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: A call of a queue that took so long (seconds) makes the next ones of its client go to a thread.
+#: A call of a queue that took so long (seconds) makes the next ones of its client go to a thread,
+#: for so many times as long: others wait for its queue a small part of the time at most, and one
+#: call that was long because the machine was busy is soon forgotten.
 _SLOW: Final = 0.05
-_STAYS_SLOW: Final = 10.0
+_STAYS_SLOW: Final = 20
 #: Compressed messages above so many bytes are checked in a thread.
 _LARGE: Final = 1 << 16
 #: While a client waits for messages, its queue is looked at this often (seconds).
@@ -92,18 +94,22 @@ class FmqSession:
     def handle_frame(self, buffer: bytearray, size: int, seq: int, now: float) -> bytes | None:
         """Carry out a WRITE of one plain message if that is done at once."""
         queue = self._queue
+        if queue is None or (append := queue.append_plain) is None or now < self._slow_until:
+            return None
         found = find_write(buffer, size)
-        if found is None or queue is None or queue.append_plain is None or now < self._slow_until:
+        if found is None:
             return None
         type, subtype, end = found
         try:
-            number = queue.append_plain(memoryview(buffer)[PAYLOAD_AT:end], type, subtype)
+            number = append(buffer, type, subtype, PAYLOAD_AT, end)
         except (PenstockError, RuntimeError):
             return None  # the long way says what it is
-        self._note_slowness(now)
+        if time.monotonic() - now > _SLOW:
+            self._note_slowness(now)
         if number is None:
             return None
-        self._note_write(queue)
+        if self._shared.waiting or self._registrar is not None:
+            self._note_write(queue)
         return encode_written(seq, number % ID_COUNT if self._is_ours else -1)
 
     def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
@@ -223,7 +229,7 @@ class FmqSession:
     def _note_slowness(self, began: float) -> None:
         now = time.monotonic()
         if now - began > _SLOW:
-            self._slow_until = now + _STAYS_SLOW
+            self._slow_until = now + _STAYS_SLOW * (now - began)
 
     def _read(self, request: DsMessage) -> Answer | Awaitable[Answer]:
         queue = self._opened()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -11,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.core.batch import check_batch
+from penstock.core.books import BookedWriter
 from penstock.core.errors import (
-    Closed,
     ConnectionLost,
     InvalidOption,
     MessageTooLarge,
     PenstockError,
     Unacknowledged,
 )
-from penstock.core.interfaces import BytesLike, Writer
-from penstock.core.statistics import WriterStatistics
 from penstock.protocols.lrose.ds_message import DsMessage
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_write
 from penstock.protocols.lrose.fmq_messages import LARGEST_INFO, encode_message, encode_messages
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.core.batch import Batch
+    from penstock.core.interfaces import BytesLike
     from penstock.core.stream_id import StreamId
 
 __all__ = ["UNKNOWN", "FmqWriter"]
@@ -55,7 +53,7 @@ _SILENT: Final = 0.05
 _HEADER_ROOM: Final = 64
 
 
-class FmqWriter(Writer):
+class FmqWriter(BookedWriter):
     """Appends to a queue behind a DsFmqServer, LROSE's or ours.
 
     A request that did not go out whole is sent again; one whose answer got lost may have been
@@ -70,15 +68,8 @@ class FmqWriter(Writer):
         self._options = target.options
         self._method = target.options.compress.method
         self._limit = target.options.max_message - _HEADER_ROOM - LARGEST_INFO
-        self._closed = False
         #: Whether a message can go as it is.
         self._is_plain = self._method is None
-        self._messages = 0
-        self._bytes = 0
-        self._refused = 0
-        self._headers_dropped = 0
-        self._waited = 0.0
-        self._last_seq: int | None = None
         self._has_warned = False
         #: Messages written again because the answer got lost: they may be there twice.
         self.repeated = 0
@@ -131,30 +122,41 @@ class FmqWriter(Writer):
             link = self._linked()
             try:
                 id = send(link, *arguments)
-            except ConnectionLost as error:
-                is_sent = link.is_sent
-                self._give_up_link()
-                if is_sent and self._options.doubt == "raise":
-                    raise Unacknowledged(
-                        error.server,
-                        error.reason,
-                        acknowledged=done,
-                        in_doubt=count,
-                        hint="look at the end of the queue before you write them again, or open "
-                        "the writer with doubt=again, which may append them twice",
-                    ) from error
-                log.warning("%s: %s; writing again", self.url, error)
-                self.repeated += count if is_sent else 0
-            except PenstockError:
-                self._messages += link.written or 0
-                raise
+            except PenstockError as error:
+                self._cope(link, error, count, done)
             else:
-                self._messages += count
-                near = self._last_seq
-                if id is not None and near is not None and id != near + 1:
-                    id = unwrap(id, near)
-                self._last_seq = near if id is None else id
+                self._note(id, count)
                 return
+
+    def _note(self, id: int | None, count: int) -> None:
+        """Enter messages that were appended into the books; the last one has this id."""
+        self._messages += count
+        near = self._last_seq
+        if id is not None and near is not None and id != near + 1:
+            id = unwrap(id, near)
+        self._last_seq = near if id is None else id
+
+    def _cope(self, link: QueueLink, error: PenstockError, count: int, done: int) -> None:
+        """Get ready to send a request again that failed; or say why that may not be.
+
+        :raises PenstockError: it was refused, or may have been carried out.
+        """
+        if not isinstance(error, ConnectionLost):
+            self._messages += link.written or 0
+            raise error
+        is_sent = link.is_sent
+        self._give_up_link()
+        if is_sent and self._options.doubt == "raise":
+            raise Unacknowledged(
+                error.server,
+                error.reason,
+                acknowledged=done,
+                in_doubt=count,
+                hint="look at the end of the queue before you write them again, or open "
+                "the writer with doubt=again, which may append them twice",
+            ) from error
+        log.warning("%s: %s; writing again", self.url, error)
+        self.repeated += count if is_sent else 0
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -212,14 +214,25 @@ class FmqWriter(Writer):
         """Append one message as it is, the short way."""
         before = self._messages
         try:
-            self._send(QueueLink.write_one, (payload, type, subtype), 1, 0)
+            link, now = self._link, time.monotonic()
+            if link is not None and now - self._used < _SILENT:
+                self._used = now
+            else:
+                link = self._linked()
+            try:
+                id = link.write_one(payload, type, subtype)
+            except PenstockError as error:
+                self._cope(link, error, 1, 0)
+                self._send(QueueLink.write_one, (payload, type, subtype), 1, 0)
+            else:
+                self._note(id, 1)
         except BaseException as error:
             self._refused += 1 - (self._messages - before)
-            if isinstance(error, struct.error):
+            if isinstance(error, (OverflowError, TypeError)):
                 self._check_kind(type, subtype)
             raise
         self._bytes += len(payload)
-        return self._last()
+        return UNKNOWN if self._last_seq is None else self._last_seq
 
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
@@ -333,23 +346,9 @@ class FmqWriter(Writer):
 
     # --- the rest ---------------------------------------------------------------------------
 
-    def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._headers_dropped,
-            waited=self._waited,
-            last_seq=self._last_seq,
-        )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.url} was closed")
-
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._is_plain = False
             link, self._link = self._link, None
             if link is not None:

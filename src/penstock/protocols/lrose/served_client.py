@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -13,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from penstock.core.errors import Malformed, PenstockError
 from penstock.protocols.lrose.ds_message import (
     Category,
-    CommonPart,
     DsMessage,
     ErrorCode,
-    Part,
     StatusRequest,
     error_reply,
-    int_part,
     is_known_category,
-    text_part,
 )
+from penstock.protocols.lrose.pings import status_reply
 from penstock.protocols.lrose.sessions import is_refusal
 from penstock.protocols.lrose.sku import HEADER_SIZE, HTTP_REPLY, Decoder, Frame, encode_header
 
@@ -48,8 +44,6 @@ _UNSENT: Final = 1 << 16
 _SLOWEST: Final = 1 << 14
 #: A reply above so many bytes is many packets anyway: it is not copied to be put behind its header.
 _LARGE: Final = 1 << 16
-#: What LROSE's servers answer to a ping beside their process id; clients do not look at it.
-_PING_TEXT: Final = "Executable Name should go here."
 
 
 class Host(Protocol):
@@ -400,27 +394,14 @@ class ServedClient(asyncio.BufferedProtocol):
             except (PenstockError, OSError) as error:
                 log.warning("%s: closing: %s", self.name, error)
 
-    # --- pings (spec lrose 2.4) -------------------------------------------------------------
-
     def _answer_status(self, frame: Frame, request: DsMessage) -> None:
         self._counts.pings += 1
-        parts: tuple[Part, ...] = ()
-        match request.type:
-            case StatusRequest.IS_ALIVE:
-                parts = (int_part(os.getpid()), text_part(CommonPart.STRING, _PING_TEXT))
-            case StatusRequest.CLIENT_COUNT:
-                parts = (int_part(self._server.client_count()),)
-            case StatusRequest.SHUTDOWN if self._server.options.allow_shutdown:
-                log.warning("%s: stops the server", self.name)
-                self._server.stop_requested.set()
-            case StatusRequest.SHUTDOWN:
+        if request.type == StatusRequest.SHUTDOWN:
+            if not self._server.options.allow_shutdown:
                 log.warning("%s: wants to stop the server, and may not", self.name)
                 self._counts.unanswered += 1
                 self.hang_up()
                 return
-            case _:
-                text = f"there is no command {request.type}"
-                reply = error_reply(request.type, -1, ErrorCode.UNKNOWN_COMMAND, text)
-                self._reply(frame, 0, reply._replace(category=Category.SERVER_STATUS))
-                return
-        self._reply(frame, 0, request._replace(parts=parts))
+            log.warning("%s: stops the server", self.name)
+            self._server.stop_requested.set()
+        self._reply(frame, 0, status_reply(request, self._server.client_count()))

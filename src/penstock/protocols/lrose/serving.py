@@ -58,7 +58,8 @@ class DsServer:
         self._denied: set[ServedClient] = set()
         self._on_close = on_close
         self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper: threading.Thread | None = None
+        self._has_stopped = threading.Event()
 
     async def start(self) -> None:
         """Listen.
@@ -75,7 +76,10 @@ class DsServer:
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise storage_error("listening on", where, error) from error
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = threading.Thread(
+            target=self._call_sweep, args=(loop,), name="lrose limits", daemon=True
+        )
+        self._sweeper.start()
 
     @property
     def port(self) -> int:
@@ -121,15 +125,25 @@ class DsServer:
             client.cut_off(f"{total:,} bytes of replies are untaken beside its own")
             self.counts.clients_behind += 1
 
-    async def _sweep(self) -> None:
+    def _call_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop look at its clients now and then.
+
+        From a thread, because while the loop has a timer of its own, every request sets and unsets
+        one of the system's, which costs as much as parsing it.
+        """
         options = self.options
         pause = min(1.0, options.idle / 4, options.first_message / 4)
-        while True:
-            await asyncio.sleep(pause)
-            now = self.now()
-            for client in [*self.clients, *self._denied]:
-                client.look(now)
-            self.limit_unsent()
+        while not self._has_stopped.wait(pause):
+            try:
+                loop.call_soon_threadsafe(self._sweep)
+            except RuntimeError:
+                return  # the loop was closed, and nobody closed us before
+
+    def _sweep(self) -> None:
+        now = self.now()
+        for client in [*self.clients, *self._denied]:
+            client.look(now)
+        self.limit_unsent()
 
     def statistics(self) -> ServerStatistics:
         counts = self.counts
@@ -142,8 +156,9 @@ class DsServer:
             return
         server, self._server = self._server, None
         server.close()
+        self._has_stopped.set()
         assert self._sweeper is not None
-        self._sweeper.cancel()
+        self._sweeper.join()
         for client in [*self.clients, *self._denied]:
             await client.leave()
         await asyncio.sleep(0)  # connections end in the next round of the loop

@@ -159,15 +159,15 @@ static void store_slots(unsigned char *to, const Slot *slots, int32_t n)
     }
 }
 
-static int write_stat(Appender *a, const void *from, size_t n, off_t at)
+static int write_part(const Py_buffer *memory, int fd, const void *from, size_t n, off_t at)
 {
-    if (in_memory(a)) {
+    if (memory->buf != NULL) {
         atomic_thread_fence(memory_order_release);
-        memcpy((char *)a->stat_mem.buf + at, from, n);
+        memcpy((char *)memory->buf + at, from, n);
         return 0;
     }
     while (n > 0) {
-        ssize_t put = pwrite(a->stat_fd, from, n, at);
+        ssize_t put = pwrite(fd, from, n, at);
         if (put < 0 && errno == EINTR)
             continue;
         if (put < 0)
@@ -177,6 +177,11 @@ static int write_stat(Appender *a, const void *from, size_t n, off_t at)
         at += put;
     }
     return 0;
+}
+
+static int write_stat(Appender *a, const void *from, size_t n, off_t at)
+{
+    return write_part(&a->stat_mem, a->stat_fd, from, n, at);
 }
 
 /* Write a run of framed messages that lie one behind the other. */
@@ -402,8 +407,8 @@ static int write_messages(Appender *a, Entry *entries, int n)
         memcpy(frame, entries->head, FRAME_HEAD);
         memcpy(frame + FRAME_HEAD, entries->payload.buf, length);
         memcpy(frame + FRAME_HEAD + length, entries->tail, (size_t)entries->tail_len);
-        iov[0] = (struct iovec){frame, (size_t)entries->slot.stored_len};
-        return write_frames(a, iov, 1, entries->slot.offset);
+        return write_part(&a->buf_mem, a->buf_fd, frame, (size_t)entries->slot.stored_len,
+                          entries->slot.offset);
     }
     for (int i = 0; i < n;) {
         off_t start = entries[i].slot.offset, end = start;
@@ -591,27 +596,37 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
     return outcome < 0 ? NULL : Py_BuildValue("iii", outcome, written, last_id);
 }
 
-/* The short way for one plain message: its id, or minus the outcome. */
+/* The short way for one plain message, a part of a buffer: its id, or minus the outcome. */
 static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Appender *a = (Appender *)self;
     Entry *e = a->entries;
     int32_t last_id = -1;
     int written = 0;
-    if (nargs != 5)
-        return PyErr_Format(PyExc_TypeError, "append_one(payload, type, subtype, now, blocking)");
-    int blocking = PyObject_IsTrue(args[4]);
-    if (blocking < 0 || refuse_second_thread(a) != 0 || read_int32(args[1], &e->type) != 0 ||
-        read_int32(args[2], &e->subtype) != 0 || read_int32(args[3], &e->time) != 0 ||
-        PyObject_GetBuffer(args[0], &e->payload, PyBUF_SIMPLE) != 0)
+    if (nargs != 7)
+        return PyErr_Format(PyExc_TypeError,
+                            "append_one(buffer, begin, end, type, subtype, now, blocking)");
+    Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PyLong_AsSsize_t(args[2]);
+    int blocking = PyObject_IsTrue(args[6]);
+    if (PyErr_Occurred() || refuse_second_thread(a) != 0 || read_int32(args[3], &e->type) != 0 ||
+        read_int32(args[4], &e->subtype) != 0 || read_int32(args[5], &e->time) != 0)
+        return NULL;
+    Py_buffer whole;
+    if (PyObject_GetBuffer(args[0], &whole, PyBUF_SIMPLE) != 0)
         return NULL;
     int outcome = TOO_LARGE;
-    if (e->payload.len <= INT32_MAX) {
-        e->msg_len = (int32_t)e->payload.len;
+    if (begin < 0 || end < begin || end > whole.len) {
+        outcome = -1;
+        PyErr_SetString(PyExc_IndexError, "the message is not in the buffer");
+    } else if (end - begin <= INT32_MAX) {
+        e->payload = whole; /* and not a view of its own: `whole` is what is released */
+        e->payload.buf = (char *)whole.buf + begin;
+        e->payload.len = end - begin;
+        e->msg_len = (int32_t)(end - begin);
         e->compress = 0;
         outcome = append_chunk(a, 1, e->time, blocking, false, &written, &last_id);
     }
-    PyBuffer_Release(&e->payload);
+    PyBuffer_Release(&whole);
     if (outcome < 0)
         return NULL;
     return PyLong_FromLong(outcome == WRITTEN ? last_id : -outcome);
@@ -650,7 +665,7 @@ static PyMethodDef Appender_methods[] = {
     {"append", (PyCFunction)(void (*)(void))Appender_append, METH_FASTCALL,
      "append(entries, start, now, blocking, held) -> (outcome, written, last_id)"},
     {"append_one", (PyCFunction)(void (*)(void))Appender_append_one, METH_FASTCALL,
-     "append_one(payload, type, subtype, now, blocking) -> id, or minus the outcome"},
+     "append_one(buffer, begin, end, type, subtype, now, blocking) -> id, or minus the outcome"},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot Appender_slots[] = {{Py_tp_init, Appender_init},

@@ -35,11 +35,13 @@ class Appender:
     def append(
         self, entries: list[Entry], start: int, now: int, blocking: bool, held: bool, /
     ) -> tuple[int, int, int]: ...
-    # One plain message, stored at `now`: its id, or minus the outcome. Of the outcomes only
-    # TOO_LARGE, WAIT, BUSY, GONE and IRREGULAR can be; nothing was touched then.
+    # One plain message, `buffer[begin:end]`, stored at `now`: its id, or minus the outcome. Of the
+    # outcomes only TOO_LARGE, WAIT, BUSY, GONE and IRREGULAR can be; nothing was touched then.
     def append_one(
         self,
-        payload: bytes | bytearray | memoryview,
+        buffer: bytes | bytearray | memoryview,
+        begin: int,
+        end: int,
         type: int,
         subtype: int,
         now: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 from penstock.core.batch import BATCH_SCHEMA, Batch
 from penstock.core.errors import DamagedQueue, Malformed
 from penstock.core.message import Message
+from penstock.queue.classic._rows import make_messages
 from penstock.queue.classic.compression import decompress
 from penstock.queue.classic.layout import (
     FRAME_EXTRA,
@@ -89,20 +89,16 @@ class Run(NamedTuple):
 
     def messages(self, first_seq: int) -> list[Message]:
         """Return the messages; fewer where a compressed one cannot be read."""
-        times = (self.slots[:, _TIME] * _SECOND).tolist()
-        rows = zip(
-            range(first_seq, first_seq + len(times)),
-            times,
-            times,
-            self.slots[:, _TYPE].tolist(),
-            self.slots[:, _SUBTYPE].tolist(),
-            repeat(None),
-            repeat(None),
-            self.payloads(),
-            strict=False,
+        payloads = self.payloads()
+        count = len(payloads)
+        return make_messages(
+            Message,
+            list(range(first_seq, first_seq + count)),
+            (self.slots[:count, _TIME] * _SECOND).tolist(),
+            self.slots[:count, _TYPE].tolist(),
+            self.slots[:count, _SUBTYPE].tolist(),
+            payloads,
         )
-        # As Message._make does, without a Python call for each.
-        return list(map(tuple.__new__, repeat(Message), rows))
 
     def batch(self, first_seq: int) -> Batch:
         """Return the messages as one Arrow batch. Only for a run that is not compressed."""

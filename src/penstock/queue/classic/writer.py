@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import messages_from_batch
+from penstock.core.books import BookedWriter
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import (
     AlreadyExists,
-    Closed,
     DamagedQueue,
     InvalidOption,
     MessageTooLarge,
@@ -19,8 +19,6 @@ from penstock.core.errors import (
     PenstockError,
     WriteTimeout,
 )
-from penstock.core.interfaces import BytesLike, Writer
-from penstock.core.statistics import WriterStatistics
 from penstock.queue.classic._appender import (
     BUSY,
     FORKED,
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.core.batch import Batch
+    from penstock.core.interfaces import BytesLike
     from penstock.core.message import Message
     from penstock.core.stream_id import StreamId
     from penstock.queue.classic._appender import Entry
@@ -78,7 +77,7 @@ class _Waiting:
     pauses: int = 0
 
 
-class ClassicWriter(Writer):
+class ClassicWriter(BookedWriter):
     """Appends to an LROSE queue under LROSE's own lock."""
 
     cannot_carry = CANNOT_CARRY
@@ -89,17 +88,11 @@ class ClassicWriter(Writer):
         super().__init__(url)
         self._path = path
         self._options = options
-        self._clock = clock
+        # Asked for every message; the system's clock is this, with a layer around it.
+        self._now_ns = time.time_ns if clock is SYSTEM_CLOCK else clock.now_ns
         self._method = options.compress.method
         #: Whether a message can go to the native core as it is.
         self._is_plain = self._method is None
-        self._closed = False
-        self._messages = 0
-        self._bytes = 0
-        self._refused = 0
-        self._headers_dropped = 0
-        self._waited = 0.0
-        self._last_seq: int | None = None
         self._warned: set[str] = set()
         self._looked_at_path = 0
         self._device = self._open(options.create)
@@ -162,7 +155,7 @@ class ClassicWriter(Writer):
             )
 
     def _now(self) -> int:
-        return _second(self._clock.now_ns())
+        return _second(self._now_ns())
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -193,13 +186,27 @@ class ClassicWriter(Writer):
         assert last is not None
         return last
 
-    def _write_plain(self, payload: bytes, type: int, subtype: int) -> int | None:
-        """Append one message the short way; None if that needs a second look."""
-        now = self._clock.now_ns() // _SECOND
+    def _write_plain(
+        self,
+        payload: bytes | bytearray,
+        type: int,
+        subtype: int,
+        begin: int = 0,
+        end: int | None = None,
+    ) -> int | None:
+        """Append one message, or what is between two places of it, the short way.
+
+        None if that needs a second look.
+        """
+        now = self._now_ns() // _SECOND
         if now != self._looked_at_path:
             return None
+        if end is None:
+            end = len(payload)
         try:
-            id = self._appender.append_one(payload, type, subtype, now, self._options.blocking)
+            id = self._appender.append_one(
+                payload, begin, end, type, subtype, now, self._options.blocking
+            )
         except OverflowError:
             return None
         except RuntimeError:  # another thread is at it
@@ -215,7 +222,7 @@ class ClassicWriter(Writer):
             seq = unwrap(id, self._youngest)
         self._youngest = self._last_seq = seq
         self._messages += 1
-        self._bytes += len(payload)
+        self._bytes += end - begin
         return seq
 
     def write_many(
@@ -427,20 +434,6 @@ class ClassicWriter(Writer):
         self._headers_dropped += (stream is not None) + (attributes is not None)
         self._warn("header", "has no place for stream and attributes; they are dropped")
 
-    def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._headers_dropped,
-            waited=self._waited,
-            last_seq=self._last_seq,
-        )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.url} was closed")
-
     def _release(self) -> None:
         # The native core holds the memory of a shared-memory queue: let it go first.
         del self._appender
@@ -448,12 +441,12 @@ class ClassicWriter(Writer):
 
     def __del__(self) -> None:
         # Who forgets to close should not run out of files.
-        if not getattr(self, "_closed", True) and hasattr(self, "_appender"):
+        if not getattr(self, "_is_closed", True) and hasattr(self, "_appender"):
             self.close()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._is_plain = False
             self._release()
 

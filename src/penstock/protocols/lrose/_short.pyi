@@ -1,0 +1,16 @@
+class Forms:
+    # `request`: the frame of a WRITE of one empty message; `reply`: that of its reply.
+    def __init__(self, request: bytes, reply: bytes) -> None: ...
+    # The frame of a request with one message.
+    # OverflowError: a number does not fit in 32 bits.
+    def encode_write(self, seq: int, payload: bytes, type: int, subtype: int, /) -> bytes: ...
+    # Of the request at the start of a buffer, if it is such a one and all of `size` bytes: the
+    # message's type, its subtype, and where its payload ends.
+    def find_write(
+        self, buffer: bytes | bytearray, size: int, /
+    ) -> tuple[int, int, int] | None: ...
+    # The frame that says that a WRITE was carried out.
+    def encode_written(self, seq: int, mode: int, /) -> bytes: ...
+    # `mode` of the reply at the start of a buffer, if it is one to a WRITE, and no error; None for
+    # anything else, or if there are not just its bytes.
+    def find_written(self, buffer: bytes | bytearray, size: int, /) -> int | None: ...

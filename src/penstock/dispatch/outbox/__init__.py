@@ -1,0 +1,8 @@
+"""The outbox: a durable queue of one receiver, in classes of priority."""
+
+from penstock.dispatch.outbox.books import OutboxBooks
+from penstock.dispatch.outbox.outbox import Appended, Order, Outbox
+from penstock.dispatch.outbox.records import Entry, Item
+from penstock.dispatch.outbox.settled import Reason
+
+__all__ = ["Appended", "Entry", "Item", "Order", "Outbox", "OutboxBooks", "Reason"]

@@ -1,0 +1,161 @@
+"""How does a lane use its log: append, read anywhere, give back the disk?"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import DamagedQueue
+from penstock.core.position import Position
+from penstock.queue.log.consuming import open_log_reader
+from penstock.queue.log.options import LogOptions
+from penstock.queue.log.retention import Limits, trim
+from penstock.queue.log.writer import open_log_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.core.message import Message
+    from penstock.queue.log.options import Sync
+    from penstock.queue.log.reader import LogReader
+    from penstock.queue.log.writer import LogWriter
+
+__all__ = ["LaneLog"]
+
+#: The log's own background is not to sync it: all lanes of a process have one thread for that.
+_BY_OTHERS: Final = 86_400.0
+#: Bytes of a segment for each of its slots: smaller messages fill the slots first.
+_PER_SLOT: Final = 256
+
+
+class LaneLog:
+    """The log of a lane. It is open only while it is in use: files and a thread are not free."""
+
+    def __init__(self, folder: Path, segment: int, sync: Sync) -> None:
+        """Open it; make it if there is none.
+
+        :raises StorageError: the operating system refuses.
+        """
+        self._folder = folder
+        self._url = f"log:{folder}"
+        policy = _BY_OTHERS if isinstance(sync, float) else sync
+        slots = max(2, segment // _PER_SLOT)
+        self._options = LogOptions(segment=segment, segment_slots=slots, sync=policy)
+        self._writer: LogWriter | None = None
+        #: One that reads on, and one that goes where it is sent.
+        self._readers: dict[str, LogReader] = {}
+        self._places: dict[str, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._synced = self._trimmed = -1
+        self._writer = self._open_writer()
+        bounds = self._reader("next").bounds()
+        self.epoch = bounds.epoch
+        #: The oldest message there is, and the number of the next.
+        self.oldest, self.head = bounds.oldest, bounds.end
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
+
+    def _open_writer(self) -> LogWriter:
+        return open_log_writer(self._url, self._folder, self._options)
+
+    def _reader(self, which: str) -> LogReader:
+        reader = self._readers.get(which)
+        if reader is None:
+            options = LogOptions(damaged="skip")
+            reader = open_log_reader(self._url, self._folder, Position.START, options)
+            self._readers[which] = reader
+        return reader
+
+    def write(self, records: Sequence[bytes], types: Sequence[int]) -> None:
+        """Append; `head` says how far that came, also when it raises.
+
+        :raises StorageError: there is no space.
+        """
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = self._open_writer()
+            self._check(self._reader("next").bounds().end, self.head)
+        end = self.head + len(records)
+        at = 0
+        try:
+            runs = itertools.groupby(types) if len(set(types)) > 1 else ((types[0], types),)
+            for kind, run in runs:
+                count = len(list(run))
+                last = writer.write_many(records[at : at + count], kind)
+                at += count
+                self.head += count
+        except BaseException:
+            last = writer.statistics().last_seq
+            if last is not None:
+                self.head = max(self.head, last + 1)
+            raise
+        if last is not None:
+            self._check(last + 1, end)
+
+    def _check(self, found: int, expected: int) -> None:
+        if found != expected:
+            hint = "nobody else may write to it, or remove it; restart the dispatcher"
+            raise DamagedQueue(self._url, "head", 0, expected, found, hint=hint)
+
+    def read(self, which: str, at: int, count: int) -> tuple[list[Message], int]:
+        """Return some of the messages from there on, at least one, and where it goes on.
+
+        Those that are missing between are not in the log any more.
+
+        :raises DamagedQueue: the log cannot be read there.
+        """
+        reader = self._reader(which)
+        if self._places.get(which) != at:
+            reader.seek(at)
+        messages = reader.read_many(count)
+        if messages:
+            end = messages[-1].seq + 1
+        else:
+            end = min(reader.statistics().next_seq or 0, self.head)
+            if end <= at:
+                self._check(at, self.head)
+        self._places[which] = end
+        return messages, end
+
+    def last_message(self) -> Message | None:
+        """Return the newest message that is there."""
+        reader = self._reader("any")
+        self._places.pop("any", None)
+        reader.seek(Position.LAST)
+        return reader.read(0)
+
+    # --- for a thread of its own, but not while it is closed -------------------------------------
+
+    def sync(self) -> None:
+        """Return when all messages are on the disk.
+
+        :raises StorageError: the device refuses.
+        """
+        head = self.head
+        if self._writer is not None and head != self._synced:
+            self._writer.sync()
+            self._synced = head
+
+    def free(self, floor: int) -> None:
+        """Remove the segments that are below the floor as a whole.
+
+        :raises StorageError: the operating system refuses.
+        """
+        if floor != self._trimmed:
+            trim(self._folder, Limits(before_seq=floor), None, self._sizes)
+            self._trimmed = floor
+
+    # --- closing --------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Close all files; the next call opens them again."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        self._places.clear()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,37 @@
+"""Where does a lane go on, whatever became of its log?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.dispatch.outbox.settled import Reason, Settled
+
+if TYPE_CHECKING:
+    from penstock.dispatch.outbox.lane_log import LaneLog
+    from penstock.dispatch.outbox.state_file import LaneState
+
+__all__ = ["where_to_go_on"]
+
+
+def where_to_go_on(state: LaneState, log: LaneLog) -> tuple[Settled, str | None]:
+    """Return what is settled, and what was found to be wrong.
+
+    In doubt a message is not settled: it comes again.
+    """
+    settled = Settled(state.floor, state.below)
+    if state.epoch not in (0, log.epoch):
+        settled.floor = log.oldest
+        return settled, "it was created anew; what the one before held is gone"
+    if settled.floor > log.head:
+        # The machine went down. The numbers are given once more, and must not count as settled.
+        lost = settled.floor - log.head
+        settled.floor = log.head
+        return settled, f"{lost} messages, which are settled, did not get to the disk"
+    if settled.floor >= log.oldest:
+        return settled, None
+    lost = log.oldest - settled.floor
+    settled.floor = log.oldest
+    if not state.epoch:  # the state is a new one, and knows nothing of what is not there any more
+        return settled, None
+    settled.below[Reason.DAMAGED] += lost
+    return settled, f"{lost} messages are not there any more"

@@ -1,0 +1,79 @@
+"""Who brings all outboxes of a process to the disk, about once a second?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from penstock.dispatch.outbox.outbox import Outbox
+
+__all__ = ["look_after"]
+
+log = logging.getLogger(__name__)
+
+#: With shorter times between, this is how often it looks whether there is work (seconds).
+_LONGEST_PAUSE: Final = 1.0
+
+
+class _Upkeep:
+    """One thread for all outboxes, for as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: weakref.WeakKeyDictionary[Outbox, tuple[float, float]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._thread: threading.Thread | None = None
+        self._added = threading.Event()
+
+    def add(self, outbox: Outbox, interval: float) -> None:
+        with self._lock:
+            self._due[outbox] = (time.monotonic() + interval, interval)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="outboxes", daemon=True)
+                self._thread.start()
+        self._added.set()
+
+    def _run(self) -> None:
+        while True:
+            self._added.clear()
+            pause = self._work()
+            if pause is None:
+                return
+            self._added.wait(pause)
+
+    def _work(self) -> float | None:
+        """Do what is due; return how long nothing is. None: there is no outbox any more."""
+        now = time.monotonic()
+        with self._lock:
+            for outbox in list(self._due):
+                if outbox.is_closed:
+                    del self._due[outbox]
+            if not self._due:
+                self._thread = None
+                return None
+            due = [outbox for outbox, (at, _) in self._due.items() if at <= now]
+            for outbox in due:
+                interval = self._due[outbox][1]
+                self._due[outbox] = (now + interval, interval)
+        for outbox in due:
+            try:
+                outbox.tend()
+            except Exception:
+                log.exception("%s: it could not be brought to the disk", outbox.folder)
+        del due
+        with self._lock:
+            soonest = min((at for at, _ in self._due.values()), default=now)
+        return min(max(0.0, soonest - time.monotonic()), _LONGEST_PAUSE)
+
+
+_upkeep = _Upkeep()
+
+
+def look_after(outbox: Outbox, interval: float) -> None:
+    """Call `tend` of an outbox after every such time (seconds), until it is closed."""
+    _upkeep.add(outbox, interval)

@@ -1,0 +1,264 @@
+"""Which messages of a lane are in memory, and which of them are next?"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from penstock.dispatch.outbox.records import Item
+
+__all__ = ["Supply", "Window"]
+
+#: Messages that are read from the log at a time.
+_AT_ONCE: Final = 512
+#: So many places that are passed over are worth tidying up.
+_TOO_MANY: Final = 256
+
+
+class Supply(Protocol):
+    """Where the messages come from."""
+
+    @property
+    def head(self) -> int:
+        """The number of the next message."""
+
+    def read(self, which: str, at: int, count: int) -> tuple[list[Item], int]:
+        """Return those that are not settled, of some from there on, and where it goes on."""
+
+    def affordable(self, at: int, size: int) -> int:
+        """Return how many messages from there on have about that many bytes; at least one."""
+
+
+class Window:
+    """The messages up to `loaded_to` that are not settled, and some behind that.
+
+    Those behind it are of sources that are not held up, looked for when all others were: `ahead`.
+    A source that was passed over there stays passed over until the gap is closed, so that the
+    messages of one source keep their order.
+    """
+
+    def __init__(self, supply: Supply, start: int, most: int, most_bytes: int) -> None:
+        self._supply = supply
+        self._most = most
+        self._most_bytes = most_bytes
+        #: All of them by number, and of these: those that somebody works on.
+        self.loaded: dict[int, Item] = {}
+        self.taken: set[int] = set()
+        self.bytes = 0
+        self.loaded_to = start
+        #: In order, with some that are settled by now.
+        self._waiting: deque[Item] = deque()
+        self._gone = 0
+        #: All of those are of these sources; None: not known.
+        self._only_of: frozenset[int] | None = None
+        self._ahead: dict[int, Item] = {}
+        self._ahead_to = start
+        self._passed_over: set[int] = set()
+
+    # --- coming in ------------------------------------------------------------------------------
+
+    def wants(self, first: int, count: int) -> bool:
+        """Tell whether messages that are just appended should be offered."""
+        return (
+            self.loaded_to == first
+            and len(self._waiting) - self._gone + count <= self._most
+            and self.bytes < self._most_bytes
+        )
+
+    def offer(self, items: Sequence[Item], size: int) -> None:
+        """Take those behind the last one."""
+        self.loaded.update(zip((item[1] for item in items), items, strict=True))
+        self._waiting.extend(items)
+        self._only_of = None
+        self.bytes += size
+        self.go_to(self.loaded_to + len(items))
+
+    def _room(self, on_their_way: int = 0) -> int:
+        """Return how many more may be loaded, when so many of those that wait are taken."""
+        room = self._most - (len(self._waiting) - self._gone - on_their_way)
+        size = max(1, self._most_bytes - self.bytes)
+        return min(room, _AT_ONCE, self._supply.affordable(self.loaded_to, size))
+
+    def _load(self, count: int) -> None:
+        items, end = self._supply.read("next", self.loaded_to, count)
+        loaded = self.loaded
+        self._only_of = None
+        for item in items:
+            seq = item.seq
+            if seq not in loaded:
+                loaded[seq] = item
+                self._waiting.append(item)
+                self.bytes += len(item.raw)
+            elif seq in self._ahead:
+                self._waiting.append(self._ahead.pop(seq))
+        self.go_to(end)
+
+    def go_to(self, seq: int) -> None:
+        """Note that everything before this message is in memory, or settled."""
+        self.loaded_to = max(self.loaded_to, seq)
+        if self._ahead_to <= self.loaded_to:
+            self._passed_over.clear()
+
+    def _look_ahead(self, blocked: Collection[int]) -> list[Item] | None:
+        """Load some of what is behind the window, of sources not held up; None: the end."""
+        start = max(self._ahead_to, self.loaded_to)
+        if start >= self._supply.head:
+            return None
+        count = min(_AT_ONCE, self._supply.affordable(start, self._most_bytes))
+        items, self._ahead_to = self._supply.read("any", start, count)
+        found = []
+        for item in items:
+            if item.source in blocked:
+                self._passed_over.add(item.source)
+            elif item.source not in self._passed_over and item.seq not in self.loaded:
+                self.loaded[item.seq] = item
+                self.bytes += len(item.raw)
+                found.append(item)
+        self._add_ahead(found)
+        return found
+
+    def _add_ahead(self, items: list[Item]) -> None:
+        if items and self._ahead and items[0].seq < next(reversed(self._ahead)):
+            items = sorted([*self._ahead.values(), *items], key=_number)
+            self._ahead = {}
+        self._ahead.update((item.seq, item) for item in items)
+
+    def _begin_ahead(self, blocked: Collection[int]) -> None:
+        """Make up for sources that are held up since, or are no longer."""
+        if self._passed_over <= set(blocked):
+            self._forget([item for item in self._ahead.values() if item.source in blocked])
+            return
+        self._forget(list(self._ahead.values()))
+        self._ahead_to = self.loaded_to
+        self._passed_over.clear()
+
+    def _forget(self, items: list[Item]) -> None:
+        """Let messages be read again, when it is their turn."""
+        for item in items:
+            self._ahead.pop(item.seq, None)
+            del self.loaded[item.seq]
+            self.bytes -= len(item.raw)
+            self._passed_over.add(item.source)
+
+    # --- going out ------------------------------------------------------------------------------
+
+    def available(self, blocked: Collection[int], wanted: int) -> Iterator[Item]:
+        """Yield what can be taken, in order. All that is yielded, but the last, has to be taken.
+
+        There may be no other call, except to another's window, until this is over.
+        """
+        self._fill(wanted)
+        if not blocked and not self._gone:
+            yield from self._waiting
+            taken = len(self._waiting)
+        elif self._only_of is not None and self._only_of <= set(blocked):
+            taken = 0
+        else:
+            taken = 0
+            for item in self._free(self._waiting, blocked):
+                yield item
+                taken += 1
+            if not taken:
+                self._only_of = frozenset(blocked)
+        while self.loaded_to < self._supply.head:
+            room = self._room(taken)
+            if room <= 0:
+                break
+            known = len(self._waiting)
+            self._load(room)
+            for item in self._free(list(islice(self._waiting, known, None)), blocked):
+                yield item
+                taken += 1
+        if self.loaded_to < self._supply.head:
+            yield from self._available_ahead(blocked)
+
+    def _available_ahead(self, blocked: Collection[int]) -> Iterator[Item]:
+        self._begin_ahead(blocked)
+        yield from list(self._ahead.values())
+        while (found := self._look_ahead(blocked)) is not None:
+            yield from found
+
+    def _free(self, items: Iterable[Item], blocked: Collection[int]) -> Iterator[Item]:
+        loaded = self.loaded
+        return (item for item in items if item.seq in loaded and item.source not in blocked)
+
+    def _fill(self, wanted: int) -> None:
+        """Load so many, as far as there is room for them."""
+        waiting = self._waiting
+        while self._gone and waiting and waiting[0].seq not in self.loaded:
+            waiting.popleft()
+            self._gone -= 1
+        while len(waiting) - self._gone < wanted and self.loaded_to < self._supply.head:
+            room = self._room()
+            if room <= 0 or (self.bytes >= self._most_bytes and len(waiting) > self._gone):
+                return
+            self._load(room)
+
+    def take(self, items: Sequence[Item], *, in_order: bool) -> None:
+        """Let these be in work; `in_order`: they are the first that wait."""
+        seqs = [item[1] for item in items]
+        waiting = self._waiting
+        self.taken.update(seqs)
+        if not in_order:
+            in_order = [item[1] for item in islice(waiting, len(seqs))] == seqs
+        if in_order and not self._gone:
+            if len(seqs) == len(waiting):
+                waiting.clear()
+            else:
+                for _ in seqs:
+                    waiting.popleft()
+        else:
+            if seqs and seqs[0] < self.loaded_to:
+                self._tidy()
+            for seq in seqs:
+                self._ahead.pop(seq, None)
+
+    def give_back(self, items: Iterable[Item]) -> None:
+        """Let these wait again, where they were."""
+        back = sorted((item for item in items if item.seq in self.taken), key=_number)
+        self.taken.difference_update([item.seq for item in back])
+        ahead = [item for item in back if item.seq >= self.loaded_to]
+        del back[len(back) - len(ahead) :]
+        self._only_of = None
+        waiting = self._waiting
+        if waiting and back and back[-1].seq > waiting[0].seq:
+            waiting = self._waiting = deque(sorted([*waiting, *back], key=_number))
+        else:
+            waiting.extendleft(reversed(back))
+        # One that was passed over may not come before others of its source.
+        is_next = [n.seq < self._ahead_to and n.source not in self._passed_over for n in ahead]
+        self._forget([item for item, yes in zip(ahead, is_next, strict=True) if not yes])
+        self._add_ahead([item for item, yes in zip(ahead, is_next, strict=True) if yes])
+
+    def drop(self, seqs: Sequence[int], size: int) -> None:
+        """Forget messages that are in memory, and settled."""
+        loaded, taken = self.loaded, self.taken
+        if taken.issuperset(seqs):
+            taken.difference_update(seqs)
+            for seq in seqs:
+                del loaded[seq]
+        else:
+            for seq in seqs:
+                del loaded[seq]
+                if seq in taken:
+                    taken.discard(seq)
+                elif self._ahead.pop(seq, None) is None:
+                    self._gone += 1
+        self.bytes -= size
+        if self._gone > _TOO_MANY and self._gone > len(self._waiting) // 2:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        loaded, taken = self.loaded, self.taken
+        self._waiting = deque(
+            item for item in self._waiting if item.seq in loaded and item.seq not in taken
+        )
+        self._gone = 0
+
+
+def _number(item: Item) -> int:
+    return item.seq

@@ -1,0 +1,299 @@
+"""How do entities and dispatchers talk by an MQTT 5 broker? (spec uprotocol 8.2)."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.filters import check_filter
+from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
+from penstock.protocols.uprotocol.transports.counts import Counts
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
+from penstock.protocols.uprotocol.transports.mqtt_broker import MqttBroker
+from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink
+from penstock.protocols.uprotocol.transports.mqtt_packets import Packing, Topics
+from penstock.protocols.uprotocol.transports.mqtt_subscriptions import Arrival, identifier
+from penstock.protocols.uprotocol.transports.pumping import Pump
+from penstock.protocols.uprotocol.uuri import UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from penstock.protocols.uprotocol.message import UMessage
+    from penstock.protocols.uprotocol.transports.interface import Ingest
+    from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
+    from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
+
+__all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
+
+
+class _Taken(NamedTuple):
+    message: UMessage
+    arrival: Arrival
+
+
+class _Intake:
+    """Messages of a broker, decoded, handed over in batches and then acknowledged."""
+
+    def __init__(
+        self,
+        name: str,
+        broker: MqttBroker,
+        packing: Packing,
+        take: Callable[[Sequence[_Taken]], None],
+        *,
+        echo: bool = False,
+        identify: bool = False,
+    ) -> None:
+        self._take = take
+        self._packing = packing
+        self._is_stopped = False
+        self.counts = Counts("undecodable", "repeated", "ingest_failures")
+        # Room for what the broker sends unacknowledged by this connection and some before it.
+        self._pump: Pump[_Taken] = Pump(
+            name,
+            self._hand_over,
+            capacity=4 * broker.receive_maximum,
+            on_failure=lambda: self.counts.add("ingest_failures"),
+        )
+        self.link = MqttLink(broker, self._arrived, echo=echo, identify=identify)
+
+    def _arrived(self, arrival: Arrival) -> bool:
+        if self._is_stopped:
+            return True  # it stays unacknowledged, and comes again to whoever connects next
+        try:
+            message = self._packing.unpack(arrival.packet)
+        except InvalidMessage:
+            self.counts.add("undecodable")
+            self.link.acknowledge([arrival])
+            return True
+        return self._pump.put(_Taken(message, arrival), timeout=0) or self._is_stopped
+
+    def _hand_over(self, batch: Sequence[_Taken]) -> None:
+        link = self.link
+        current = [it for it in batch if link.is_current(it.arrival.connection)]
+        if current:
+            self._take(current)
+            link.acknowledge(it.arrival for it in current)
+        self.counts.add("repeated", len(batch) - len(current))
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._pump.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self.link.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counts.snapshot(), **self.link.counts.snapshot()}
+
+
+class MqttTransport(BaseTransport):
+    """Connects entities by a broker.
+
+    :param topics: `e2e` within a vehicle, `d2d` between devices, where a publish needs a sink.
+    :param must_be_heard: whether sending to an entity that nobody listens for is UNAVAILABLE.
+    :param exact_ttl: send the ttl in milliseconds beside the broker's seconds, so that it
+        arrives as it was sent.
+    """
+
+    def __init__(
+        self,
+        authority: str,
+        broker: MqttBroker,
+        *,
+        topics: Topics = "e2e",
+        must_be_heard: bool = False,
+        exact_ttl: bool = True,
+        echo: bool = False,
+        limits: ListenerLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(authority, limits=limits, clock=clock)
+        self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
+        self._must_be_heard = must_be_heard
+        # Between devices several patterns have one filter.
+        self._patterns: dict[str, set[Pattern]] = {}
+        self._by_identifier: dict[int, set[Pattern]] = {}
+        name = f"up-mqtt-{authority}"
+        self._intake = _Intake(name, broker, self._packing, self._take, echo=echo, identify=True)
+        self.link = self._intake.link
+        self.link.start()
+
+    def _take(self, arrived: Sequence[_Taken]) -> None:
+        # A broker sends a message once for each subscription, or once for all that match.
+        for message, arrival in arrived:
+            named = [self._by_identifier.get(it, set()) for it in arrival.identifiers]
+            self._registry.dispatch(message, set().union(*named) if named else None)
+
+    def _send(self, message: UMessage) -> None:
+        packet = self._packing.pack(message, must_be_heard=self._must_be_heard)
+        raise_unless_ok(self.link.await_connection(self.link.broker.connect_timeout))
+        raise_unless_ok(self.link.publish([packet])[0])
+
+    def _subscribe(self, pattern: Pattern) -> None:
+        raise_unless_ok(self.link.await_connection(self.link.broker.connect_timeout))
+        wanted = self._packing.filter_of(*pattern)
+        patterns = self._patterns.setdefault(wanted, set())
+        is_first = not patterns
+        patterns.add(pattern)
+        self._by_identifier[identifier(wanted)] = patterns
+        try:
+            if is_first:
+                raise_unless_ok(self.link.subscribe(wanted))
+        except UStatusError:
+            self._forget(wanted, pattern)
+            raise
+
+    def _unsubscribe(self, pattern: Pattern) -> None:
+        wanted = self._packing.filter_of(*pattern)
+        if self._forget(wanted, pattern):
+            self.link.unsubscribe(wanted)
+
+    def _forget(self, wanted: str, pattern: Pattern) -> bool:
+        """Forget that a filter is for this pattern; tell whether it is for none now."""
+        patterns = self._patterns[wanted]
+        patterns.discard(pattern)
+        if patterns:
+            return False
+        del self._patterns[wanted]
+        self._by_identifier.pop(identifier(wanted), None)
+        return True
+
+    def close(self) -> None:
+        self._intake.close()
+        super().close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return {**super().statistics(), **self._intake.statistics()}
+
+
+class MqttLeg(Leg):
+    """Connects a dispatcher by a broker. A message is acknowledged to it once it is stored.
+
+    With a `client_id` the broker keeps what comes while the dispatcher is not there. A PUBACK
+    means that the broker has the message: its own limits have to be above those of the
+    dispatcher.
+
+    :param authority: whose messages are received; for topics between devices the first segment.
+    """
+
+    scope = "authority"
+
+    def __init__(
+        self,
+        name: str,
+        authority: str,
+        broker: MqttBroker,
+        *,
+        topics: Topics = "e2e",
+        must_be_heard: bool = True,
+        exact_ttl: bool = True,
+    ) -> None:
+        super().__init__(name)
+        self._broker = broker
+        self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
+        self._must_be_heard = must_be_heard
+        self._lock = threading.Lock()
+        self._topics: set[UUri] = set()
+        self._intake: _Intake | None = None
+        self._counts = Counts("received", "delivered", "failed")
+
+    def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
+        counts, packing = self._counts, self._packing
+
+        def take(arrived: Sequence[_Taken]) -> None:
+            ingest([it.message for it in arrived])
+            counts.add("received", len(arrived))
+
+        with self._lock:
+            if self._intake is not None:
+                return
+            name = f"up-mqtt-{self.name}"
+            self._intake = _Intake(name, self._broker, packing, take)
+            link = self._intake.link
+            for authority in ["*"] if "*" in authorities else sorted(set(authorities)):
+                link.subscribe(packing.filter_of(UUri.ANY, UUri.ANY.with_authority(authority)))
+            if packing.topics == "e2e":
+                for topic in self._topics:
+                    link.subscribe(packing.filter_of(topic, None))
+            link.start()
+
+    @property
+    def is_up(self) -> bool:
+        return self._intake is not None and self._intake.link.is_up
+
+    def await_connection(self, patience: float) -> UStatus | None:
+        """Return None when the broker is connected, or after that time why it is not."""
+        if self._intake is None:
+            return UStatus(UCode.UNAVAILABLE, "the leg is not started")
+        return self._intake.link.await_connection(patience)
+
+    def listen(self, topic: UUri) -> None:
+        check_filter(topic, None)
+        with self._lock:
+            if topic in self._topics:
+                return
+            self._topics.add(topic)
+            intake = self._intake
+        # Between devices publishes come with all else that is for this authority.
+        if intake is not None and self._packing.topics == "e2e":
+            intake.link.subscribe(self._packing.filter_of(topic, None))
+
+    def unlisten(self, topic: UUri) -> None:
+        with self._lock:
+            if topic not in self._topics:
+                return
+            self._topics.discard(topic)
+            intake = self._intake
+        if intake is not None and self._packing.topics == "e2e":
+            intake.link.unsubscribe(self._packing.filter_of(topic, None))
+
+    def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
+        found: list[UStatus | None] = []
+        packets, problem = self._packed(address, messages)
+        if self._intake is None:
+            problem = UStatus(UCode.UNAVAILABLE, "the leg is not started")
+        elif packets:
+            # Whatever keeps the broker away is no fault of the message.
+            answers = self._intake.link.publish(packets)
+            found = [None if answer.is_ok else answer for answer in answers]
+            if any(found) and not self._intake.link.is_up:
+                found = [it and UStatus(UCode.UNAVAILABLE, it.message) for it in found]
+        if problem is not None and len(found) < len(messages) and not any(found):
+            found.append(problem)
+        self._counts.add("delivered", found.count(None))
+        self._counts.add("failed", len(found) - found.count(None))
+        return found + [NOT_TRIED] * (len(messages) - len(found))
+
+    def _packed(
+        self, address: UUri, messages: Sequence[UMessage]
+    ) -> tuple[list[Packet], UStatus | None]:
+        """Make the packets, up to the first message that cannot be one."""
+        packets = []
+        for message in messages:
+            if self._packing.topics == "d2d" and message.attributes.sink is None:
+                is_publish = message.attributes.type == UMessageType.PUBLISH
+                sink = UUri.ANY.with_authority(address.authority_name) if is_publish else None
+                message = message.with_attributes(sink=sink)  # noqa: PLW2901 - the form of this leg
+            try:
+                packets.append(self._packing.pack(message, must_be_heard=self._must_be_heard))
+            except InvalidMessage as error:
+                return packets, UStatus(UCode.INVALID_ARGUMENT, error.reason)
+        return packets, None
+
+    def stop(self) -> None:
+        if self._intake is not None:
+            self._intake.stop()
+
+    def close(self) -> None:
+        if self._intake is not None:
+            self._intake.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        more = {} if self._intake is None else self._intake.statistics()
+        return {**self._counts.snapshot(), **more}

@@ -1,0 +1,154 @@
+"""How does a message become a packet of the MQTT library, and back? (spec uprotocol 8.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from penstock.core.errors import Unsupported
+from penstock.protocols.uprotocol.codes import UMessageType
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.mqtt_wire import (
+    MqttProperties,
+    attributes_of,
+    properties_of,
+    topic_d2d,
+    topic_e2e,
+    topic_filter_d2d,
+    topic_filter_e2e,
+)
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import MQTTMessage
+
+    from penstock.protocols.uprotocol.attributes import UAttributes
+    from penstock.protocols.uprotocol.uuri import UUri
+
+try:
+    from paho.mqtt.properties import Properties, VariableByteIntegers
+except ImportError as missing:
+    raise Unsupported(
+        "uProtocol over MQTT needs the paho-mqtt library", hint="pip install 'penstock[mqtt]'"
+    ) from missing
+
+__all__ = ["Packet", "Packing", "Topics"]
+
+#: Topics within a vehicle name both entities, those between devices only their authorities.
+Topics = Literal["e2e", "d2d"]
+
+#: The most bytes of a PUBLISH packet apart from its topic, properties and payload.
+_HEADER = 16
+
+#: MQTT 5, 2.2.2.2: the properties that a message uses.
+_EXPIRY = b"\x02"
+_CONTENT_TYPE = b"\x03"
+_CORRELATION = b"\x09"
+_USER = b"\x26"
+
+
+class Packet(NamedTuple):
+    """What is published."""
+
+    topic: str
+    properties: Properties
+    payload: bytes
+    #: About how many bytes it has on the wire, never less.
+    size: int
+    #: Whether it is lost if nobody subscribes to its topic.
+    must_be_heard: bool = False
+
+
+class _Packed(Properties):
+    """Properties in the form of the wire already: the library takes ten times as long for it."""
+
+    packed: bytes
+
+    def __init__(self, plain: MqttProperties) -> None:
+        parts = []
+        if plain.message_expiry is not None:
+            parts.append(_EXPIRY + plain.message_expiry.to_bytes(4))
+        if plain.content_type is not None:
+            parts.append(_CONTENT_TYPE + _sized(plain.content_type.encode()))
+        if plain.correlation_data is not None:
+            parts.append(_CORRELATION + _sized(plain.correlation_data))
+        for key, value in plain.user_properties:
+            try:
+                parts.append(_USER + _sized(key.encode()) + _sized(value.encode()))
+            except UnicodeEncodeError:
+                raise InvalidMessage(f"user property {key} is not text", field=key) from None
+        body = b"".join(parts)
+        size = VariableByteIntegers.encode(len(body))  # type: ignore[no-untyped-call]
+        packed = bytes(size) + body
+        # Past the library's check of names.
+        object.__setattr__(self, "packed", packed)
+
+    def pack(self) -> bytes:
+        return self.packed
+
+
+def _sized(data: bytes) -> bytes:
+    if len(data) > 0xFFFF:  # noqa: PLR2004 - two bytes tell the length
+        raise InvalidMessage(f"an attribute of {len(data):,} bytes does not fit MQTT")
+    return len(data).to_bytes(2) + data
+
+
+class Packing:
+    """How one side writes its messages: with which topics, and with the ttl exact or not."""
+
+    def __init__(self, authority: str, topics: Topics = "e2e", *, exact_ttl: bool = True) -> None:
+        self.authority = authority
+        self.topics = topics
+        self._exact_ttl = exact_ttl
+
+    def topic_of(self, attributes: UAttributes) -> str:
+        """Write the topic of a message.
+
+        :raises InvalidMessage: it has no such topic.
+        """
+        write = topic_e2e if self.topics == "e2e" else topic_d2d
+        return write(attributes, self.authority)
+
+    def filter_of(self, source: UUri, sink: UUri | None) -> str:
+        """Write the topic filter of what a listener wants."""
+        write = topic_filter_e2e if self.topics == "e2e" else topic_filter_d2d
+        return write(source, sink, self.authority)
+
+    def pack(self, message: UMessage, *, must_be_heard: bool = False) -> Packet:
+        """Make a packet.
+
+        :param must_be_heard: whether a message to one receiver fails if nobody subscribes to it.
+
+        :raises InvalidMessage: it has no form on MQTT.
+        """
+        attributes, payload = message.attributes, message.payload or b""
+        topic = self.topic_of(attributes)
+        plain = properties_of(attributes, exact_ttl=self._exact_ttl)
+        properties = _Packed(plain)
+        size = _HEADER + len(topic) + len(properties.packed) + len(payload)
+        must_be_heard &= attributes.type != UMessageType.PUBLISH
+        return Packet(topic, properties, payload, size, must_be_heard)
+
+    def unpack(self, packet: MQTTMessage) -> UMessage:
+        """Read a packet.
+
+        :raises InvalidMessage: it is not a message, or claims to be another's.
+        """
+        found = packet.properties
+        attributes = attributes_of(
+            MqttProperties(
+                getattr(found, "UserProperty", ()),
+                content_type=getattr(found, "ContentType", None),
+                correlation_data=getattr(found, "CorrelationData", None),
+                message_expiry=getattr(found, "MessageExpiryInterval", None),
+            )
+        )
+        try:
+            topic = packet.topic
+        except UnicodeDecodeError:
+            topic = ""
+        # Who may publish what is decided by topics: the message must be the topic's.
+        if topic != self.topic_of(attributes):
+            raise InvalidMessage(
+                f"it came at the topic {topic[:200]!r}, which is not its own", field="topic"
+            )
+        return UMessage.from_parts(attributes, bytes(packet.payload))

@@ -1,0 +1,151 @@
+"""How do entities of one machine talk to each other and to a dispatcher, across processes?
+
+Everybody has a ring to receive from. Whoever sends appends to the ring of the receiver, or to that
+of the dispatcher; a ring that is full is not overwritten: its sender is told UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
+from penstock.protocols.uprotocol.transports.counts import Counts
+from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.ring_files import RingReceiver, RingSender
+from penstock.protocols.uprotocol.uuri import UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from penstock.protocols.uprotocol.transports.interface import Ingest
+    from penstock.protocols.uprotocol.transports.listeners import ListenerLimits
+
+__all__ = ["RingLeg", "RingTransport"]
+
+
+class RingTransport(BaseTransport):
+    """Connects entities to a dispatcher, or to each other, by rings.
+
+    :param send: the URL of the ring to append to; it may hold {authority}, {ue_id} and
+        {ue_version}, which are the sink's.
+    :param receive: the URL of the ring to read from, which is made if there is none; without it
+        nothing is received.
+    """
+
+    def __init__(
+        self,
+        authority: str,
+        *,
+        send: str | None = None,
+        receive: str | None = None,
+        limits: ListenerLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(authority, limits=limits, clock=clock)
+        self._undecodable = Counts("undecodable")
+        self._sender = None if send is None else RingSender(send)
+        self._receiver = (
+            None if receive is None else RingReceiver(f"up-ring-{authority}", receive, self._take)
+        )
+
+    def _send(self, message: UMessage) -> None:
+        sender, sink = self._sender, message.attributes.sink
+        if sender is None:
+            raise UStatusError(UCode.UNIMPLEMENTED, "this transport has no ring to send to")
+        if not sender.is_shared and (sink is None or sink.has_wildcard):
+            raise UStatusError(
+                UCode.INVALID_ARGUMENT,
+                "a publish goes to nobody's ring in particular",
+                hint="send to a dispatcher's ring",
+            )
+        raise_unless_ok(sender.send(sink or UUri(), [message.to_bytes()])[1])
+
+    def _take(self, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            try:
+                message = UMessage.from_bytes(payload)
+            except InvalidMessage:
+                self._undecodable.add("undecodable")
+            else:
+                self._registry.dispatch(message)
+
+    def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.stop()
+        super().close()
+        if self._sender is not None:
+            self._sender.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        return {**super().statistics(), **self._undecodable.snapshot()}
+
+
+class RingLeg(Leg):
+    """Connects a dispatcher to entities that append to one ring, and each read from their own.
+
+    :param receive: the URL of the ring that entities append to, made if there is none. The
+        dispatcher's place in it outlives its process.
+    :param send: the URL of the receivers' rings, with {authority}, {ue_id} or {ue_version} in it
+        unless there is but one. A receiver makes its ring itself.
+    """
+
+    scope = "entity"
+
+    def __init__(self, name: str, *, receive: str | None = None, send: str | None = None) -> None:
+        super().__init__(name)
+        self._receive = receive
+        self._sender = None if send is None else RingSender(send)
+        self._receiver: RingReceiver | None = None
+        self._counts = Counts("received", "delivered", "failed")
+
+    def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
+        del authorities  # whoever appends to the ring wants it dispatched
+        counts = self._counts
+
+        def take(payloads: Sequence[bytes]) -> None:
+            ingest(payloads)
+            counts.add("received", len(payloads))
+
+        if self._receive is not None and self._receiver is None:
+            self._receiver = RingReceiver(f"up-ring-{self.name}", self._receive, take)
+
+    def listen(self, topic: UUri) -> None:
+        """All publishes come anyway."""
+
+    def unlisten(self, topic: UUri) -> None:
+        """All publishes come anyway."""
+
+    def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
+        if not messages:
+            return []
+        if self._sender is None:
+            status: UStatus | None = UStatus(UCode.UNIMPLEMENTED, "the leg has no ring to send to")
+            done = 0
+        else:
+            done, status = self._sender.send(address, [it.to_bytes() for it in messages])
+        self._counts.add("delivered", done)
+        found: list[UStatus | None] = [None] * done
+        if status is None:
+            return found
+        self._counts.add("failed")
+        return found + not_tried_after(status, len(messages) - done - 1)
+
+    def stop(self) -> None:
+        if self._receiver is not None:
+            self._receiver.stop()
+
+    def close(self) -> None:
+        self.stop()
+        if self._sender is not None:
+            self._sender.close()
+
+    def statistics(self) -> Mapping[str, int]:
+        receiver = self._receiver
+        return {
+            **self._counts.snapshot(),
+            "ingest_failures": 0 if receiver is None else receiver.failures,
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -142,3 +143,28 @@ def test_serve_psi_serves_a_store_that_another_process_writes(tmp_path: Path) ->
             server.wait(10)
             assert server.stdout is not None
             server.stdout.close()
+
+
+def test_serve_psi_serves_psis_own_files_by_name(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / "store_types", tmp_path / "Oracle.0002")
+    server = subprocess.Popen(
+        [PENSTOCK, "serve", "psi", str(tmp_path), "--name", "Oracle", "--port", "0", "--quiet"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().strip().rpartition(":")[2])
+        with RemoteImporter("127.0.0.1", port, REPLAY_ALL) as importer:
+            with importer.open_stream("string", "string", timeout=20) as stream:
+                received = stream.read(20)
+            assert received is not None
+            assert isinstance(received.value, str)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    finally:
+        if server.poll() is None:
+            server.kill()
+        server.wait(10)
+        assert server.stdout is not None
+        server.stdout.close()

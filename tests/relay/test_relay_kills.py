@@ -9,17 +9,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock import open_reader, open_writer
-from penstock.relay import Relay, RelayStatistics, relay_options
-from penstock.relay.patience import connection_options
 from protocols.flight.serving import ServerProcess, server_process
+from relay.background import Background, fill, numbers, until
 
 #: Forks a relay for every line, so that a life costs no start of Python.
 LIVES = """
@@ -47,16 +43,6 @@ for line in sys.stdin:
     os.waitpid(pid, 0)
     print("ended", flush=True)
 """
-
-
-def fill(url: str, count: int, first: int = 0) -> None:
-    with open_writer(url) as writer:
-        writer.write_many([b"message %d" % i for i in range(first, first + count)], type=3)
-
-
-def numbers(url: str) -> list[int]:
-    with open_reader(url) as reader:
-        return [int(message.payload.split()[1]) for message in reader.available()]
 
 
 class Lives:
@@ -116,55 +102,7 @@ def test_a_relay_that_is_killed_again_and_again_delivers_everything_once(
 # --- a server between -----------------------------------------------------------------------------
 
 
-class _Background:
-    """A relay on a thread of this process."""
-
-    def __init__(self, source: str, target: str, **given: object) -> None:
-        self._stop = threading.Event()
-        self._ready = threading.Event()
-        self._options = relay_options(source=source, target=target, follow=True, **given)
-        self.relay: Relay | None = None
-        self.books: RelayStatistics | None = None
-        self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        assert self._ready.wait(20)
-
-    def _run(self) -> None:
-        options = self._options
-        more = connection_options(options.source)
-        with (
-            open_reader(options.source, options.start, **more) as reader,
-            open_writer(options.target) as writer,
-        ):
-            self.relay = Relay(reader, writer, options, should_stop=self._stop.is_set)
-            self._ready.set()
-            try:
-                self.books = self.relay.run()
-            except Exception as error:  # noqa: BLE001 - for the thread of the test
-                self.failure = error
-
-    def copied(self) -> int:
-        assert self.relay is not None
-        if self.failure is not None:
-            raise self.failure
-        return self.relay.statistics().copied
-
-    def end(self) -> RelayStatistics:
-        self._stop.set()
-        self._thread.join(30)
-        assert self.books is not None
-        return self.books
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def kill_and_restart(server: ServerProcess, times: int, relay: _Background, count: int) -> None:
+def kill_and_restart(server: ServerProcess, times: int, relay: Background, count: int) -> None:
     for i in range(times):
         until(lambda: relay.copied() >= count * (i + 1) // (times + 2))  # noqa: B023
         server.kill()
@@ -178,7 +116,7 @@ def test_a_server_of_the_target_that_is_killed_gets_everything_once(tmp_path: Pa
     fill(source, count)
     (tmp_path / "root").mkdir()
     with server_process(tmp_path / "root") as server:
-        relay = _Background(
+        relay = Background(
             source, f"{server.url}copy?kind=log&retry=1s", batch=50, state=tmp_path / "state"
         )
         kill_and_restart(server, 2, relay, count)
@@ -196,7 +134,7 @@ def test_a_server_of_the_source_that_is_killed_looks_like_delay(tmp_path: Path) 
     count = 10_000
     fill(f"log:{root}/stream", count)
     with server_process(root) as server:
-        relay = _Background(f"{server.url}stream", target, batch=50, quota="200kB/s")
+        relay = Background(f"{server.url}stream", target, batch=50, quota="200kB/s")
         kill_and_restart(server, 2, relay, count)
         fill(f"log:{root}/stream", 10, count)
         until(lambda: relay.copied() == count + 10)
@@ -210,7 +148,7 @@ def test_a_relay_stops_while_a_side_is_away(tmp_path: Path) -> None:
     fill(source, 100)
     (tmp_path / "root").mkdir()
     with server_process(tmp_path / "root") as server:
-        relay = _Background(source, f"{server.url}copy?kind=log&retry=1s")
+        relay = Background(source, f"{server.url}copy?kind=log&retry=1s")
         until(lambda: relay.copied() == 100)
         server.kill()
         fill(source, 10, 100)

@@ -71,7 +71,9 @@ def cp(
         str | None,
         typer.Option(metavar="RATE", help="Payload bytes per second at most, such as 1MB/s."),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Messages moved at a time.")] = 1000,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Messages moved at a time, fewer where they are large.")
+    ] = 8192,
     clock_offset: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Add this to the time of every message, as -1.5s."),

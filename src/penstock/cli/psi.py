@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -131,8 +132,11 @@ def export(
 
 def serve_psi(
     store: Annotated[
-        Path, typer.Argument(metavar="STORE", help="The store of ours whose streams are served.")
+        Path, typer.Argument(metavar="STORE", help="The store, psi's or ours, that is served.")
     ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The store of that name in STORE.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 11411,
     transport: Annotated[str, typer.Option(help="tcp, udp or pipe.")] = "tcp",
@@ -147,11 +151,11 @@ def serve_psi(
 ) -> None:
     """Serve a store to psi's importers and ours, until Ctrl-C or SIGTERM.
 
-    Another process may write to the store meanwhile. The protocol knows no passwords: whoever can
-    reach the port can read.
+    Another process, also a psi program, may write to the store meanwhile. The protocol knows no
+    passwords: whoever can reach the port can read.
     """
     from penstock.protocols.psi.exporter import RemoteExporter  # noqa: PLC0415 - as needed
-    from penstock.protocols.psi.store_set import Store  # noqa: PLC0415
+    from penstock.protocols.psi.store_opening import open_store  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)
@@ -159,7 +163,7 @@ def serve_psi(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with (
-        Store.open(store) as opened,
+        contextlib.closing(open_store(store, name)) as opened,
         RemoteExporter(
             opened,
             port,

@@ -27,8 +27,10 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 _FORMS: Final = (
     "use unlimited, latest, throttle, synchronous, queue-size:N, queue-size:N:throttle, "
-    "queue-throttled:N or latency:TIME"
+    "queue-size:N:synchronous, queue-throttled:N or latency:TIME"
 )
+#: What may stand behind `queue-size:N`.
+_MORE: Final = (["throttle"], ["synchronous"], ["throttle", "synchronous"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,14 @@ class DeliveryPolicy:
         return cls(max_latency=seconds)
 
     def with_guarantees(self, is_guaranteed: Callable[[Any], bool]) -> DeliveryPolicy:
-        """Return this policy, but never drop the messages that the function says yes to."""
-        return replace(self, is_guaranteed=is_guaranteed)
+        """Return this policy, but never drop the messages that the function says yes to.
+
+        What was guaranteed before stays guaranteed.
+        """
+        before = self.is_guaranteed
+        if before is None:
+            return replace(self, is_guaranteed=is_guaranteed)
+        return replace(self, is_guaranteed=lambda item: before(item) or is_guaranteed(item))
 
     @classmethod
     def parse(cls, text: str) -> DeliveryPolicy:
@@ -101,8 +109,12 @@ class DeliveryPolicy:
             match name, arguments:
                 case "queue-size", [size]:
                     return cls.queue_size_constrained(_count(size))
-                case "queue-size", [size, "throttle"]:
-                    return cls.queue_size_constrained(_count(size), throttle_when_full=True)
+                case "queue-size", [size, *more] if more in _MORE:
+                    return cls.queue_size_constrained(
+                        _count(size),
+                        throttle_when_full="throttle" in more,
+                        is_synchronous="synchronous" in more,
+                    )
                 case "queue-throttled", [size]:
                     return cls.queue_size_throttled(_count(size))
                 case "latency", [limit]:
@@ -127,7 +139,8 @@ class DeliveryPolicy:
             return f"latency:{format_duration(self.max_latency).replace(' ', '')}"
         if self.max_size is None:
             return f"queue-throttled:{self.throttle_at}"
-        return f"queue-size:{self.max_size}" + (":throttle" if self.throttle_at else "")
+        throttle = ":throttle" if self.throttle_at else ""
+        return f"queue-size:{self.max_size}{throttle}" + ":synchronous" * self.is_synchronous
 
 
 DeliveryPolicy.UNLIMITED = DeliveryPolicy()

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.relay.patience import patiently
+from penstock.relay.pieces import payload_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,12 @@ log = logging.getLogger(__name__)
 
 #: While following, look this often (seconds) whether to stop.
 _PATIENCE: Final = 0.5
+#: Payload bytes that are moved at a time, more or less, so that large messages do not fill memory.
+_BYTES_AT_ONCE: Final = 8 << 20
+#: Messages of the first read, when nobody knows how large they are.
+_FIRST_READ: Final = 16
+#: With each read, so much of the size of the largest messages is remembered.
+_FORGET: Final = 0.9
 #: A time is over when it is so long (nanoseconds) ago: what was appended then can be read by now.
 _OVER_NS: Final = 1_000_000_000
 
@@ -58,6 +65,8 @@ class Feed:
         if not options.follow and self._end is None:
             self._newest = reader.newest_seq()
         self._is_over = options.end is not None and self._end is None
+        self._limit = min(options.batch, _FIRST_READ)
+        self._largest = 1.0
         self._restarts = reader.statistics().restarts
         #: The life of the source that numbers count in; None: it cannot be read again.
         self.epoch = self._epoch_now()
@@ -87,18 +96,24 @@ class Feed:
     def _read(self) -> Batch:
         timeout = _PATIENCE if self._options.follow else 0
         batch = patiently(
-            lambda: self._reader.read_batch(self._options.batch, timeout),
+            lambda: self._reader.read_batch(self._limit, timeout),
             self._policy,
             self._patience,
             self._on_outage,
         )
         self._on_return()
         if batch.num_rows:
+            self._adapt(batch)
             self.books = self._reader.statistics()
             if self.books.restarts != self._restarts:
                 self._restarts = self.books.restarts
                 self.epoch = self._epoch_now()
         return batch
+
+    def _adapt(self, batch: Batch) -> None:
+        """Choose how many to read next, by how large they are."""
+        self._largest = max(payload_bytes(batch) / batch.num_rows, self._largest * _FORGET, 1.0)
+        self._limit = max(1, min(self._options.batch, int(_BYTES_AT_ONCE / self._largest)))
 
     def _cut(self, batch: Batch) -> Batch:
         """Leave out what comes behind the end."""

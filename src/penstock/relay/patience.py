@@ -18,6 +18,8 @@ __all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently"
 T = TypeVar("T")
 
 _BACKOFF: Final = Backoff(initial=0.05, maximum=5.0)
+#: Bytes of one batch on the wire: what a relay reads at a time, with its columns.
+_CHUNK: Final = 10 << 20
 #: How long (seconds) a sign to stop may stay unseen.
 _SLICE: Final = 0.1
 
@@ -63,10 +65,15 @@ class Patience:
 
 
 def connection_options(url: str) -> dict[str, str]:
-    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
+    """Return how to open one side of a relay: it does the waiting itself, and hears a stop.
+
+    A batch goes as a whole: to cut it would cost more than the pieces gain.
+    """
     parsed = URL.parse(url)
-    is_remote = parsed.scheme in {"flight", "flight+tls"}
-    return {"retry": "1"} if is_remote and "retry" not in parsed.options else {}
+    if parsed.scheme not in {"flight", "flight+tls"}:
+        return {}
+    wanted = {"retry": "1", "chunk": str(_CHUNK)}
+    return {name: value for name, value in wanted.items() if name not in parsed.options}
 
 
 def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:
@@ -92,8 +99,17 @@ def patiently(
 
     :raises StopAsked: the relay shall stop meanwhile.
     """
+    failures: list[Exception] = []
+    try:
+        return call()  # as nearly always; to get ready for more costs as much as a small batch
+    except Exception as error:
+        if not policy.is_worth_retrying(error):
+            raise
+        failures.append(error)
 
     def attempt() -> Callable[[], T]:
+        if failures:
+            raise failures.pop()
         try:
             result = call()
         except Exception as error:

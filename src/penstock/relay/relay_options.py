@@ -70,8 +70,8 @@ class RelayOptions(ConfigModel):
     policy: Annotated[InstanceOf[DeliveryPolicy] | None, BeforeValidator(_policy)] = None
     #: Payload bytes per second, as `1MB/s`.
     quota: Annotated[str, AfterValidator(_checked_quota)] | None = None
-    #: Messages moved at a time, at most.
-    batch: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    #: Messages moved at a time, at most; fewer where they are large.
+    batch: Annotated[int, Field(ge=1, le=100_000)] = 8192
     #: Seconds added to the time of every message: the target's clock less the source's.
     clock_offset: Annotated[float, BeforeValidator(parse_offset)] = 0.0
     #: How long either side may be away. Without it: for ever if it follows, or else 30 seconds.

@@ -19,14 +19,8 @@ from penstock.protocols.psi import (
     ClientHello,
     ClientHelloDecoder,
     PsiMessage,
-    RuntimeInfo,
     ServerHello,
-    StreamFlags,
-    StreamMetadata,
     Transport,
-    encode_burst,
-    encode_message,
-    qualify,
 )
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
@@ -106,7 +100,7 @@ def test_an_interval_is_honoured_to_the_tick_and_an_end_alone_begins_now() -> No
         numbers = exporter.exporter.write(None, "Numbers", "int")
         for i in range(20):
             payload = struct.pack("<i", i)
-            exporter.store.append(numbers.id, payload, None, NOW + i * 100)
+            numbers.store.append(numbers.id, payload, None, NOW + i * 100)
         with (
             RemoteImporter(HOST, exporter.port, (NOW + 500, NOW + 1200)) as part,
             RemoteImporter(HOST, exporter.port, time.time_ns() + 3_600_000_000_000) as later,
@@ -348,24 +342,6 @@ def test_a_recorded_session_is_imported_without_its_stale_bytes() -> None:
     psi.close()
 
 
-def test_messages_of_a_source_that_nobody_announced_are_refused_and_others_taken() -> None:
-    stream = StreamMetadata("Numbers", 1, qualify("int"), flags=StreamFlags.CLOSED)._replace(
-        message_count=1
-    )
-    data = encode_message(PsiMessage(9, 1, NOW, NOW, b"1234"))
-    data += encode_message(PsiMessage(1, 1, NOW, NOW, b"\7\0\0\0"))
-    psi = PsiExporter()
-    serving = psi.serve_all((encode_burst([RuntimeInfo(), stream]), data))
-    with RemoteImporter(HOST, psi.port, REPLAY_ALL) as importer:
-        with importer.open_stream("Numbers") as numbers:
-            received = numbers.read(15)
-        assert received is not None
-        assert received.value == 7
-        assert importer.statistics().refused == 1
-        serving.join(20)
-    psi.close()
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -396,21 +372,6 @@ def test_a_peer_that_is_no_exporter_is_given_up_and_tried_again(answer: bytes) -
             assert seen.wait(15)
             assert not importer.connected
             assert importer.last_error is not None
-
-
-def test_a_message_with_a_length_of_2_gib_ends_the_connection_and_costs_nothing() -> None:
-    stream = StreamMetadata("Numbers", 1, qualify("int"))
-    good = encode_message(PsiMessage(1, 1, NOW, NOW, b"\7\0\0\0"))
-    bad = good[:24] + struct.pack("<i", 2**31 - 1)
-    psi = PsiExporter()
-    meta = encode_burst([RuntimeInfo(), stream])
-    serving = psi.serve_all((meta, good + bad), (meta, good))
-    with RemoteImporter(HOST, psi.port, REPLAY_ALL) as importer:
-        serving.join(20)
-        assert not serving.is_alive()
-        wait_until(lambda: importer.statistics().repeated == 1)
-        assert importer.statistics().messages == 1
-    psi.close()
 
 
 # --- the books ------------------------------------------------------------------------------

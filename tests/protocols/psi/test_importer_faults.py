@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,21 +45,56 @@ def faulty_way(store: Store, faults: Faults, **options: Any) -> Iterator[Way]:
             yield Way(exporter, meta, data)
 
 
+#: What happens to a connection: dropped by a reset, closed in good order, silent for ever, and
+#: nobody there for a moment.
+TROUBLES = ("rst", "rst", "fin", "half-open", "refuse")
+
+
+def make_trouble(way: Way, rng: random.Random) -> None:
+    """Break one of the two connections, or both."""
+    routers = rng.choice([way.routers, way.routers[:1], way.routers[1:]])
+    trouble = rng.choice(TROUBLES)
+    for router in routers:
+        usual = router.faults
+        if trouble == "half-open":
+            router.set(dataclasses.replace(usual, half_open=True, cut_every=0.001))
+            time.sleep(0.02)
+        elif trouble == "refuse":
+            router.set(dataclasses.replace(usual, refuse=1.0))
+            router.cut_all()
+            time.sleep(0.05)
+        else:
+            router.set(dataclasses.replace(usual, cut="rst" if trouble == "rst" else "fin"))
+            router.cut_all()
+        router.set(usual)
+
+
+@contextlib.contextmanager
+def posting(way: Way, messages: int, cuts: int, seed: int) -> Iterator[None]:
+    """Post at a steady pace, and break connections at random points, on another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(post_and_cut, way, messages, cuts, seed)
+        try:
+            yield
+        finally:
+            done.result(60)
+
+
 def post_and_cut(way: Way, messages: int, cuts: int, seed: int) -> None:
-    """Post at a steady pace, and cut one of the connections, or both, at random points."""
     rng = random.Random(seed)
     places = set(rng.sample(range(messages // 20, messages), cuts))
-    stream = way.exporter.exporter.write(None, "Numbers", "int")
-    for i in range(messages):
-        stream.post(i)
-        if i % 100 == 0:
-            time.sleep(0.002)
-        if i in places:
-            for router in rng.choice([way.routers, way.routers[:1], way.routers[1:]]):
-                router.cut_all()
-            time.sleep(rng.random() * 0.05)
-    stream.close()
+    with way.exporter.exporter.write(None, "Numbers", "int") as stream:
+        for i in range(messages):
+            stream.post(i)
+            if i % 100 == 0:
+                time.sleep(0.002)
+            if i in places:
+                make_trouble(way, rng)
+                time.sleep(rng.random() * 0.05)
 
+
+#: Silence is noticed soon.
+QUICK: dict[str, Any] = {"silence": 0.6, "longest_wait": 0.2}
 
 SIZES = [
     pytest.param(5_000, 10, id="quick"),
@@ -75,18 +111,16 @@ def test_with_a_log_behind_it_everything_arrives_in_order_and_once(
     with (
         Store.create(tmp_path, "out", segment="8M") as out,
         Store.create(tmp_path, "in", segment="8M") as local,
-        faulty_way(out, faults) as way,
-        RemoteImporter(
-            HOST, way.meta.address[1], REPLAY_ALL, store=local, longest_wait=0.2
-        ) as importer,
+        faulty_way(out, faults, keep_alive=0.1, stalled=5) as way,
+        RemoteImporter(HOST, way.meta.address[1], REPLAY_ALL, store=local, **QUICK) as importer,
     ):
         assert importer.wait_connected(10)
-        posting = threading.Thread(target=post_and_cut, args=(way, messages, cuts, messages))
-        posting.start()
-        with importer.open_stream("Numbers", "int", timeout=20) as stream:
+        with (
+            posting(way, messages, cuts, messages),
+            importer.open_stream("Numbers", "int", timeout=20) as stream,
+        ):
             assert [received.value for received in stream] == list(range(messages))
             assert stream.lost == 0
-        posting.join(60)
         books = importer.statistics()
         assert (books.messages, books.lost, books.refused) == (messages, 0, 0)
         assert books.connections > 1
@@ -99,18 +133,16 @@ def test_with_a_ring_what_is_lost_is_what_is_reported(messages: int, cuts: int) 
     with (
         Store.volatile(slots=256, size=1 << 20) as out,
         Store.volatile(slots=131072, size=16 << 20) as local,
-        faulty_way(out, Faults(), patience=0.01) as way,
-        RemoteImporter(
-            HOST, way.meta.address[1], REPLAY_ALL, store=local, longest_wait=0.2
-        ) as importer,
+        faulty_way(out, Faults(), patience=0.01, keep_alive=0.1, stalled=5) as way,
+        RemoteImporter(HOST, way.meta.address[1], REPLAY_ALL, store=local, **QUICK) as importer,
     ):
         assert importer.wait_connected(10)
-        posting = threading.Thread(target=post_and_cut, args=(way, messages, cuts, 7))
-        posting.start()
-        with importer.open_stream("Numbers", "int", timeout=20) as stream:
+        with (
+            posting(way, messages, cuts, 7),
+            importer.open_stream("Numbers", "int", timeout=20) as stream,
+        ):
             values = [received.value for received in stream]
             lost = stream.lost
-        posting.join(60)
         books = importer.statistics()
         assert values == sorted(set(values))
         assert len(values) + lost == messages

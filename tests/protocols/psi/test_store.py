@@ -154,8 +154,8 @@ def test_an_interval_is_of_creation_times_and_the_index_finds_it(tmp_path: Path)
             start, end = first * SECOND + 500, last * SECOND + 500
             found = [store.value(one) for one in store.messages(start_ns=start, end_ns=end)]
             assert found == list(range(first, min(last, 1000) + 1))
-        assert store._seek(555 * SECOND) == Place(0, 500 * size)
-        assert store._seek(100 * SECOND + 500) == Place(0, 0)
+        assert store.find(555 * SECOND) == Place(0, 500 * size)
+        assert store.find(100 * SECOND + 500) == Place(0, 0)
 
 
 def large_store(folder: Path, position: int = 0, extent: int = -(2**31)) -> None:

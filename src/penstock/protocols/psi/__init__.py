@@ -53,7 +53,9 @@ from penstock.protocols.psi.metadata import (
 from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
 from penstock.protocols.psi.store import PsiStoreReader, StoredMessage, find_stores
 from penstock.protocols.psi.store_books import StreamInStore
+from penstock.protocols.psi.store_opening import open_store
 from penstock.protocols.psi.store_places import Place, find_store, list_places
+from penstock.protocols.psi.store_psi import PsiFiles
 from penstock.protocols.psi.store_set import Store
 from penstock.protocols.psi.ticks import DateTime, DateTimeKind, TimeSpan
 
@@ -81,6 +83,7 @@ __all__ = [
     "MetaDecoder",
     "Place",
     "Posted",
+    "PsiFiles",
     "PsiMessage",
     "PsiStoreReader",
     "Received",
@@ -122,5 +125,6 @@ __all__ = [
     "known_schemas",
     "list_places",
     "make_schema",
+    "open_store",
     "qualify",
 ]

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from penstock.core.batch import messages_from_batch
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption, InvalidURL, PositionError
 from penstock.core.info import StreamInfo
@@ -26,8 +27,9 @@ from penstock.protocols.psi.options import ExporterOptions, PsiReaderOptions, Ps
 from penstock.protocols.psi.store_set import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
     from penstock.core.message import Message
     from penstock.core.position import Position, PositionLike
@@ -119,7 +121,7 @@ class PsiReader(Reader):
         self._is_catching_up = True
         self._bytes = 0
         # From the beginning: it holds up the exporter also before its first read.
-        self.next_seq: int | None = 0
+        self.next_seq = 0
         self.progress_at = time.monotonic()
         self._store = Store.volatile("reader", slots=options.slots, size=options.size)
         lag = max(1, options.slots // 2), max(1, options.size // 2)
@@ -176,7 +178,7 @@ class PsiReader(Reader):
             filtered=0,
             restarts=self._importer.statistics().restarts,
             next_seq=self.next_seq,
-            backlog=max(0, self._store.newest_seq() + 1 - (self.next_seq or 0)),
+            backlog=max(0, self._store.newest_seq() + 1 - self.next_seq),
             losses=(),
         )
 
@@ -296,6 +298,30 @@ class PsiWriter(Writer):
         self._dropped += (stream is not None) + (attributes is not None)
         self._messages += 1
         self._bytes += len(payload)
+        return self._last_seq()
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        del type, subtype
+        return self._post([(bytes(payload), None) for payload in payloads])
+
+    def write_batch(self, batch: Batch) -> int | None:
+        messages = list(messages_from_batch(batch))
+        self._dropped += sum((m.stream is not None) + (m.attributes is not None) for m in messages)
+        return self._post([(message.payload, message.time_ns) for message in messages])
+
+    def _post(self, posts: list[tuple[bytes, int | None]]) -> int | None:
+        if not posts:
+            return None
+        before = self._last_seq()
+        try:
+            self._stream.post_many(posts)
+        finally:
+            done = min(self._last_seq() - before, len(posts))
+            self._messages += done
+            self._bytes += sum(len(payload) for payload, _ in posts[:done])
+            self._refused += len(posts) - done
         return self._last_seq()
 
     def _last_seq(self) -> int:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
-import tempfile
+import math
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from penstock.core.errors import Malformed
 from penstock.core.options import parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
-from penstock.protocols.psi.chunks import decode_chunk
+from penstock.protocols.psi.exporter_doors import open_door
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_sessions import (
     ExporterStatistics,
@@ -33,19 +28,19 @@ from penstock.protocols.psi.handshake import (
     ServerHello,
     SessionIdDecoder,
     Transport,
-    decode_session_id,
-    pipe_path,
 )
 from penstock.protocols.psi.meta_channel import encode_burst
-from penstock.protocols.psi.metadata import INTERMISSION
+from penstock.protocols.psi.metadata import RuntimeInfo, frame_record
 from penstock.protocols.psi.options import ExporterOptions
-from penstock.protocols.psi.serving import Listener, has_left, hear_one, listen_tcp, listen_unix
-from penstock.protocols.psi.store_places import Place
+from penstock.protocols.psi.serving import Listener, has_left, hear_one, listen_tcp
+from penstock.protocols.psi.store_opening import open_or_make
 from penstock.protocols.psi.store_set import Store
-from penstock.queue.storage import storage_errors
+from penstock.protocols.psi.store_streams import StoreStreams
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
     from uuid import UUID
 
@@ -60,29 +55,36 @@ log = logging.getLogger(__name__)
 _TRANSPORTS: Final = {"tcp": Transport.TCP, "udp": Transport.UDP, "pipe": Transport.NAMED_PIPES}
 #: How often (seconds) a client is looked at, whether it has left.
 _LOOK: Final = 0.1
-_LARGEST_DATAGRAM: Final = 65536
+#: A data connection that ends is noticed by then (seconds), before another takes its place.
+_ENDING: Final = 1.0
 
 
 class RemoteExporter:
     """Sends the streams of a store to any number of clients at once.
 
-    `store`: none makes one in memory; a path opens or makes a persisted one; an existing store or
-    exporter is served as it is, and stays open. A quota (bytes per second, of all clients
-    together) holds the rate, with what `smoothing_window` seconds saved up.
+    `store`: none makes one in memory; a path opens or makes a persisted one, or opens one of psi's
+    own to be read; an existing store or exporter is served as it is, and stays open. A quota (bytes
+    per second, of all clients together) holds the rate, with what `smoothing_window` seconds saved
+    up.
     """
 
     def __init__(
         self,
-        store: Store | Exporter | Path | str | None = None,
+        store: StoreStreams | Exporter | Path | str | None = None,
         port: int | None = None,
         transport: str = "tcp",
         *,
         max_bytes_per_second: float | None = None,
         smoothing_window: float = 5.0,
         quota: Quota | str | None = None,
+        name: str | None = None,
+        subdirectory: bool | None = None,
         **options: object,
     ) -> None:
         """Listen at once; `options` are those of `ExporterOptions`.
+
+        `name` is that of a store in the directory `store`; `subdirectory` makes a new one there,
+        NAME.0000 and so on, as psi does.
 
         `quota` in place of a rate: `1MB/s:5s`, or `psi:1MB/s` for psi's own formula.
 
@@ -95,17 +97,13 @@ class RemoteExporter:
             quota = TokenBucket(max_bytes_per_second, smoothing_window)
         self._quota = parse_quota(quota) if isinstance(quota, str) else quota
         #: Whether closing ends and closes the store.
-        self.exporter, self.owns_store = _exporter_of(store)
+        self.exporter, self.owns_store = _exporter_of(store, name, subdirectory)
         self.store = self.exporter.store
         self._sessions: dict[UUID, Session] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._seen = 0
-        self._datagrams_refused = 0
         self._past: Counter[str] = Counter()
-        self._pipe: str | None = None
-        self._udp: socket.socket | None = None
-        self._data: Listener | None = None
         self._is_closed = False
         self._pressure = self._make_pressure()
         try:
@@ -130,36 +128,18 @@ class RemoteExporter:
         options = self.options
         meta = listen_tcp(options.host, options.port)
         try:
-            data = self._listen_for_data()
+            self._door = open_door(options, self._serve_data, self._serve_datagrams)
         except BaseException:
             meta.close()
             raise
-        if data is not None:
-            self._data = Listener(
-                data, self._serve_data, name="psi-data", max_clients=options.max_clients
-            )
         self._meta = Listener(
-            meta, self._serve_meta, name="psi-meta", max_clients=options.max_clients
+            meta,
+            self._serve_meta,
+            name="psi-meta",
+            max_clients=options.max_clients,
+            reset=options.reset,
         )
         log.info("exporting %s at %s", self.store.name, self.address)
-
-    def _listen_for_data(self) -> socket.socket | None:
-        options = self.options
-        match options.transport:
-            case "tcp":
-                return listen_tcp(options.host, options.data_port)
-            case "pipe":
-                self._pipe = str(uuid4())
-                return listen_unix(pipe_path(self._pipe, tempfile.gettempdir()))
-        host = options.host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._udp = socket.socket(family, socket.SOCK_DGRAM)
-        with storage_errors("listening on", f"{host}:{options.data_port}"):
-            self._udp.bind((host, options.data_port))
-        self._udp.settimeout(_LOOK * 2)
-        self._udp_thread = threading.Thread(target=self._hear_datagrams, daemon=True)
-        self._udp_thread.start()
-        return None
 
     @property
     def port(self) -> int:
@@ -174,10 +154,7 @@ class RemoteExporter:
     @property
     def data_port(self) -> int | None:
         """The port of the data connections; None of a named pipe."""
-        if self._udp is not None:
-            number: int = self._udp.getsockname()[1]
-            return number
-        return self._data.port if self._data is not None and self._pipe is None else None
+        return self._door.port
 
     # --- the meta connection ----------------------------------------------------------------
 
@@ -185,11 +162,13 @@ class RemoteExporter:
         hello = hear_one(connection, ClientHelloDecoder(), self.options.first_message)
         if hello is None:
             return
-        session = Session(hello.starting(time.time_ns()), peer)
+        session = Session(hello.starting(time.time_ns()), peer, self.store.newest_seq() + 1)
         # Known before the client hears of it: it may come with its data connection at once.
         with self._lock:
             self._seen += 1
             self._sessions[session.id] = session
+        if self._pressure is not None:
+            self._pressure.add(session)  # until its data connection is there
         try:
             connection.settimeout(self.options.stalled)
             connection.sendall(self._hello(session).to_bytes())
@@ -198,17 +177,23 @@ class RemoteExporter:
             with self._lock:
                 self._sessions.pop(session.id, None)
                 self._settle(session.sender)
+            if self._pressure is not None:
+                self._pressure.discard(session)
             session.end()
 
     def _hello(self, session: Session) -> ServerHello:
         transport = _TRANSPORTS[self.options.transport]
         port = self.options.told_data_port or self.data_port
-        return ServerHello(session.id, transport, port, self._pipe)
+        return ServerHello(session.id, transport, port, self._door.pipe)
 
     def _tell(self, session: Session, connection: socket.socket) -> None:
-        """Send what is told of streams, and signs of life while nothing is."""
+        """Send what is told of streams, and signs of life while nothing is.
+
+        A sign is the runtime's record again, with no intermission behind it: for that psi's
+        importer would open one more data connection each time.
+        """
         keep_alive = self.options.keep_alive or None
-        told_at = time.monotonic()
+        told_at = -math.inf  # the first at once, so that it is known that there are signs
         counts: dict[int, int] = {}
         while not session.is_over.is_set():
             records = self.store.records_after(session.records_sent, _LOOK)
@@ -216,10 +201,9 @@ class RemoteExporter:
             if records:
                 connection.sendall(encode_burst(records))
                 session.announce(records)
-                told_at = now
             elif keep_alive is not None and now - told_at >= keep_alive:
-                # The empty burst at the end says that we are alive, whatever else there is to say.
-                connection.sendall(encode_burst(self._news(counts)) + INTERMISSION)
+                signs = [*self._news(counts), self.store.catalog.runtime or RuntimeInfo()]
+                connection.sendall(b"".join(map(frame_record, signs)))
                 told_at = now
             if has_left(connection) or (self._is_closed and not records):
                 return
@@ -241,8 +225,21 @@ class RemoteExporter:
         if session is None:
             log.info("psi: %s has no session", peer)
             return
-        connection.settimeout(self.options.stalled)
-        self._run(session, stream_sender(connection), lambda: has_left(connection))
+        if not self._is_free(session):
+            # psi's importer opens one more with each burst of metadata, and needs none of them.
+            log.debug("psi: %s has its data connection already", peer)
+            return
+        send = stream_sender(connection, self.options.stalled, self._stop)
+        self._run(session, send, lambda: has_left(connection))
+
+    def _is_free(self, session: Session) -> bool:
+        """Tell whether a session has no data connection, or one that is just ending."""
+        deadline = time.monotonic() + _ENDING
+        while (sender := session.sender) is not None and not sender.is_over:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK / 5)
+        return True
 
     def _run(
         self,
@@ -261,13 +258,17 @@ class RemoteExporter:
             quota = PsiQuota(quota.rate, quota.window)  # psi looks at each client by itself
         sender = Sender(session, self.store, send, quota, progress, has_gone)
         with self._lock:
+            if session.sender is not None and not session.sender.is_over:
+                return  # another connection was quicker
             self._settle(session.sender)
             session.sender = sender
         if pressure is not None:
             pressure.add(sender)
+            pressure.discard(session)
         try:
             sender.run(self._stop)
         finally:
+            sender.is_over = True
             if pressure is not None:
                 pressure.discard(sender)
 
@@ -277,32 +278,19 @@ class RemoteExporter:
             self._past += sender.counts()
             sender.session.sender = None
 
-    def _hear_datagrams(self) -> None:
-        assert self._udp is not None
-        while not self._stop.is_set():
-            try:
-                datagram, address = self._udp.recvfrom(_LARGEST_DATAGRAM)
-                session = self._sessions.get(decode_session_id(decode_chunk(datagram).payload))
-            except TimeoutError:
-                continue
-            except Malformed:
-                self._datagrams_refused += 1
-                continue
-            except OSError:
-                if self._stop.is_set():
-                    return
-                continue  # what the kernel says of a client that has left
-            if session is None:
-                self._datagrams_refused += 1
-            elif session.sender is None:
-                threading.Thread(
-                    target=self._send_datagrams, args=(session, address), daemon=True
-                ).start()
+    def _serve_datagrams(self, id: UUID, sock: socket.socket, address: tuple[Any, ...]) -> bool:
+        session = self._sessions.get(id)
+        if session is not None and session.sender is None:
+            threading.Thread(
+                target=self._send_datagrams, args=(session, sock, address), daemon=True
+            ).start()
+        return session is not None
 
-    def _send_datagrams(self, session: Session, address: tuple[object, ...]) -> None:
-        assert self._udp is not None
+    def _send_datagrams(
+        self, session: Session, sock: socket.socket, address: tuple[Any, ...]
+    ) -> None:
         with contextlib.suppress(OSError):
-            self._run(session, datagram_sender(self._udp, address))
+            self._run(session, datagram_sender(sock, address))
 
     # --- the whole --------------------------------------------------------------------------
 
@@ -317,12 +305,11 @@ class RemoteExporter:
                 ),
                 start=self._past,
             )
-            data = self._data
             return ExporterStatistics(
                 len(self._sessions),
                 self._seen,
-                self._meta.denied + (data.denied if data else 0),
-                self._meta.malformed + (data.malformed if data else 0) + self._datagrams_refused,
+                self._meta.denied + self._door.denied,
+                self._meta.malformed + self._door.malformed,
                 sums["messages"],
                 sums["bytes"],
                 sums["skipped"],
@@ -340,7 +327,8 @@ class RemoteExporter:
             if all(
                 session.records_sent >= len(self.store.records)
                 and session.sender is not None
-                and (session.sender.next_seq or 0) >= end
+                and session.sender.is_placed
+                and session.sender.next_seq >= end
                 for session in sessions
             ):
                 return True
@@ -363,14 +351,7 @@ class RemoteExporter:
         self._is_closed = True
         self._stop.set()
         self._meta.close()
-        if self._data is not None:
-            self._data.close()
-        if self._udp is not None:
-            self._udp_thread.join(timeout=5)
-            self._udp.close()
-        if self._pipe is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(pipe_path(self._pipe, tempfile.gettempdir()))  # noqa: PTH108 - a socket
+        self._door.close()
         if self._pressure is not None:
             self.store.gates.remove(self._pressure)
         if self.owns_store:
@@ -388,15 +369,14 @@ class RemoteExporter:
         self.close()
 
 
-def _exporter_of(store: Store | Exporter | Path | str | None) -> tuple[Exporter, bool]:
+def _exporter_of(
+    store: StoreStreams | Exporter | Path | str | None, name: str | None, subdirectory: bool | None
+) -> tuple[Exporter, bool]:
     """Return the exporter to use, and whether its store is ours to close."""
     if isinstance(store, Exporter):
         return store, False
-    if isinstance(store, Store):
+    if isinstance(store, StoreStreams):
         return Exporter(store), False
     if store is None:
-        return Exporter(Store.volatile("exporter")), True
-    place = Place(Path(store))
-    if place.exists:
-        return Exporter(Store.open(place.folder, writable=True)), True
-    return Exporter(Store.create(place.folder.parent, place.folder.name)), True
+        return Exporter(Store.volatile(name or "exporter")), True
+    return Exporter(open_or_make(store, name, subdirectory=subdirectory)), True

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store_streams import StoreStreams
 
 __all__ = ["BackPressure", "Follower"]
 
@@ -27,8 +27,8 @@ _FORGET: Final = 0.99
 class Follower(Protocol):
     """Who reads from the store."""
 
-    #: Number in the store's queue of the next message to read; None before it is known.
-    next_seq: int | None
+    #: Number in the store's queue of the next message to read.
+    next_seq: int
     #: When it got on last, by the monotonic clock.
     progress_at: float
 
@@ -37,7 +37,7 @@ class BackPressure:
     """The gate of one exporter, or reader, at its store."""
 
     def __init__(
-        self, store: Store, max_lag: int, max_lag_bytes: int | None, patience: float
+        self, store: StoreStreams, max_lag: int, max_lag_bytes: int | None, patience: float
     ) -> None:
         self._store = store
         self._max_lag = max_lag
@@ -102,7 +102,7 @@ class BackPressure:
             (
                 end - sender.next_seq
                 for sender in self._senders
-                if sender.next_seq is not None and now - sender.progress_at < self._patience
+                if now - sender.progress_at < self._patience
             ),
             default=0,
         )

@@ -14,9 +14,9 @@ from uuid import UUID, uuid4
 
 from penstock.core.errors import Closed
 from penstock.core.position import Position
-from penstock.core.quota import PsiQuota
+from penstock.core.quota import PsiQuota, TokenBucket
 from penstock.protocols.psi.chunks import Chunker
-from penstock.protocols.psi.envelope import encode_message
+from penstock.protocols.psi.envelope import encode_message, encode_messages
 from penstock.protocols.psi.metadata import StreamMetadata
 from penstock.protocols.psi.store_books import psi_message
 from penstock.protocols.psi.ticks import MIN_NS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.handshake import ClientHello
     from penstock.protocols.psi.metadata import Record
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store_streams import StoreStreams
 
 __all__ = ["ExporterStatistics", "Sender", "Session", "datagram_sender", "stream_sender"]
 
@@ -42,9 +42,13 @@ _BYTES_AT_ONCE: Final = 1 << 20
 _PIECE: Final = 1 << 16
 #: A message is not sent before its stream was announced; if that cannot be, wait so long.
 _ANNOUNCEMENT: Final = 30.0
-#: Datagrams sent in a row before the receiver gets a moment: it has no way to slow us down.
-_DATAGRAMS_IN_A_ROW: Final = 16
-_MOMENT: Final = 0.0005
+#: Bytes a second that datagrams are sent at, with what may go in one burst: the receiver has no way
+#: to slow us down. A small one costs it as much as one of that size.
+_DATAGRAM_RATE: Final = 40_000_000
+_BURST: Final = 1 << 16
+_SMALL_DATAGRAM: Final = 1024
+#: Shorter sleeps (seconds) are not worth it; what is due is not forgotten.
+_SHORTEST_SLEEP: Final = 0.001
 #: What is counted for each client.
 _COUNTED: Final = ("messages", "bytes", "skipped", "lost")
 
@@ -72,10 +76,14 @@ class ExporterStatistics(NamedTuple):
 class Session:
     """One client, from its hello until its meta connection ends."""
 
-    def __init__(self, hello: ClientHello, peer: str) -> None:
+    def __init__(self, hello: ClientHello, peer: str, next_seq: int) -> None:
+        """`next_seq` is where the store ended when the client came."""
         self.id: UUID = uuid4()
         self.hello = hello
         self.peer = peer
+        #: Writers wait for a client from its hello on, although its messages take a moment more.
+        self.next_seq = next_seq
+        self.progress_at = time.monotonic()
         self.is_over = threading.Event()
         self.sender: Sender | None = None
         #: Records of the store's catalog that were sent.
@@ -117,7 +125,7 @@ class Sender:
     def __init__(
         self,
         session: Session,
-        store: Store,
+        store: StoreStreams,
         send: Callable[[list[PsiMessage]], int],
         quota: Quota | None,
         on_progress: Callable[[], None],
@@ -133,8 +141,11 @@ class Sender:
         self.messages = self.bytes = self.skipped = 0
         #: Messages that the store had forgotten before their turn came.
         self.lost = 0
-        #: Number in the store's queue of the next message; None before it is known.
-        self.next_seq: int | None = None
+        #: Number in the store's queue of the next message, or where it ended when the client came.
+        self.next_seq = session.next_seq
+        #: Whether it is the former.
+        self.is_placed = False
+        self.is_over = False
         self.progress_at = time.monotonic()
 
     def counts(self) -> Counter[str]:
@@ -166,13 +177,13 @@ class Sender:
                 # As many as fit: large messages are read one by one.
                 average = max(1, size // len(found))
                 limit = max(1, min(_MOST_AT_ONCE, limit * 4, _BYTES_AT_ONCE // average))
-                self.next_seq = found[-1].seq + 1
+                self.next_seq, self.is_placed = found[-1].seq + 1, True
                 self.progress_at = time.monotonic()
                 self._on_progress()
             else:
                 self.progress_at = time.monotonic()
-                if self.next_seq is None:
-                    self.next_seq = books.next_seq
+                if not self.is_placed and books.next_seq is not None:
+                    self.next_seq, self.is_placed = books.next_seq, True
                 if self._has_gone():
                     return
 
@@ -213,13 +224,25 @@ class Sender:
         self.progress_at = time.monotonic()
 
 
-def stream_sender(connection: socket.socket) -> Callable[[list[PsiMessage]], int]:
-    """Return what sends messages by TCP or a named pipe."""
+def stream_sender(
+    connection: socket.socket, stalled: float, stop: threading.Event
+) -> Callable[[list[PsiMessage]], int]:
+    """Return what sends messages by TCP or a named pipe.
+
+    It gives up when the client takes nothing for `stalled` seconds, or the exporter stops.
+    """
+    connection.settimeout(_PATIENCE)
 
     def send(messages: list[PsiMessage]) -> int:
-        data = memoryview(b"".join([encode_message(message) for message in messages]))
-        for at in range(0, len(data), _PIECE):
-            connection.sendall(data[at : at + _PIECE])
+        data = memoryview(encode_messages(messages))
+        at, taken_at = 0, time.monotonic()
+        while at < len(data):
+            try:
+                at += connection.send(data[at : at + _PIECE])
+                taken_at = time.monotonic()
+            except TimeoutError:
+                if stop.is_set() or time.monotonic() - taken_at > stalled:
+                    raise
         return len(data)
 
     return send
@@ -230,20 +253,18 @@ def datagram_sender(
 ) -> Callable[[list[PsiMessage]], int]:
     """Return what sends messages by UDP to a client."""
     chunker = Chunker()
-    sent_in_a_row = 0
+    pace = TokenBucket(_DATAGRAM_RATE, _BURST / _DATAGRAM_RATE)
 
     def send(messages: list[PsiMessage]) -> int:
-        nonlocal sent_in_a_row
         size = 0
         for message in messages:
             data = encode_message(message)
             size += len(data)
             for datagram in chunker.split(data):
                 sock.sendto(datagram, address)
-                sent_in_a_row += 1
-                if sent_in_a_row >= _DATAGRAMS_IN_A_ROW or len(datagram) > _PIECE // 2:
-                    sent_in_a_row = 0
-                    time.sleep(_MOMENT)
+                due = pace.delay(max(_SMALL_DATAGRAM, len(datagram)))
+                if due > _SHORTEST_SLEEP:
+                    time.sleep(due)
         return size
 
     return send

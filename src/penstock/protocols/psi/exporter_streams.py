@@ -8,17 +8,18 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
-from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError
+from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError, Unsupported
 from penstock.core.interfaces import Reader
 from penstock.protocols.psi.codecs.type_names import parse_type_name
+from penstock.protocols.psi.store_set import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from penstock.core.overflow import BufferStatistics
     from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store_streams import StoreStreams
 
 __all__ = ["ExportedStream", "Exporter", "Posted"]
 
@@ -101,6 +102,19 @@ class ExportedStream:
             return self.post(payload, originating_ns)
         return self.post_payload(payload, originating_ns)
 
+    def post_many(self, posts: Sequence[tuple[bytes, int | None]]) -> None:
+        """Write many as `post_bytes` does, each with its originating time or None for now."""
+        if self._queue is not None:
+            for payload, originating_ns in posts:
+                self.post_bytes(payload, originating_ns)
+            return
+        if self._is_closed:
+            raise Closed(f"the stream {self.name!r} was ended")
+        if self.type_name == BYTES:
+            encode = self._codec.encode
+            posts = [(encode(payload), originating_ns) for payload, originating_ns in posts]
+        self.store.append_many(self.id, posts)
+
     def statistics(self) -> BufferStatistics | None:
         """Return what the policy did; None without one."""
         return None if self._queue is None else self._queue.statistics()
@@ -154,7 +168,7 @@ class ExportedStream:
 class Exporter:
     """Writes streams into a store; streams may be added at any time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreStreams) -> None:
         self.store = store
         self.streams: dict[str, ExportedStream] = {}
         self._stop = threading.Event()
@@ -178,18 +192,25 @@ class Exporter:
         own, and its end is the stream's. None: the program posts by itself.
 
         :raises InvalidOption: no type is given, or there is another stream of that name.
+        :raises Unsupported: the store is only read.
         """
         if type is None:
             if not isinstance(source, Reader):
                 raise InvalidOption("type", None, "is needed: float, string, byte[], …")
             type = "byte[]"
+        store = self.store
+        if not isinstance(store, Store) or not store.is_writable:
+            raise Unsupported(
+                f"the store {store.name} is only read",
+                hint="open one of ours writable=True; psi's own files are never written",
+            )
         if isinstance(policy, str):
             policy = DeliveryPolicy.parse(policy)
         with self._lock:
             if name in self.streams:
                 raise InvalidOption("name", name, "this exporter writes that stream already")
-            metadata = self.store.add_stream(name, type, id=id, schemas=schemas)
-            stream = self.streams[name] = ExportedStream(self.store, metadata, policy)
+            metadata = store.add_stream(name, type, id=id, schemas=schemas)
+            stream = self.streams[name] = ExportedStream(store, metadata, policy)
         if source is not None:
             pump = threading.Thread(
                 target=self._pump, args=(source, stream), name=f"psi-source-{name}", daemon=True

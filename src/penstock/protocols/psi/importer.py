@@ -7,14 +7,15 @@ import logging
 import random
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
+from penstock.core.delivery import DeliveryPolicy
 from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
     NotFound,
     PenstockError,
+    Unsupported,
 )
 from penstock.core.options import parse_options
 from penstock.core.position import Position
@@ -28,12 +29,13 @@ from penstock.protocols.psi.importer_intake import Intake
 from penstock.protocols.psi.importer_receiving import DataThread, MetaConnection
 from penstock.protocols.psi.importer_streams import ImportedStream
 from penstock.protocols.psi.options import ImporterOptions
-from penstock.protocols.psi.store_places import Place
+from penstock.protocols.psi.store_opening import open_or_make
 from penstock.protocols.psi.store_set import Store
 from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
 
 if TYPE_CHECKING:
     from collections.abc import Container
+    from pathlib import Path
     from types import TracebackType
 
     from penstock.protocols.psi.importer_arrivals import Gap
@@ -52,6 +54,8 @@ Replay: TypeAlias = ClientHello | tuple[_Moment | None, _Moment | None] | _Momen
 
 #: When the meta connection ends, what is still on its way is taken, while it comes (seconds).
 _LAST_WORDS: Final = 2.0
+#: After so many connections without a sign of life, another exporter may be there, that gives none.
+_SIGNS_FORGOTTEN: Final = 3
 
 
 class ImporterStatistics(NamedTuple):
@@ -95,9 +99,13 @@ class RemoteImporter:
         *,
         store: Store | RemoteImporter | Path | str | None = None,
         streams: Container[str] | None = None,
+        name: str | None = None,
+        subdirectory: bool | None = None,
         **options: object,
     ) -> None:
         """Begin to connect; `streams`: only those of these names.
+
+        `name` is that of a store in the directory `store`; `subdirectory` makes a new one there.
 
         `options` are those of `ImporterOptions`.
 
@@ -108,7 +116,7 @@ class RemoteImporter:
         self.options = parse_options(URL.parse("psi://importer", options), ImporterOptions)
         self.replay = _hello_of(replay)
         self.replay.to_bytes()  # says so if it is outside of what psi takes
-        self.store, self._owns_store = _store_of(store)
+        self.store, self._owns_store = _store_of(store, name, subdirectory)
         self._arrivals = Arrivals(from_first=self.replay == REPLAY_ALL)
         for own in self.store.streams():
             if own.messages and own.last_creation_ns is not None:
@@ -123,6 +131,8 @@ class RemoteImporter:
         self._stop = threading.Event()
         self._connections = self._failures = 0
         self._datagrams = [0, 0]
+        #: Connections since an exporter gave a sign of life; below 0: none ever did.
+        self._without_sign = -1
         #: What ended the last connection, or kept it from being made.
         self.last_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"psi-import-{port}", daemon=True)
@@ -140,9 +150,17 @@ class RemoteImporter:
         return self._connected.wait(timeout)
 
     def open_stream(
-        self, name: str, type: str | None = None, *, timeout: float = 10.0
+        self,
+        name: str,
+        type: str | None = None,
+        *,
+        timeout: float = 10.0,
+        policy: DeliveryPolicy | str | None = None,
     ) -> ImportedStream:
         """Read a stream; it may still have to appear at the exporter.
+
+        `policy`: how its messages wait for whoever reads them; without one all of them do, in the
+        store.
 
         :raises NotFound: it did not appear.
         :raises InvalidOption: it is of another type.
@@ -158,7 +176,10 @@ class RemoteImporter:
             time.sleep(0.02)
         if type is not None and _plain(stream.type_name) != _plain(qualify(type)):
             raise InvalidOption("type", type, f"the stream {name!r} is of {stream.type_name}")
-        return ImportedStream(self.store, stream, from_first=self._arrivals.from_first)
+        if isinstance(policy, str):
+            policy = DeliveryPolicy.parse(policy)
+        from_first = self._arrivals.from_first
+        return ImportedStream(self.store, stream, from_first=from_first, policy=policy)
 
     def _not_found(self, name: str) -> PenstockError:
         where = f"{self.host}:{self.port}"
@@ -248,12 +269,22 @@ class RemoteImporter:
 
     def _connect(self) -> None:
         """Be connected once, until that ends."""
-        meta = MetaConnection(self.host, self.port, self._hello(), self.options)
+        meta = MetaConnection(
+            self.host,
+            self.port,
+            self._hello(),
+            self.options,
+            expects_signs=0 <= self._without_sign < _SIGNS_FORGOTTEN,
+        )
         data = DataThread(self.host, self.options, self._intake, self._stop)
         self._intake.begin()
         try:
             self._follow(meta, data)
         finally:
+            if meta.has_sign:
+                self._without_sign = 0
+            elif self._without_sign >= 0:
+                self._without_sign += 1
             meta.close()
             data.end(_LAST_WORDS)
             self._datagrams[0] += data.datagrams_refused
@@ -313,15 +344,18 @@ def _hello_of(replay: Replay) -> ClientHello:
     return ClientHello.of(None, _ns(replay, MAX_NS))
 
 
-def _store_of(store: Store | RemoteImporter | Path | str | None) -> tuple[Store, bool]:
+def _store_of(
+    store: Store | RemoteImporter | Path | str | None, name: str | None, subdirectory: bool | None
+) -> tuple[Store, bool]:
     """Return the store to write to, and whether it is ours to close."""
     if isinstance(store, RemoteImporter):
         return store.store, False
     if isinstance(store, Store):
         return store, False
     if store is None:
-        return Store.volatile("importer"), True
-    place = Place(Path(store))
-    if place.exists:
-        return Store.open(place.folder, writable=True), True
-    return Store.create(place.folder.parent, place.folder.name), True
+        return Store.volatile(name or "importer"), True
+    opened = open_or_make(store, name, subdirectory=subdirectory)
+    if isinstance(opened, Store):
+        return opened, True
+    opened.close()
+    raise Unsupported(f"{store} has files of psi, which are only read", hint="give another path")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import InvalidOption, Malformed, MessageTooLarge
 from penstock.protocols.psi.catalog import Catalog
-from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID
+from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, PsiMessage
 from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
 from penstock.protocols.psi.ticks import MAX_NS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from penstock.protocols.psi.envelope import PsiMessage
+    from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.handshake import ClientHello
     from penstock.protocols.psi.importer_arrivals import Arrivals
     from penstock.protocols.psi.metadata import Record
@@ -36,12 +36,20 @@ class Intake:
     """Takes the records and messages of one connection after the other."""
 
     def __init__(
-        self, store: Store, arrivals: Arrivals, only: Container[str] | None = None
+        self,
+        store: Store,
+        arrivals: Arrivals,
+        only: Container[str] | None = None,
+        patience: float = _ANNOUNCEMENT,
     ) -> None:
-        """`only`: the names of the streams that are wanted; psi sends all of them."""
+        """`only`: the names of the streams that are wanted; psi sends all of them.
+
+        `patience`: how long a message waits for the announcement of its stream.
+        """
         self.store = store
         self.arrivals = arrivals
         self.only = only
+        self._patience = patience
         #: Messages of streams that are not wanted.
         self.unwanted = 0
         #: Messages of streams that were never announced, or that the store cannot take.
@@ -59,6 +67,7 @@ class Intake:
             self._ids: dict[int, tuple[int, str]] = {}
             self._refused_ids: set[int] = set()
             self._unwanted_ids: set[int] = set()
+            self._codecs: dict[int, Codec] = {}
 
     # --- what is told of streams --------------------------------------------------------------
 
@@ -71,6 +80,7 @@ class Intake:
         with self._has_news:
             for record in records:
                 self.remote.add(record)
+                self._codecs.clear()  # a schema may have come
                 if isinstance(record, StreamMetadata):
                     changed[record.id] = record
                 elif (
@@ -136,8 +146,7 @@ class Intake:
                 continue
             id, name = place
             if self.arrivals.take(name, message):
-                payload = self._trimmed(message)
-                kept.append(message._replace(source_id=id, payload=payload))
+                kept.append(PsiMessage(id, *message[1:4], self._trimmed(message)))
         if not kept:
             return
         try:
@@ -160,7 +169,10 @@ class Intake:
     def _trimmed(self, message: PsiMessage) -> bytes:
         """Return the payload without the stale bytes that psi sends behind it."""
         try:
-            return self.remote.codec(message.source_id).trim(message.payload)
+            codec = self._codecs.get(message.source_id)
+            if codec is None:
+                codec = self._codecs[message.source_id] = self.remote.codec(message.source_id)
+            return codec.trim(message.payload)
         except Malformed:
             self.untrimmed += 1
             return message.payload
@@ -168,7 +180,7 @@ class Intake:
     def _wait_for(self, id: int) -> tuple[int, str] | None:
         if id in self._refused_ids:
             return None
-        deadline = time.monotonic() + _ANNOUNCEMENT
+        deadline = time.monotonic() + self._patience
         with self._has_news:
             while not (id in self._ids or id in self._refused_ids or id in self._unwanted_ids):
                 left = deadline - time.monotonic()

@@ -12,6 +12,7 @@ from penstock.core.errors import ConnectionLost, Malformed, PenstockError
 from penstock.protocols.psi.handshake import ServerHello
 from penstock.protocols.psi.importer_channels import DatagramChannel, open_channel
 from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder
+from penstock.protocols.psi.metadata import RuntimeInfo
 from penstock.protocols.psi.serving import hang_up, tune
 
 if TYPE_CHECKING:
@@ -39,8 +40,18 @@ _BETWEEN_ATTEMPTS: Final = 0.1
 class MetaConnection:
     """The connection by which an exporter tells of its streams."""
 
-    def __init__(self, host: str, port: int, hello: ClientHello, options: ImporterOptions) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        hello: ClientHello,
+        options: ImporterOptions,
+        *,
+        expects_signs: bool = False,
+    ) -> None:
         """Connect and say at once what is wanted: psi waits for it on its only thread.
+
+        `expects_signs`: the exporter gave signs of life on earlier connections.
 
         :raises OSError: nobody is there.
         """
@@ -58,8 +69,11 @@ class MetaConnection:
             self._socket.close()
             raise
         self._decoder = MetaDecoder()
+        self._expects_signs = expects_signs
         self._burst: list[Record] = []
         self._bursts = 0
+        #: The exporter said that it is alive.
+        self.has_sign = False
 
     def events(self, stop: threading.Event) -> Iterator[ServerHello | list[Record] | None]:
         """Yield the hello, then each burst of records, and None now and then; ends with it.
@@ -90,13 +104,15 @@ class MetaConnection:
         if isinstance(event, ServerHello):
             return event
         if not isinstance(event, Intermission):
-            self._burst.append(event)
-            return None
+            if not self._bursts:
+                self._burst.append(event)
+                return None
+            if isinstance(event, RuntimeInfo):  # psi tells it once
+                self.has_sign, self._patience = True, self._silence
+            return [event]
         self._bursts += 1
         if self._bursts == 1:
-            self._patience = None
-        elif not event.records:
-            self._patience = self._silence
+            self._patience = self._silence if self._expects_signs else None
         burst, self._burst = self._burst, []
         return burst
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
+from penstock.core.errors import Closed
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.core.message import Message
+    from penstock.core.overflow import BufferStatistics
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.metadata import StreamMetadata
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ImportedStream", "Received"]
 
 _PATIENCE: Final = 0.1
+_TAKEN_AT_ONCE: Final = 256
 
 
 class Received(NamedTuple):
@@ -32,9 +37,20 @@ class Received(NamedTuple):
 
 
 class ImportedStream:
-    """Reads one stream of a store, and follows it to its end. For one thread."""
+    """Reads one stream of a store, and follows it to its end. For one thread.
 
-    def __init__(self, store: Store, metadata: StreamMetadata, *, from_first: bool) -> None:
+    With a policy messages wait in a queue between the store and whoever reads: what does not fit
+    is dropped and counted there, or the store is read more slowly.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        metadata: StreamMetadata,
+        *,
+        from_first: bool,
+        policy: DeliveryPolicy | None = None,
+    ) -> None:
         self._store = store
         self.name = metadata.name
         self.id = metadata.id
@@ -44,6 +60,14 @@ class ImportedStream:
         #: Messages of this stream that never came, or that the local store had forgotten.
         self.lost = 0
         self._sequence = 0 if from_first else None
+        self._queue: DeliveryQueue[Message] | None = None
+        self._thread: threading.Thread | None = None
+        if policy is not None:
+            self._queue = DeliveryQueue(policy, time_of=lambda message: message.time_ns)
+            self._thread = threading.Thread(
+                target=self._fill, args=(self._queue,), name=f"psi-read-{self.name}", daemon=True
+            )
+            self._thread.start()
 
     @property
     def codec(self) -> Codec:
@@ -51,9 +75,17 @@ class ImportedStream:
 
     def take(self, limit: int, timeout: float | None = 0) -> list[Message]:
         """Return up to so many messages as the store has them; wait for the first of them."""
+        if self._queue is None:
+            return self._take(limit, timeout)
+        try:
+            return self._queue.get_many(limit, timeout)
+        except Closed:
+            return []  # the end
+
+    def _take(self, limit: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            is_over = self.is_over  # before the read, so that nothing can come in between
+            is_over = self._is_all_here()  # before the read, so that nothing can come in between
             left = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.monotonic())
             found = self._reader.read_many(limit, 0 if is_over else max(0.0, left))
             for message in found:
@@ -76,7 +108,30 @@ class ImportedStream:
     @property
     def is_over(self) -> bool:
         """Whether the exporter told that no more comes, and all that came is here."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        return self._is_all_here()
+
+    def _is_all_here(self) -> bool:
         return self._store.metadata(self.id).is_closed
+
+    def statistics(self) -> BufferStatistics | None:
+        """Return what the policy did; None without one."""
+        return None if self._queue is None else self._queue.statistics()
+
+    def _fill(self, queue: DeliveryQueue[Message]) -> None:
+        try:
+            while True:
+                is_over = self._is_all_here()
+                found = self._take(_TAKEN_AT_ONCE, _PATIENCE)
+                for message in found:
+                    queue.put(message)
+                if is_over and not found:
+                    return
+        except Closed:
+            return  # nobody reads any more
+        finally:
+            queue.close()
 
     def __iter__(self) -> Iterator[Received]:
         """Follow the stream to its end."""
@@ -96,6 +151,9 @@ class ImportedStream:
 
     def close(self) -> None:
         """Give everything back. Closing twice is fine."""
+        if self._queue is not None and self._thread is not None:
+            self._queue.close()
+            self._thread.join()
         self._reader.close()
 
     def __enter__(self) -> Self:

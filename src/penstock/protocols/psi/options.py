@@ -30,6 +30,8 @@ class ExporterOptions(Options):
     first_message: Annotated[Duration, Field(gt=0)] = 10.0
     #: A client that takes nothing for so long is cut off.
     stalled: Annotated[Duration, Field(gt=0)] = 60.0
+    #: End connections by a reset: psi's own importers notice no other end, and come again then.
+    reset: bool = True
     #: Seconds between signs of life on the meta connection; 0: none.
     keep_alive: Duration = 5.0
     #: Writers wait while a client is so many messages behind; None: half of a ring, never a log.

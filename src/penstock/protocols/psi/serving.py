@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
 import socket
+import struct
+import sys
+import termios
 import threading
+import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.core.errors import Malformed
@@ -21,10 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Listener",
+    "end_by_reset",
     "hang_up",
     "has_left",
     "hear_one",
     "is_readable",
+    "let_go",
     "listen_tcp",
     "listen_unix",
     "tune",
@@ -38,6 +45,12 @@ _BACKLOG: Final = 128
 _RECEIVED_AT_ONCE: Final = 65536
 #: Seconds of silence, between probes, and probes, until TCP says that a peer is gone.
 _KEEP_ALIVE: Final = (10, 5, 4)
+#: Seconds that what was sent has to get to the peer before its connection is reset.
+_LAST_WORDS: Final = 2.0
+#: Seconds to read what is there: some kernels forget it when a reset comes.
+_READING: Final = 0.05
+#: Linux's number of that state of a connection.
+_ESTABLISHED: Final = 1
 
 
 def tune(connection: socket.socket) -> None:
@@ -58,6 +71,37 @@ def hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
+
+
+def end_by_reset(connection: socket.socket) -> None:
+    """Let a connection end by a reset, however it ends, also with this process.
+
+    An orderly end makes a psi program wait for ever, at full speed (spec psi 4, "EOF trap").
+    """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def let_go(connection: socket.socket, patience: float = _LAST_WORDS) -> None:
+    """Close a connection whose end is a reset, when what was sent is there and cannot be lost."""
+    deadline = time.monotonic() + patience
+    with contextlib.suppress(OSError):
+        while _unsent(connection) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if _is_established(connection):
+            time.sleep(_READING)
+    connection.close()
+
+
+def _unsent(connection: socket.socket) -> int:
+    """Return the bytes that the peer's kernel has not taken yet; 0 when the peer has left."""
+    if not _is_established(connection):
+        return 0
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
+def _is_established(connection: socket.socket) -> bool:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 
 def is_readable(connection: socket.socket, timeout: float = 0.0) -> bool:
@@ -135,8 +179,11 @@ class Listener:
         *,
         name: str,
         max_clients: int,
+        reset: bool = False,
     ) -> None:
+        """`reset`: connections end by a reset, see `end_by_reset`."""
         self.socket = listener
+        self._ends_by_reset = reset and listener.family != socket.AF_UNIX
         self._serve = serve
         self._name = name
         self._max_clients = max_clients
@@ -186,6 +233,8 @@ class Listener:
             connection.close()
             return
         tune(connection)
+        if self._ends_by_reset:
+            end_by_reset(connection)
         thread.start()
 
     def _run(self, connection: socket.socket, peer: str) -> None:
@@ -199,7 +248,7 @@ class Listener:
         except Exception:
             log.exception("%s: %s", self._name, peer)
         finally:
-            hang_up(connection)
+            (let_go if self._ends_by_reset else hang_up)(connection)
             with self._lock:
                 self._connections.pop(connection, None)
 
@@ -211,9 +260,11 @@ class Listener:
         hang_up(self.socket)
         with self._lock:
             threads = list(self._connections.items())
+        # To shut down both ways would say goodbye in good order.
+        how = socket.SHUT_RD if self._ends_by_reset else socket.SHUT_RDWR
         for connection, _ in threads:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(how)
         for _, thread in threads:
             thread.join(timeout=5)
         self._thread.join(timeout=5)

@@ -195,7 +195,7 @@ class PsiStoreReader:
             wanted = {self.catalog.stream(which).id for which in streams}
         if not self._files["Data"].exists():
             return
-        place = start if start is not None else self._seek(start_ns)
+        place = start if start is not None else self.find(start_ns)
         for block in self._files["Data"].blocks(place):
             envelope = Envelope.from_bytes(block.data)
             if wanted is not None and envelope.source_id not in wanted:
@@ -210,8 +210,8 @@ class PsiStoreReader:
                 payload = self._large(envelope, payload)
             yield StoredMessage(stream, PsiMessage(*envelope, payload), block.place, block.next)
 
-    def _seek(self, start_ns: int) -> Place:
-        """Return the last place before which nothing is as late as wanted."""
+    def find(self, start_ns: int) -> Place:
+        """Return, by the index, the last place before which nothing is as late as wanted."""
         place = Place()
         if start_ns > MIN_NS:
             for entry in self.index():

@@ -9,9 +9,12 @@ from penstock.protocols.psi.metadata import StreamFlags, StreamMetadata
 from penstock.protocols.psi.ticks import MAX_NS, MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.core.message import Message
 
 __all__ = [
+    "COUNTS",
     "StreamBooks",
     "StreamInStore",
     "creation_attribute",
@@ -22,6 +25,19 @@ __all__ = [
 ]
 
 _CREATION_SIZE = 8
+#: What is counted of a stream, by its name in `StreamBooks`.
+_COUNTED = (
+    "count",
+    "last_sequence",
+    "size_sum",
+    "latency_sum_ns",
+    "first_creation_ns",
+    "last_creation_ns",
+    "first_originating_ns",
+    "last_originating_ns",
+)
+#: How many that are.
+COUNTS = len(_COUNTED)
 
 
 def psi_message(message: Message) -> PsiMessage:
@@ -109,6 +125,15 @@ class StreamBooks:
         self.latency_sum_ns += creation_ns - originating_ns
         self.last_creation_ns = creation_ns
         self.last_originating_ns = originating_ns
+
+    def counts(self) -> tuple[int, ...]:
+        """Return all that was counted, to be kept; see `restore`."""
+        return tuple(getattr(self, name) for name in _COUNTED)
+
+    def restore(self, counts: Sequence[int]) -> None:
+        """Go on from counts that were kept."""
+        for name, value in zip(_COUNTED, counts, strict=True):
+            setattr(self, name, value)
 
     def metadata(self, *, closed_ns: int | None = None) -> StreamMetadata:
         """Return what to tell of it now; `closed_ns`: that it is at its end."""

@@ -18,6 +18,7 @@ from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.wire import INT32, pack_text
 
 if TYPE_CHECKING:
+    from penstock.core.interfaces import BytesLike
     from penstock.protocols.psi.codecs.base import ValueReader, ValueWriter
     from penstock.protocols.psi.codecs.fixed import FixedCodec
     from penstock.protocols.psi.codecs.library import CodecLibrary
@@ -39,6 +40,8 @@ TYPE_KEY: Final = "$type"
 _UINT32: Final = struct.Struct("<I")
 _NULL: Final = _UINT32.pack(0)
 _NEW: Final = _UINT32.pack(0x8000_0000)
+#: Where the bytes of a new array begin: behind the prefix and the count.
+_CONTENT: Final = 8
 _EXISTING_BITS: Final = 0x4000_0000
 _TYPED_BITS: Final = 0xC000_0000
 _NUMBER_MASK: Final = 0x3FFF_FFFF
@@ -136,7 +139,27 @@ class StringCodec(ReferenceCodec):
 
 
 class BytesCodec(ReferenceCodec):
-    """An array of bytes, or a MemoryStream, as `bytes`."""
+    """An array of bytes, or a MemoryStream, as `bytes`.
+
+    Whole payloads are mostly of this type, so that they have a short way of their own.
+    """
+
+    def decode(self, payload: BytesLike) -> Any:
+        end = _end_of_new(payload)
+        return super().decode(payload) if end is None else bytes(payload[_CONTENT:end])
+
+    def trim(self, payload: BytesLike) -> bytes:
+        end = _end_of_new(payload)
+        if end is None:
+            return super().trim(payload)
+        if end == len(payload) and isinstance(payload, bytes):
+            return payload
+        return bytes(payload[:end])
+
+    def encode(self, value: Any) -> bytes:
+        if isinstance(value, bytes):
+            return b"".join((_NEW, INT32.pack(len(value)), value))
+        return super().encode(value)
 
     def read_content(self, reader: ValueReader, place: int) -> bytes:
         data = reader.bytes("bytes")
@@ -152,6 +175,15 @@ class BytesCodec(ReferenceCodec):
             case _:
                 refuse(value, "must be bytes")
         writer.parts += (INT32.pack(len(data)), data)
+
+
+def _end_of_new(payload: BytesLike) -> int | None:
+    """Return where a new array of bytes ends; None if it is something else, or does not fit."""
+    if payload[:4] == _NEW and len(payload) >= _CONTENT:
+        size: int = INT32.unpack_from(payload, 4)[0]
+        if 0 <= size <= len(payload) - _CONTENT:
+            return _CONTENT + size
+    return None
 
 
 class StringArrayCodec(ReferenceCodec):

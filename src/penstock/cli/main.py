@@ -13,6 +13,8 @@ import penstock
 from penstock.cli import (
     chaos,
     copying,
+    dead,
+    dispatch,
     doctor,
     latest,
     logs,
@@ -65,6 +67,8 @@ queues.add_to(app)
 logs.add_to(app)
 psi.add_to(app)
 serving.add_to(app)
+dispatch.add_to(app)
+dead.add_to(app)
 data_map.add_to(app)
 latest.add_to(app)
 mon.add_to(app)

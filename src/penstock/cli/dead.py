@@ -1,0 +1,188 @@
+"""The commands of dead letters: `dead ls`, `show`, `retry` and `drop`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import note
+from penstock.core.errors import InvalidOption, NotFound
+from penstock.core.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.dispatch.administration import Place
+    from penstock.dispatch.letters import Letter
+
+__all__ = ["add_to"]
+
+_PlaceArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIR|BUS.YAML", help="The bus.yaml, or the folder of its state."),
+]
+_IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID …", help="The numbers or the ids that `penstock dead ls` shows."),
+]
+_CodeOption = Annotated[
+    str | None, typer.Option(help="Only those with this code, such as UNAVAILABLE.")
+]
+_ReceiverOption = Annotated[
+    str | None, typer.Option(help="Only those to receivers that match, as //vehicle1/20/1/0.")
+]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+_AllOption = Annotated[bool, typer.Option("--all", help="All that match, not only those named.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    sub = typer.Typer(
+        no_args_is_help=True,
+        help="""Look at uProtocol messages that could not be delivered, and try them again.
+
+        Each says whom it was for, why it is dead as a google.rpc.Code, how often it was tried, and
+        holds the message. Any entity can subscribe to them, too: to //AUTHORITY/4/1/8001.
+
+          penstock dead ls bus.yaml --code UNAVAILABLE
+
+          penstock dead show bus.yaml 17
+
+          penstock dead retry bus.yaml --all --receiver //vehicle1/20/1/0
+        """,
+    )
+    sub.command("ls")(ls)
+    sub.command("show")(show)
+    sub.command("retry")(retry)
+    sub.command("drop")(drop)
+    app.add_typer(sub, name="dead", rich_help_panel="Servers")
+
+
+def ls(
+    place: _PlaceArgument,
+    limit: Annotated[int, typer.Option(help="Show so many at most.", min=1)] = 1000,
+    start: Annotated[int, typer.Option("--from", help="Begin with this number.")] = 0,
+    code: _CodeOption = None,
+    receiver: _ReceiverOption = None,
+    as_json: _JsonOption = False,
+) -> None:
+    """List dead letters, the oldest first."""
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.reports import described_letter  # noqa: PLC0415
+
+    shown = 0
+    for letter in _matching(find_place(place), code, receiver):
+        if letter.number < start:
+            continue
+        if shown == limit:
+            note(f"penstock: there are more: --from {letter.number}")
+            break
+        shown += 1
+        typer.echo(json.dumps(described_letter(letter)) if as_json else _line(letter))
+
+
+def show(place: _PlaceArgument, id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Show all of a dead letter, the payload as hexadecimal digits, as JSON."""
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.reports import described_letter  # noqa: PLC0415
+
+    letter = _named(find_place(place), [id])[0]
+    typer.echo(json.dumps(described_letter(letter, payload=True), indent=1))
+
+
+def retry(
+    place: _PlaceArgument,
+    ids: _IdsArgument = None,
+    every: _AllOption = False,
+    code: _CodeOption = None,
+    receiver: _ReceiverOption = None,
+    as_json: _JsonOption = False,
+) -> None:
+    """Deliver the messages of dead letters again: to the receiver that did not get them.
+
+    They go through the dispatcher like any others, with a time to live that may be over; then they
+    are dead letters again. While it does not run they wait for its next start.
+    """
+    found, letters = _chosen(place, ids, code, receiver, every=every)
+    runs = found.retry(letters) if letters else False
+    _tell("retried" if runs else "to be retried at the next start", letters, as_json=as_json)
+
+
+def drop(
+    place: _PlaceArgument,
+    ids: _IdsArgument = None,
+    every: _AllOption = False,
+    code: _CodeOption = None,
+    receiver: _ReceiverOption = None,
+    as_json: _JsonOption = False,
+) -> None:
+    """Let dead letters be gone for good."""
+    found, letters = _chosen(place, ids, code, receiver, every=every)
+    if letters:
+        found.drop(letters)
+    _tell("dropped", letters, as_json=as_json)
+
+
+def _chosen(
+    place: Path, ids: list[str] | None, code: str | None, receiver: str | None, *, every: bool
+) -> tuple[Place, list[Letter]]:
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+
+    found = find_place(place)
+    if ids and every:
+        raise InvalidOption("--all", True, "give ids or --all, not both")
+    if ids:
+        return found, _named(found, ids)
+    if not every:
+        raise InvalidOption("ID", None, "none is named", hint="give ids, or --all")
+    return found, list(_matching(found, code, receiver))
+
+
+def _matching(place: Place, code: str | None, receiver: str | None) -> Iterator[Letter]:
+    from penstock.protocols.uprotocol import UUri  # noqa: PLC0415 - loads protobuf
+
+    pattern = None if receiver is None else UUri.parse(receiver).resolved(place.authority)
+    for letter in place.letters():
+        if code is not None and letter.code.name != code.upper():
+            continue
+        if pattern is None or (letter.receiver is not None and pattern.matches(letter.receiver)):
+            yield letter
+
+
+def _named(place: Place, ids: list[str]) -> list[Letter]:
+    wanted = set(ids)
+    found: list[Letter] = []
+    for letter in place.letters():
+        names = {str(letter.number), str(letter.id)} & wanted
+        if names:
+            wanted -= names
+            found.append(letter)
+    if wanted:
+        raise NotFound(
+            f"there is no dead letter {', '.join(sorted(wanted))}",
+            hint="penstock dead ls lists those that there are",
+        )
+    return found
+
+
+def _line(letter: Letter) -> str:
+    header = letter.header
+    when = format_time(letter.dead_ms * 1_000_000)
+    receiver = "-" if letter.receiver is None else letter.receiver.without_scheme
+    source = "-" if header.source is None else header.source.without_scheme
+    tries = "" if not letter.attempts else f", {letter.attempts} attempts"
+    return (
+        f"{letter.number:>6}  {when:<24}  {letter.code.name}  {header.type.name.lower()} of "
+        f"{source} to {receiver}{tries}: {letter.message}"
+    )
+
+
+def _tell(what: str, letters: list[Letter], *, as_json: bool) -> None:
+    if as_json:
+        for letter in letters:
+            typer.echo(json.dumps({"what": what, "id": str(letter.id), "number": letter.number}))
+    else:
+        typer.echo(f"{len(letters):,} {what}")

@@ -1,0 +1,308 @@
+"""The commands of the uProtocol dispatcher: `dispatch run`, `status`, `stop` and `start`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.output import console, error_console, note
+from penstock.cli.stopping import stop_on_signal
+from penstock.core.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.dispatch.running import Running
+
+__all__ = ["add_to", "status_view"]
+
+#: Seconds between two looks, and between two lines.
+_LOOK = 0.25
+_LINE_EVERY = 5.0
+_JSON_EVERY = 1.0
+_MOST_ROWS = 40
+
+Status = dict[str, Any]
+
+_PLACE_HELP = "The bus.yaml, or the folder of its state."
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    sub = typer.Typer(
+        no_args_is_help=True,
+        help="""Dispatch uProtocol messages: a message that was taken is delivered, or is a dead
+        letter that says why.
+
+        A [bold]bus.yaml[/bold] says what the dispatcher is connected to:
+
+          dispatcher: vehicle-bus
+          authority: vehicle1
+          state: ./state
+          legs:
+            local: {ring: {receive: "fmq:/run/bus/in", send: "fmq:/run/bus/{ue_id}"},
+                    authorities: \\[vehicle1]}
+
+        [bold]penstock dispatch run bus.yaml --check[/bold] says what is wrong with it;
+        [bold]penstock dead ls bus.yaml[/bold] lists what could not be delivered.
+        """,
+    )
+    sub.command("run")(run)
+    sub.command("status")(status)
+    sub.command("stop")(stop)
+    sub.command("start")(start)
+    app.add_typer(sub, name="dispatch", rich_help_panel="Servers")
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="BUS.YAML", help="What it is connected to.")],
+    check: Annotated[bool, typer.Option("--check", help="Check the file only.")] = False,
+    progress: Annotated[
+        Literal["auto", "json", "none"],
+        typer.Option(help="What to show while it runs: a table, JSON lines, or nothing."),
+    ] = "auto",
+) -> None:
+    """Run a dispatcher until Ctrl-C or SIGTERM.
+
+    What it was given and has not delivered yet is in its state, and goes on with the next run.
+    Without a terminal it says a line every few seconds on standard error.
+    """
+    from penstock.dispatch.building import check as check_bus  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.config import load_bus  # noqa: PLC0415
+    from penstock.dispatch.running import Running  # noqa: PLC0415
+
+    config = load_bus(file)
+    if check:
+        check_bus(config)
+        legs = ", ".join(f"{name} ({leg.kind})" for name, leg in config.legs.items())
+        typer.echo(f"{config.dispatcher}: authority {config.authority}, legs {legs}")
+        return
+    # Signals are heard from before it has begun: a SIGTERM while a leg connects ends it, too.
+    with stop_on_signal(config.grace + 15) as is_stopping, Running(config) as running:
+        running.start()
+        typer.echo(f"{config.dispatcher} runs as {config.authority}, state {config.state}")
+        sys.stdout.flush()
+        with _Display(progress, running.status) as shown:
+            while not is_stopping():
+                shown.look()
+                time.sleep(_LOOK)
+        running.stop()
+        _finish(progress, running)
+
+
+def _finish(progress: str, running: Running) -> None:
+    last = running.status()
+    if progress == "json":
+        typer.echo(json.dumps({"event": "end", **last}))
+    else:
+        typer.echo(f"stopped: {_books_line(last)}")
+    sys.stdout.flush()
+    for problem in last["books"]["problems"]:
+        note(f"penstock: the books do not balance: {problem}")
+
+
+class _Display:
+    """Shows a dispatcher while it runs: a table, lines for a log file, JSON, or nothing."""
+
+    def __init__(self, kind: str, ask: Callable[[], Status]) -> None:
+        self._ask = ask
+        self._kind = kind
+        self._said = 0.0
+        self._live: Live | None = None
+        if kind == "auto" and error_console.is_terminal:
+            self._live = Live(
+                console=error_console,
+                refresh_per_second=2,
+                get_renderable=lambda: status_view(self._ask()),
+            )
+
+    def __enter__(self) -> _Display:  # noqa: PYI034 - nobody derives from it
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def look(self) -> None:
+        """Show what is new, if it is time to."""
+        if self._live is not None or self._kind == "none":
+            return
+        now = time.monotonic()
+        if now - self._said < (_JSON_EVERY if self._kind == "json" else _LINE_EVERY):
+            return
+        self._said = now
+        if self._kind == "json":
+            typer.echo(json.dumps({"event": "progress", **self._ask()}))
+            sys.stdout.flush()
+        else:
+            error_console.print(_books_line(self._ask()), soft_wrap=True, markup=False)
+
+
+def status(
+    place: Annotated[Path, typer.Argument(metavar="DIR|BUS.YAML", help=_PLACE_HELP)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the legs, what waits for whom, what is stopped, and the books.
+
+    A dispatcher that runs is asked; of one that does not, the files are read.
+    """
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+
+    found = find_place(place).status()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        runs = f"runs, process {found['pid']}" if found["is_running"] else "does not run"
+        console.print(f"{found['dispatcher']} ({found['authority']}) {runs}")
+        console.print(status_view(found))
+
+
+def stop(
+    place: Annotated[Path, typer.Argument(metavar="DIR|BUS.YAML", help=_PLACE_HELP)],
+    topic: Annotated[
+        str, typer.Argument(help="The topic, or a pattern, such as //*/10/1/FFFF; or a method.")
+    ],
+    receiver: Annotated[
+        str, typer.Option(help="Only for receivers that match, such as //vehicle1/20/1/0.")
+    ] = "//*/FFFFFFFF/FF/FFFF",
+    no_queue: Annotated[
+        bool, typer.Option("--no-queue", help="Do not keep the messages: they are dead letters.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Deliver a topic no more, until it is started again; also after a restart.
+
+    Its messages wait meanwhile, as long as their time to live and the queue allow. When the
+    command returns none is delivered any more.
+    """
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.protocols.uprotocol import UUri  # noqa: PLC0415
+
+    found = find_place(place)
+    what, whom = _pattern(topic, found.authority), UUri.parse(receiver).resolved(found.authority)
+    runs = found.stop_topic(what, whom, queue=not no_queue)
+    _tell({"stopped": str(what), "receiver": str(whom), "is_running": runs}, as_json=as_json)
+
+
+def start(
+    place: Annotated[Path, typer.Argument(metavar="DIR|BUS.YAML", help=_PLACE_HELP)],
+    topic: Annotated[str, typer.Argument(help="The topic, exactly as it was stopped.")],
+    receiver: Annotated[
+        str, typer.Option(help="The receivers, exactly as they were given.")
+    ] = "//*/FFFFFFFF/FF/FFFF",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Deliver again what was stopped, in order. `status` lists what is.
+
+    The exit code is 1 if it was not stopped.
+    """
+    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.protocols.uprotocol import UUri  # noqa: PLC0415
+
+    found = find_place(place)
+    what, whom = _pattern(topic, found.authority), UUri.parse(receiver).resolved(found.authority)
+    was_stopped, runs = found.start_topic(what, whom)
+    if not was_stopped:
+        note(f"penstock: {what} was not stopped for {whom}")
+        raise typer.Exit(1)
+    _tell({"started": str(what), "receiver": str(whom), "is_running": runs}, as_json=as_json)
+
+
+def _pattern(text: str, authority: str) -> Any:
+    from penstock.protocols.uprotocol import UUri  # noqa: PLC0415 - loads protobuf
+
+    return UUri.parse(text).resolved(authority)
+
+
+def _tell(what: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(what))
+        return
+    (done, topic), (_, receiver), (_, runs) = what.items()
+    when = "" if runs else "; the dispatcher does not run, so from its next start on"
+    typer.echo(f"{done} {topic} for {receiver}{when}")
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def status_view(found: Status) -> Group:
+    """Draw what a dispatcher says of itself."""
+    parts: list[Any] = []
+    if found["legs"]:
+        parts.append(_legs_table(found["legs"]))
+    if found["receivers"]:
+        parts.append(_receivers_table(found["receivers"]))
+    for one in found["stopped"]:
+        how = "" if one["queue"] else ", and its messages are dead letters"
+        parts.append(Text(f"stopped: {one['topic']} for {one['receiver']}{how}", style="yellow"))
+    parts.append(Text(_books_line(found)))
+    parts += [Text(problem, style="red") for problem in found["books"]["problems"]]
+    return Group(*parts)
+
+
+def _legs_table(legs: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("leg", "kind", "state", "authorities"):
+        table.add_column(heading)
+    for heading in ("received", "delivered", "failed"):
+        table.add_column(heading, justify="right")
+    for name, leg in legs.items():
+        state = {True: "up", False: "[red]down[/]", None: "open"}[leg["is_up"]]
+        counts = [f"{leg['counts'].get(key, 0):,}" for key in ("received", "delivered", "failed")]
+        table.add_row(name, leg["kind"], state, ", ".join(leg["authorities"]), *counts)
+    return table
+
+
+def _receivers_table(receivers: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("receiver", overflow="fold")
+    table.add_column("leg")
+    for heading in ("queued", "size", "acked", "dead", "attempts"):
+        table.add_column(heading, justify="right")
+    has_trouble = any(one["trouble"] for one in receivers)
+    if has_trouble:
+        table.add_column("trouble", max_width=40, no_wrap=True)
+    ordered = sorted(receivers, key=lambda one: (-one["queued"], one["leg"], one["address"]))
+    for one in ordered[:_MOST_ROWS]:
+        dead = f"{one['dead']:,}"
+        table.add_row(
+            one["address"].removeprefix("up:"),
+            one["leg"],
+            f"[yellow]{one['queued']:,}[/]" if one["due_in"] else f"{one['queued']:,}",
+            format_size(one["bytes"]),
+            f"{one['acked']:,}",
+            f"[red]{dead}[/]" if one["dead"] else dead,
+            f"{one['attempts']:,}",
+            *([Text(one["trouble"])] if has_trouble else []),
+        )
+    if len(ordered) > _MOST_ROWS:
+        table.add_row(f"… and {len(ordered) - _MOST_ROWS:,} more")
+    return table
+
+
+def _books_line(found: Status) -> str:
+    messages, copies = found["books"]["messages"], found["books"]["copies"]
+    other = copies["gone"] + copies["superseded"] + copies["admin"] + copies.get("damaged", 0)
+    received = [f"{messages['received']:,} received, {found['books']['refused']:,} refused"]
+    parts = [
+        *(received if found["is_running"] else []),  # which is counted from its start on
+        f"{copies['stored']:,} stored",
+        f"{copies['acked']:,} acknowledged",
+        f"{found['books']['dead']:,} dead",
+        f"{other:,} gone or superseded",
+        f"{copies['queued']:,} queued",
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,381 @@
+"""What does a bus.yaml say: which legs, routes, policies, rights, limits and services?"""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from penstock.core.config import ConfigModel, load_config
+from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
+from penstock.core.retry import Backoff
+from penstock.core.url import URL
+from penstock.dispatch.access import Action, Rule
+from penstock.dispatch.policies import Delivery, Policy
+from penstock.dispatch.settings import Limits, Retry
+from penstock.protocols.uprotocol import UUri
+
+__all__ = [
+    "AccessConfig",
+    "BusConfig",
+    "DiscoveryConfig",
+    "InProcessConfig",
+    "LegConfig",
+    "MqttConfig",
+    "RingConfig",
+    "ServicesConfig",
+    "SubscriptionConfig",
+    "TwinConfig",
+    "USubscriptionConfig",
+    "ZenohConfig",
+    "load_bus",
+]
+
+
+def _uuri(value: object) -> object:
+    return UUri.parse(value) if isinstance(value, str) else value
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _authority(name: str) -> str:
+    if not name:
+        raise ValueError("an authority has a name")
+    UUri(name, 0, 0, 0)
+    return name
+
+
+def _own_name(name: str) -> str:
+    if name == "*":
+        raise ValueError("stands for all others: give a name of your own")
+    return _authority(name)
+
+
+def _ring(text: str) -> str:
+    if URL.parse(text).scheme != "fmq":
+        raise ValueError("should be a ring: fmq:/path/name")
+    return text
+
+
+Address = Annotated[InstanceOf[UUri], BeforeValidator(_uuri)]
+_Authority = Annotated[str, AfterValidator(_authority)]
+_OwnAuthority = Annotated[str, AfterValidator(_own_name)]
+_RingUrl = Annotated[str, AfterValidator(_ring)]
+_Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+# --- legs -------------------------------------------------------------------------------------
+
+
+class RingConfig(ConfigModel):
+    """Entities of this machine, each with a ring of its own."""
+
+    #: The ring that they all append to.
+    receive: _RingUrl | None = None
+    #: The ring of a receiver, with {authority}, {ue_id} or {ue_version} in it.
+    send: _RingUrl | None = None
+
+
+class InProcessConfig(ConfigModel):
+    """Entities of this process, for programs that run a dispatcher themselves."""
+
+
+class ZenohConfig(ConfigModel):
+    """Entities or dispatchers that are reached by zenoh."""
+
+    listen: list[str] = Field(default_factory=list)
+    connect: list[str] = Field(default_factory=list)
+    mode: Literal["peer", "client", "router"] = "peer"
+    scouting: bool = False
+    #: Whether a message waits until somebody subscribes to it.
+    must_be_heard: bool = True
+    #: Further settings of zenoh by their path, as `transport/link/tls/…`.
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_meet(self) -> Self:
+        if not (self.listen or self.connect or self.scouting):
+            raise ValueError("meets nobody: give listen or connect, such as tcp/127.0.0.1:7447")
+        return self
+
+
+class MqttConfig(ConfigModel):
+    """Entities or dispatchers that are reached by an MQTT 5 broker."""
+
+    url: str
+    #: `e2e` within a vehicle, `d2d` between devices.
+    topics: Literal["e2e", "d2d"] = "e2e"
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    #: The broker keeps the session under this name; without it one is made of the dispatcher's.
+    client_id: str | None = None
+    session_expiry: Duration = 3600.0
+    clean_start: bool = False
+    keepalive: Duration = 30.0
+    window: int = 256
+    receive_maximum: int = 1024
+    largest_packet: Size = 4 << 20
+    connect_timeout: Duration = 5.0
+    ack_timeout: Duration = 5.0
+    must_be_heard: bool = True
+    #: Send the ttl in milliseconds, too, so that it does not shrink while the broker has it.
+    exact_ttl: bool = True
+
+
+class LegConfig(ConfigModel):
+    """One transport, and which authorities are behind it."""
+
+    ring: RingConfig | None = None
+    in_process: InProcessConfig | None = Field(default=None, alias="in-process")
+    zenoh: ZenohConfig | None = None
+    mqtt: MqttConfig | None = None
+    #: Only these may send by it, and what is for them goes there; "*" is any.
+    authorities: list[_Authority] = Field(default_factory=list)
+    #: Bytes of a message at most that it carries.
+    message: Size | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        kinds = [self.ring, self.in_process, self.zenoh, self.mqtt]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("should have one of ring, in-process, zenoh or mqtt")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What it is, for people."""
+        for kind in ("ring", "zenoh", "mqtt"):
+            if getattr(self, kind) is not None:
+                return kind
+        return "in-process"
+
+
+# --- what holds for messages ------------------------------------------------------------------
+
+
+class RoutesConfig(ConfigModel):
+    """Where messages go whose authority is behind no leg."""
+
+    default: str | None = None
+
+
+class PolicyConfig(ConfigModel):
+    """What is promised to topics; the first that matches counts."""
+
+    topic: Address = UUri.ANY
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    order: Literal["arrival", "priority"] = "arrival"
+    max_age: Duration | None = Policy().max_age
+    max_attempts: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.policy()
+        return self
+
+    def policy(self) -> Policy:
+        return Policy(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class AccessConfig(ConfigModel):
+    """Something that is allowed. Without any rule everything is."""
+
+    allow: Annotated[list[Action], BeforeValidator(_one_or_many), Field(min_length=1)]
+    source: Address = UUri.ANY
+    #: To whom; of `subscribe`, the topic.
+    sink: Address = UUri.ANY
+
+    def rules(self, authority: str) -> list[Rule]:
+        source, sink = self.source.resolved(authority), self.sink.resolved(authority)
+        return [Rule(allow=action, source=source, sink=sink) for action in self.allow]
+
+
+class LimitsConfig(ConfigModel):
+    """What bounds all that comes from outside."""
+
+    message: Size = Limits().message
+    queue_messages: Size = Limits().queue_messages
+    queue_bytes: Size = Limits().queue_bytes
+    receivers: Size = Limits().receivers
+    dead: Size = Limits().dead
+    dedupe: Size = Limits().dedupe
+    batch: Size = Limits().batch
+    batch_bytes: Size = Limits().batch_bytes
+    clock_skew: Duration = Limits().clock_skew
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.limits({})
+        return self
+
+    def limits(self, of_legs: dict[str, int]) -> Limits:
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return Limits(leg_messages=of_legs, **given)
+
+
+class RetryConfig(ConfigModel):
+    """When a delivery that failed is tried again."""
+
+    initial: Duration = Backoff().initial
+    factor: float = Backoff().factor
+    maximum: Duration = Backoff().maximum
+    jitter: float = Backoff().jitter
+    max_attempts: Annotated[int, Field(ge=1)] = Retry().max_attempts
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.retry()
+        return self
+
+    def retry(self) -> Retry:
+        backoff = Backoff(
+            initial=self.initial, factor=self.factor, maximum=self.maximum, jitter=self.jitter
+        )
+        return Retry(backoff=backoff, max_attempts=self.max_attempts)
+
+
+# --- services ---------------------------------------------------------------------------------
+
+
+class USubscriptionConfig(ConfigModel):
+    """The service that keeps subscriptions."""
+
+    subscriptions: Annotated[int, Field(ge=1)] = 10_000
+    registrations: Annotated[int, Field(ge=1)] = 1_000
+    #: Authorities that have no uSubscription: their topics count as our own; "*" is all.
+    serves: list[_Authority] = Field(default_factory=list)
+
+
+class TwinConfig(ConfigModel):
+    """The service that remembers the last message of each topic."""
+
+    topics: Annotated[int, Field(ge=1)] = 10_000
+    size: Size = 64 << 20
+
+
+class TopicConfig(ConfigModel):
+    """A topic that uDiscovery tells of."""
+
+    topic: Address
+    name: str = ""
+    message: str = ""
+    permission_level: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0
+
+
+class DiscoveryConfig(ConfigModel):
+    """The service that tells of services and topics."""
+
+    services: list[Address] = Field(default_factory=list)
+    topics: list[TopicConfig] = Field(default_factory=list)
+    #: For how long a topic is told of after something was published on it.
+    seen_for: Duration = 3600.0
+
+
+class ServicesConfig(ConfigModel):
+    """The services inside the dispatcher; `false` for none."""
+
+    subscription: USubscriptionConfig | Literal[False] = USubscriptionConfig()
+    twin: TwinConfig | Literal[False] = TwinConfig()
+    discovery: DiscoveryConfig | Literal[False] = DiscoveryConfig()
+
+
+class SubscriptionConfig(ConfigModel):
+    """A subscription that is always there."""
+
+    topic: Address
+    subscriber: Address
+    sample_period: Duration | None = None
+
+    @field_validator("topic")
+    @classmethod
+    def _is_topic(cls, topic: UUri) -> UUri:
+        if not topic.is_topic and not topic.has_wildcard_resource_id:
+            raise ValueError("should be a topic: its resource is one of 8000 to FFFE")
+        return topic
+
+
+# --- all of it --------------------------------------------------------------------------------
+
+
+class BusConfig(ConfigModel):
+    """A dispatcher: what it is called, where it keeps things, and what it is connected to."""
+
+    dispatcher: _Name
+    authority: _OwnAuthority
+    #: The folder of all that outlives the process, relative to the file.
+    state: Path
+    legs: Annotated[dict[_Name, LegConfig], Field(min_length=1, max_length=64)]
+    routes: RoutesConfig = RoutesConfig()
+    policies: list[PolicyConfig] = Field(default_factory=list)
+    access: list[AccessConfig] = Field(default_factory=list)
+    limits: LimitsConfig = LimitsConfig()
+    retry: RetryConfig = RetryConfig()
+    services: ServicesConfig = ServicesConfig()
+    subscriptions: list[SubscriptionConfig] = Field(default_factory=list)
+    #: The topic of dead letters; without it `//authority/4/1/8001`.
+    dead_letters: Address | None = None
+    #: How often what is stored is brought to the disk: a time, with every `batch`, or `none`.
+    sync: Literal["none", "batch"] | Duration = 1.0
+    #: For how long it goes on to deliver after it was told to stop.
+    grace: Duration = 2.0
+
+    @field_validator("legs")
+    @classmethod
+    def _have_own_authorities(cls, legs: dict[str, LegConfig]) -> dict[str, LegConfig]:
+        leg_of: dict[str, str] = {}
+        for name, leg in legs.items():
+            if name == SERVICES_LEG:
+                raise ValueError(f"{SERVICES_LEG} is the leg of the services: use another name")
+            for authority in leg.authorities:
+                if authority != "*" and leg_of.setdefault(authority, name) != name:
+                    raise ValueError(
+                        f"{authority} is behind {leg_of[authority]} and behind {name}: "
+                        "an authority is behind one leg"
+                    )
+        return legs
+
+    @field_validator("routes")
+    @classmethod
+    def _lead_somewhere(cls, routes: RoutesConfig, info: ValidationInfo) -> RoutesConfig:
+        legs = info.data.get("legs", {})
+        if routes.default is not None and legs and routes.default not in legs:
+            raise ValueError(f"default is {routes.default}, and the legs are {', '.join(legs)}")
+        return routes
+
+
+#: What the leg is called that leads to the services.
+SERVICES_LEG = "services"
+
+
+def load_bus(path: Path) -> BusConfig:
+    """Read a bus.yaml. Paths in it are relative to it.
+
+    :raises ConfigError: the file is not right; says where.
+    """
+    config = load_config(path, BusConfig)
+    folder = path.parent
+    legs = {}
+    for name, leg in config.legs.items():
+        if leg.mqtt is not None:
+            files = {
+                one: folder / given
+                for one in ("ca", "certificate", "key")
+                if (given := getattr(leg.mqtt, one)) is not None
+            }
+            leg = leg.model_copy(update={"mqtt": leg.mqtt.model_copy(update=files)})  # noqa: PLW2901
+        legs[name] = leg
+    return config.model_copy(update={"state": folder / config.state, "legs": legs})

@@ -1,0 +1,369 @@
+"""How do the messages of one receiver get to it, in order, whatever fails? (uprotocol 10.1)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.dispatch.attempts import Attempts
+from penstock.dispatch.giving_up import Failure, Stored
+from penstock.dispatch.outbox import Reason
+from penstock.dispatch.outbox.records import CLASSES
+from penstock.dispatch.parcels import parcel
+from penstock.dispatch.traffic import Traffic, topic_of_item
+from penstock.protocols.uprotocol import (
+    DeadLetterReason,
+    UCode,
+    UStatus,
+    UStatusError,
+    UUri,
+)
+from penstock.protocols.uprotocol.transports import NOT_TRIED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.dispatch.attempts import Verdict
+    from penstock.dispatch.outbox import Appended, Entry, Item, Order, Outbox
+    from penstock.dispatch.receivers import Receiver
+    from penstock.dispatch.surroundings import Surroundings
+    from penstock.protocols.uprotocol.transports import Leg
+
+__all__ = ["Outlet"]
+
+log = logging.getLogger(__name__)
+
+
+class Outlet:
+    """The deliveries to one receiver. One thread delivers; others store, expire and stop."""
+
+    def __init__(self, receiver: Receiver, leg: Leg, outbox: Outbox, around: Surroundings) -> None:
+        self.receiver = receiver
+        self.outbox = outbox
+        #: What it had when this dispatcher was opened.
+        self.before = outbox.books()
+        # What is there from before a restart goes by the policy of all topics, if there is one.
+        self.order: Order = around.policies.of(UUri.ANY).order
+        self._leg = leg
+        self._around = around
+        self._attempts = Attempts(around)
+        self._traffic = Traffic(receiver, around)
+        #: Until when the messages of a source, or all of them, wait (monotonic seconds).
+        self._held: dict[int, float] = {}
+        self._rests_until = 0.0
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._is_delivering = False
+        #: Why the last delivery failed; empty after one that did not.
+        self.trouble = ""
+        self._storing = threading.Lock()
+        self._stored = self.before.stored
+
+    # --- in -------------------------------------------------------------------------------------
+
+    def store(
+        self,
+        entries: Sequence[Entry],
+        latest: Mapping[int, bytes] | None = None,
+        came_by: str = "",
+    ) -> list[Failure]:
+        """Store messages; return those that there was no room for, and those that made it.
+
+        :param latest: which of them take the place of others, by index: the key
+
+        :raises StorageError: there is no space; some may be stored.
+        """
+        outbox, ledger = self.outbox, self._around.ledger
+        found: list[Appended] = []
+        with self._storing:
+            try:
+                at = 0
+                for index in sorted(latest or ()):
+                    if at < index:
+                        found.append(outbox.append(entries[at:index], settle=False))
+                    key = latest[index] if latest else b""
+                    found.append(outbox.append_latest(key, entries[index], settle=False))
+                    at = index + 1
+                if at < len(entries):
+                    found.append(outbox.append(entries[at:] if at else entries, settle=False))
+            except BaseException:
+                stored = outbox.books().stored - self._stored
+                self._stored += stored
+                ledger.add(copies=stored, copies_stored=stored)
+                for appended in found:
+                    outbox.give_back(appended.evicted)
+                raise
+            stored = sum([appended.stored for appended in found])
+            self._stored += stored
+        failures: list[Failure] = []
+        refused = 0
+        for appended in found:
+            refused += len(appended.refused)
+            failures += [self._evicted(item) for item in appended.evicted]
+            failures += [self._refused(entry.raw, came_by) for entry in appended.refused]
+        ledger.add(copies=stored + refused, copies_stored=stored, copies_refused=refused)
+        self._tell_of_expiry([entry[2] for entry in entries])
+        self._around.wake(self)
+        return failures
+
+    def refuse(self, entries: Sequence[Entry], came_by: str) -> list[Failure]:
+        """Count messages that there is no outbox for; return what they are."""
+        self._around.ledger.add(copies=len(entries), copies_refused=len(entries))
+        return [self._refused(entry.raw, came_by) for entry in entries]
+
+    def _tell_of_expiry(self, times: list[int]) -> None:
+        soonest = min(times, default=0) or min((ms for ms in times if ms), default=0)
+        if soonest:
+            self._around.expires(soonest)
+
+    def _evicted(self, item: Item) -> Failure:
+        return Failure(
+            item.raw,
+            UCode.RESOURCE_EXHAUSTED,
+            DeadLetterReason.QUEUE_FULL,
+            f"it made room for one of a higher class in the queue to {self.receiver}",
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.QUEUE_FULL),
+        )
+
+    def _refused(self, raw: bytes, came_by: str) -> Failure:
+        return Failure(
+            raw,
+            UCode.RESOURCE_EXHAUSTED,
+            DeadLetterReason.QUEUE_FULL,
+            f"the queue to {self.receiver} is full",
+            came_by=came_by,
+            receiver=self.receiver,
+        )
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def work(self) -> bool:
+        """Deliver what is due, one batch; tell whether there was something.
+
+        :raises StorageError: a dead letter could not be written; the message waits again.
+        """
+        around = self._around
+        now = around.clock.monotonic()
+        with self._lock:
+            if self._rests_until > now or self.outbox.is_closed:
+                return False
+            blocked = self._blocked(now)
+            items = self.outbox.take(
+                around.limits.batch, around.limits.batch_bytes, self.order, blocked
+            )
+            if not items:
+                return False
+            chosen, failures = self._choose(items)
+            self._is_delivering = bool(chosen)
+        try:
+            if failures:
+                around.giving_up.give_up(failures)
+            if chosen:
+                self._deliver(chosen)
+        except BaseException:
+            self.outbox.give_back(items)  # those that are not settled
+            with self._lock:
+                self._rests_until = now + around.retry.backoff.maximum
+            raise
+        finally:
+            with self._lock:
+                self._is_delivering = False
+                self._quiet.notify_all()
+        return True
+
+    def _blocked(self, now: float) -> set[int]:
+        if self._held:
+            self._held = {source: due for source, due in self._held.items() if due > now}
+        self._traffic.notice_changes()
+        return {*self._held, *self._traffic.stopped}
+
+    def _choose(self, items: list[Item]) -> tuple[list[Item], list[Failure]]:
+        """Find out which of the messages that were taken are to be delivered.
+
+        The others are settled or given back, except for those that are dead letters.
+        """
+        now_ms = self._around.clock.now_ns() // 1_000_000
+        traffic = self._traffic
+        if traffic.is_plain(items) and not any(
+            [item[3] and item[3] <= now_ms for item in items]  # noqa: C419 - faster
+        ):
+            return items, []
+        chosen: list[Item] = []
+        failures: list[Failure] = []
+        gone: list[Item] = []
+        back: list[Item] = []
+        sampled: set[int] = set()
+        for item in items:
+            if item.expires_at_ms and item.expires_at_ms <= now_ms:
+                failures.append(self._expired(item))
+                continue
+            known = traffic.of(item)
+            if known.is_gone:
+                gone.append(item)
+            elif known.is_stopped:
+                traffic.stopped.add(item.source)
+                back.append(item)
+            elif item.source in traffic.stopped or item.source in sampled:
+                back.append(item)
+            else:
+                chosen.append(item)
+                if known.period:
+                    sampled.add(item.source)
+        if gone:
+            self.outbox.settle(gone, Reason.GONE)
+        if back:
+            self._give_back(back)
+        return chosen, failures
+
+    def _deliver(self, items: list[Item]) -> None:
+        statuses = self._hand_over(items)
+        if len(statuses) == len(items) and statuses.count(None) == len(items):
+            self._acknowledge(items)
+            return
+        statuses = [*statuses, *[NOT_TRIED] * (len(items) - len(statuses))]
+        acked: list[Item] = []
+        failed: list[tuple[Item, UStatus]] = []
+        back: list[Item] = []
+        for item, status in zip(items, statuses, strict=False):
+            if status is None or status.is_ok:
+                acked.append(item)
+            elif status is NOT_TRIED:
+                back.append(item)
+            else:
+                failed.append((item, status))
+        if acked:
+            self._acknowledge(acked)
+        failures = []
+        for item, status in failed:
+            verdict = self._attempts.fail(item, status)
+            self.trouble = verdict.text
+            if verdict.due is None:
+                failures.append(self._given_up(item, verdict))
+            else:
+                self._hold(item, verdict.due)
+                back.append(item)
+        self._give_back(back)
+        if failures:
+            self._around.giving_up.give_up(failures)
+
+    def _hand_over(self, items: Sequence[Item]) -> Sequence[UStatus | None]:
+        messages = [parcel(item[7]) for item in items]
+        try:
+            return self._leg.deliver(self.receiver.address, messages)
+        except UStatusError as error:
+            return [error.status]
+        except Exception as error:
+            # E16: whatever a leg raises is a message that was not delivered.
+            log.warning("%s: %s", self.receiver, error, exc_info=True)
+            return [UStatus(UCode.INTERNAL, f"{type(error).__name__}: {error}")]
+
+    @property
+    def failed_attempts(self) -> int:
+        """How often messages that still wait were tried."""
+        return self._attempts.total
+
+    def _acknowledge(self, items: list[Item]) -> None:
+        self.trouble = ""
+        self.outbox.settle(items, Reason.ACKED)
+        if self._attempts:
+            self._attempts.forget(items)
+        if self._traffic.is_sampled:
+            now = self._around.clock.monotonic()
+            with self._lock:
+                for item in items:
+                    period = self._traffic.period(item)
+                    if period:
+                        self._held[item.source] = now + period
+
+    def _hold(self, item: Item, due: float) -> None:
+        """Let the messages behind one that failed wait, as far as their order asks for it."""
+        with self._lock:
+            if self.order == "arrival":
+                self._rests_until = due
+            else:
+                self._held[item.source] = due
+
+    def _given_up(self, item: Item, verdict: Verdict) -> Failure:
+        return Failure(
+            item.raw,
+            verdict.code,
+            verdict.reason,
+            verdict.text,
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.PERMANENT),
+            attempts=verdict.tried.made,
+            first_failure_ms=verdict.tried.first_failure_ms,
+        )
+
+    def _give_back(self, items: list[Item]) -> None:
+        if items:
+            self.outbox.give_back(items)
+            self._tell_of_expiry([item[3] for item in items])
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """Return when there is something to deliver again (monotonic seconds); None: nothing."""
+        with self._lock:
+            now = self._around.clock.monotonic()
+            if self.outbox.is_closed or self.outbox.waiting == 0:
+                return None
+            if self._rests_until > now:
+                return self._rests_until
+            return min((due for due in self._held.values() if due > now), default=None)
+
+    def expire(self, now_ms: int) -> bool:
+        """Give up the messages whose time is over; tell whether there were some."""
+        items = self.outbox.expire(now_ms, settle=False)
+        if items:
+            self._around.giving_up.give_up([self._expired(item) for item in items])
+        return bool(items)
+
+    def _expired(self, item: Item) -> Failure:
+        tried = self._attempts.end(item)
+        return Failure(
+            item.raw,
+            UCode.DEADLINE_EXCEEDED,
+            DeadLetterReason.EXPIRED,
+            f"its time was over before {self.receiver} had it",
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.EXPIRED),
+            attempts=tried.made,
+            first_failure_ms=tried.first_failure_ms,
+        )
+
+    # --- from outside ---------------------------------------------------------------------------
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Tell whether messages can be stored without another having to go."""
+        limits = self._around.limits
+        return (
+            self.outbox.queued + messages <= limits.queue_messages
+            and self.outbox.size + size <= limits.queue_bytes
+        )
+
+    def settle_down(self, timeout: float) -> bool:
+        """Wait until no delivery is under way that began before; tell whether that is so."""
+        with self._quiet:
+            return self._quiet.wait_for(lambda: not self._is_delivering, timeout)
+
+    def drop(self, topic: UUri) -> int:
+        """Settle what waits of the topics that match, as somebody asked; return how many."""
+        count = 0
+        for priority in range(CLASSES):
+            at: int | None = 0
+            while at is not None:
+                items, at = self.outbox.look(priority, at)
+                own = [item for item in items if topic.matches(topic_of_item(item))]
+                if own:
+                    count += self.outbox.settle(own, Reason.ADMIN)
+        return count
+
+    def try_again(self) -> None:
+        """Forget all back-off."""
+        with self._lock:
+            self._held.clear()
+            self._rests_until = 0.0
+        self._around.wake(self)

@@ -1,0 +1,273 @@
+"""Which receivers does a dispatcher have messages for, also from before a restart?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.errors import Closed, Malformed
+from penstock.dispatch.books import NO_COPIES, added
+from penstock.dispatch.delivering import Outlet
+from penstock.dispatch.outbox import Outbox, OutboxBooks
+from penstock.dispatch.outbox.sidecar import save_notes
+from penstock.dispatch.plans import NoRoom
+from penstock.dispatch.receivers import Receiver
+from penstock.protocols.uprotocol import UCode, UStatus, UUri
+from penstock.protocols.uprotocol.transports import Leg, not_tried_after
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from penstock.dispatch.giving_up import Failure
+    from penstock.dispatch.outbox import Entry
+    from penstock.dispatch.surroundings import Surroundings
+    from penstock.protocols.uprotocol import UMessage
+    from penstock.protocols.uprotocol.transports import Ingest
+    from penstock.queue.log.options import Sync
+
+__all__ = ["Outlets", "ReceiverInfo"]
+
+log = logging.getLogger(__name__)
+
+_NAME: Final = "receiver"
+_RETIRED: Final = "retired"
+
+
+class ReceiverInfo(NamedTuple):
+    """A receiver, for people."""
+
+    receiver: Receiver
+    books: OutboxBooks
+    bytes: int
+    order: str
+    #: How often messages that still wait were tried, and why the last delivery failed.
+    attempts: int
+    trouble: str
+    #: Seconds until it is tried again; None while nothing waits for that.
+    due_in: float | None
+    #: What was found to be wrong with its files.
+    findings: Sequence[str]
+
+
+class Outlets:
+    """All outlets, each with an outbox in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        legs: Mapping[str, Leg],
+        around: Surroundings,
+        sync: Sync,
+        retired: Callable[[Outlet], None],
+    ) -> None:
+        """Open the outboxes that are there.
+
+        :raises StorageError: the operating system refuses.
+        :raises DamagedQueue: an outbox cannot be read.
+        """
+        self._folder = folder
+        self._legs = legs
+        self._around = around
+        self._sync = sync
+        self._on_retired = retired
+        self._lock = threading.Lock()
+        self._outlets: dict[Receiver, Outlet] = {}
+        self._is_closed = False
+        with storage_errors("creating", str(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._retired = self._retired_before = _read_retired(folder / _RETIRED)
+        try:
+            for path in sorted(folder.iterdir()):
+                receiver = _read_receiver(path / _NAME) if path.is_dir() else None
+                if receiver is not None:
+                    self._outlets[receiver] = self._open(receiver)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, receiver: Receiver) -> Outlet:
+        limits = self._around.limits
+        outbox = Outbox(
+            self._folder / receiver.folder,
+            max_messages=limits.queue_messages,
+            max_bytes=limits.queue_bytes,
+            segment=max(16 << 20, 2 * limits.message),
+            sync=self._sync,
+            clock=self._around.clock,
+        )
+        leg = self._legs.get(receiver.leg) or _Missing(receiver.leg)
+        return Outlet(receiver, leg, outbox, self._around)
+
+    def outlet(self, receiver: Receiver) -> Outlet:
+        """Return the outlet of a receiver; make it if there is none.
+
+        :raises NoRoom: there are too many receivers that messages wait for.
+        :raises StorageError: the operating system refuses.
+        :raises DamagedQueue: its outbox cannot be read.
+        """
+        outlet = self._outlets.get(receiver)
+        if outlet is not None:
+            return outlet
+        with self._lock:
+            outlet = self._outlets.get(receiver)
+            if outlet is None:
+                if len(self._outlets) >= self._around.limits.receivers:
+                    self._retire_one()
+                folder = self._folder / receiver.folder
+                with storage_errors("creating", str(folder)):
+                    folder.mkdir(parents=True, exist_ok=True)
+                name = {"leg": receiver.leg, "address": str(receiver.address)}
+                save_notes(folder / _NAME, json.dumps(name).encode(), sync=self._sync != "none")
+                outlet = self._open(receiver)
+                self._outlets = {**self._outlets, receiver: outlet}
+            return outlet
+
+    def store(
+        self,
+        outlet: Outlet,
+        entries: Sequence[Entry],
+        latest: Mapping[int, bytes] | None = None,
+        came_by: str = "",
+    ) -> list[Failure]:
+        """Store messages for a receiver, also if its outlet had to go a moment ago.
+
+        :returns: what could not be delivered because of it.
+        :raises StorageError: there is no space; some may be stored.
+        """
+        while True:
+            try:
+                return outlet.store(entries, latest, came_by)
+            except Closed:
+                if self._is_closed:
+                    raise
+                try:
+                    outlet = self.outlet(outlet.receiver)
+                except NoRoom:
+                    return outlet.refuse(entries, came_by)
+
+    def _retire_one(self) -> None:
+        """Make room: let one go that nothing waits for.
+
+        :raises NoRoom: messages wait for all of them.
+        """
+        outlet = next((each for each in self._outlets.values() if not each.outbox.queued), None)
+        if outlet is None:
+            limit = self._around.limits.receivers
+            raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")
+        receiver = outlet.receiver
+        self._on_retired(outlet)
+        self._outlets = {key: each for key, each in self._outlets.items() if key != receiver}
+        outlet.outbox.close()
+        self._retired = added([self._retired, outlet.outbox.books()])
+        self._retired_before = added([self._retired_before, outlet.before])
+        text = json.dumps(self._retired._asdict()).encode()
+        save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
+        shutil.rmtree(self._folder / receiver.folder, ignore_errors=True)
+
+    def all(self) -> list[Outlet]:
+        return list(self._outlets.values())
+
+    def get(self, receiver: Receiver) -> Outlet | None:
+        return self._outlets.get(receiver)
+
+    def infos(self) -> list[ReceiverInfo]:
+        now = self._around.clock.monotonic()
+        found = []
+        for outlet in self.all():
+            due, outbox = outlet.next_due(), outlet.outbox
+            wait = None if due is None else max(due - now, 0.0)
+            found.append(
+                ReceiverInfo(
+                    outlet.receiver,
+                    outbox.books(),
+                    outbox.size,
+                    outlet.order,
+                    outlet.failed_attempts,
+                    outlet.trouble,
+                    wait,
+                    outbox.findings,
+                )
+            )
+        return found
+
+    def books(self) -> tuple[OutboxBooks, OutboxBooks]:
+        """Return the sums of all outboxes, and what they were when they were opened."""
+        outlets = self.all()
+        return (
+            added([self._retired, *(outlet.outbox.books() for outlet in outlets)]),
+            added([self._retired_before, *(outlet.before for outlet in outlets)]),
+        )
+
+    def close(self) -> None:
+        """Close all outboxes.
+
+        :raises StorageError: the device refuses; the others are closed all the same.
+        """
+        self._is_closed = True
+        failure: BaseException | None = None
+        for outlet in self.all():
+            try:
+                outlet.outbox.close()
+            except Exception as error:
+                log.exception("%s", outlet.receiver)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+class _Missing(Leg):
+    """The leg of receivers from before, which the configuration does not have any more."""
+
+    scope = "entity"
+
+    def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
+        """Receive nothing."""
+
+    def listen(self, topic: UUri) -> None:
+        """Receive nothing."""
+
+    def unlisten(self, topic: UUri) -> None:
+        """Receive nothing."""
+
+    def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
+        del address
+        status = UStatus(UCode.UNAVAILABLE, f"there is no leg {self.name} any more")
+        return not_tried_after(status, len(messages) - 1)
+
+    def stop(self) -> None:
+        """Receive nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def statistics(self) -> Mapping[str, int]:
+        return {}
+
+
+def _read_receiver(path: Path) -> Receiver | None:
+    with storage_errors("reading", str(path)):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return None  # of somebody else, or a crash was quicker than its first message
+    try:
+        fields = json.loads(text)
+        return Receiver(str(fields["leg"]), UUri.parse(fields["address"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Malformed(str(path), "the receiver's name", "JSON of this program", error) from error
+
+
+def _read_retired(path: Path) -> OutboxBooks:
+    with storage_errors("reading", str(path)):
+        try:
+            fields = json.loads(path.read_bytes())
+            return OutboxBooks(**{name: int(fields.get(name, 0)) for name in OutboxBooks._fields})
+        except FileNotFoundError:
+            return NO_COPIES
+        except (ValueError, AttributeError, TypeError) as error:
+            raise Malformed(str(path), "the books", "JSON of this program", error) from error

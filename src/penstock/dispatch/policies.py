@@ -1,0 +1,66 @@
+"""What is promised to the messages of a topic, and in which order do they go?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import InvalidOption
+from penstock.protocols.uprotocol import UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.dispatch.outbox import Order
+
+__all__ = ["Delivery", "Policies", "Policy"]
+
+#: A week: nothing stays in a queue for ever because nobody said how long it may.
+_DEFAULT_MAX_AGE = 7 * 86_400.0
+
+
+class Delivery(Enum):
+    """What is promised."""
+
+    #: It is tried until the receiver's transport has it, or it is a dead letter.
+    AT_LEAST_ONCE = "at-least-once"
+    #: The same, but a newer message of the topic takes the place of one that still waits.
+    LATEST = "latest"
+    #: It is tried once.
+    BEST_EFFORT = "best-effort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The promise to the topics that match a pattern.
+
+    :raises InvalidOption: a number is out of its range.
+    """
+
+    #: Of the topic of a publish or a notification, of the method of a request or a response.
+    topic: UUri = UUri.ANY
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    #: A receiver has one order: that of priority, if a topic that goes to it asks for that.
+    order: Order = "arrival"
+    #: Seconds in a queue at most, whatever the ttl says; None is no limit.
+    max_age: float | None = _DEFAULT_MAX_AGE
+    #: Attempts at most. None: without limit for messages that have a ttl, for the others as many
+    #: as the dispatcher's `retry` says.
+    max_attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_age is not None and not self.max_age > 0:
+            raise InvalidOption("max_age", self.max_age, "must be above 0 seconds")
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise InvalidOption("max_attempts", self.max_attempts, "must be at least 1")
+
+
+class Policies:
+    """All policies; the first that matches counts."""
+
+    def __init__(self, policies: Iterable[Policy] = ()) -> None:
+        self._policies = (*policies, Policy())
+
+    def of(self, topic: UUri) -> Policy:
+        return next(policy for policy in self._policies if policy.topic.matches(topic))

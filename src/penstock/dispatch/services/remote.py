@@ -1,0 +1,206 @@
+"""How does one uSubscription subscribe at another, for as long as it takes? (spec 6.1)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.retry import Backoff
+from penstock.protocols.uprotocol import (
+    UUID7,
+    SubscriptionStatus,
+    UCode,
+    UMessage,
+    UPayloadFormat,
+    UUri,
+    proto,
+    request,
+)
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Clock
+    from penstock.dispatch.services.subscriptions import SubscriptionTable
+
+__all__ = ["CALL_TIMEOUT", "Outcome", "RemoteTopics"]
+
+SUBSCRIBE: Final = 1
+UNSUBSCRIBE: Final = 2
+#: Seconds that a call waits for its answer.
+CALL_TIMEOUT: Final = 300.0
+
+#: After a call that failed. It is needed for as long as somebody wants the topic, so it never ends.
+_BACKOFF: Final = Backoff(initial=1.0, factor=2.0, maximum=60.0, jitter=0.2)
+
+
+@dataclass(slots=True)
+class _Wish:
+    """What another uSubscription is to know of us and a topic of it."""
+
+    topic: UUri
+    is_wanted: bool
+    period_ms: int | None
+    #: Whether it has said that it knows.
+    is_granted: bool = False
+    attempts: int = 0
+    due: float = 0.0
+    reqid: UUID7 | None = None
+
+
+class Outcome(NamedTuple):
+    """What another uSubscription has answered."""
+
+    topic: UUri
+    status: SubscriptionStatus
+
+
+class RemoteTopics:
+    """The topics of other authorities that somebody here wants. Used under the table's lock."""
+
+    def __init__(self, address: UUri, table: SubscriptionTable, clock: Clock) -> None:
+        """Take up what was left.
+
+        :param address: of the own uSubscription, which is the subscriber there
+        """
+        self._address = address
+        self._table = table
+        self._clock = clock
+        self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+        self._wishes = {
+            topic: _Wish(
+                topic,
+                bool(note.get("is_wanted")),
+                note.get("period_ms"),
+                bool(note.get("is_granted")),
+            )
+            for topic, note in table.notes.items()
+        }
+
+    def is_granted(self, topic: UUri) -> bool:
+        wish = self._wishes.get(topic)
+        return wish is not None and wish.is_wanted and wish.is_granted
+
+    def want(self, topic: UUri, period_ms: int | None) -> None:
+        """Subscribe there, or change the sample period; what is so already stays so.
+
+        :raises StorageError: it cannot be remembered.
+        """
+        wish = self._wishes.get(topic)
+        if wish is None or not wish.is_wanted or wish.period_ms != period_ms:
+            self._set(_Wish(topic, is_wanted=True, period_ms=period_ms))
+
+    def unwant(self, topic: UUri) -> None:
+        """Unsubscribe there.
+
+        :raises StorageError: it cannot be remembered.
+        """
+        wish = self._wishes.get(topic)
+        if wish is not None and wish.is_wanted:
+            self._set(_Wish(topic, is_wanted=False, period_ms=None))
+
+    def again(self, topic: UUri) -> None:
+        """Subscribe anew: it was forgotten there."""
+        wish = self._wishes.get(topic)
+        if wish is not None and wish.is_wanted and wish.is_granted:
+            due = self._clock.monotonic() + _BACKOFF.delay(1, self._rng)
+            self._set(_Wish(topic, is_wanted=True, period_ms=wish.period_ms, due=due))
+
+    def _set(self, wish: _Wish) -> None:
+        # A call under way for what was wanted before needs no answer: its successor is behind it
+        # in the same queue.
+        self._table.note(
+            wish.topic,
+            {
+                "is_wanted": wish.is_wanted,
+                "period_ms": wish.period_ms,
+                "is_granted": wish.is_granted,
+            },
+        )
+        wish.due = max(wish.due, self._clock.monotonic())
+        self._wishes[wish.topic] = wish
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def work(self) -> list[UMessage]:
+        """Return the calls that are due."""
+        now = self._clock.monotonic()
+        calls = []
+        for wish in self._wishes.values():
+            if wish.is_granted or wish.due > now:
+                continue
+            if wish.reqid is not None:  # no answer came in its time
+                wish.attempts += 1
+            call = self._call(wish)
+            wish.reqid = call.attributes.id
+            # The dispatcher answers for a receiver that does not; so this is for its crash.
+            wish.due = now + CALL_TIMEOUT + _BACKOFF.delay(wish.attempts + 1, self._rng)
+            calls.append(call)
+        return calls
+
+    def next_due(self) -> float | None:
+        return min((it.due for it in self._wishes.values() if not it.is_granted), default=None)
+
+    def _call(self, wish: _Wish) -> UMessage:
+        if wish.is_wanted:
+            asked = proto.SubscribeRequest(
+                topic=wish.topic.to_proto(), sample_period=wish.period_ms
+            )
+            method = SUBSCRIBE
+        else:
+            asked = proto.UnsubscribeRequest(topic=wish.topic.to_proto())
+            method = UNSUBSCRIBE
+        there = UUri(
+            wish.topic.authority_name, self._address.ue_id, self._address.ue_version_major, method
+        )
+        return request(
+            self._address,
+            there,
+            asked.SerializeToString(),
+            payload_format=UPayloadFormat.PROTOBUF,
+            ttl=int(CALL_TIMEOUT * 1000),
+            id=UUID7.new(self._clock.now_ns() // 1_000_000),
+        )
+
+    def answered(self, response: UMessage) -> Outcome | None:
+        """Take an answer; return what follows from it, None: nothing does.
+
+        :raises StorageError: it cannot be remembered.
+        """
+        attributes = response.attributes
+        wish = next(
+            (it for it in self._wishes.values() if it.reqid and it.reqid == attributes.reqid), None
+        )
+        source = attributes.source
+        if wish is None or source is None:
+            return None
+        if source.authority_name != wish.topic.authority_name:
+            return None  # nobody else answers for it
+        status = self._granted(response, wish)
+        if status is None:
+            wish.reqid = None
+            wish.attempts += 1
+            wish.due = self._clock.monotonic() + _BACKOFF.delay(wish.attempts, self._rng)
+            return None
+        if wish.is_wanted and status != SubscriptionStatus.UNSUBSCRIBED:
+            self._set(_Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, is_granted=True))
+        else:
+            self._table.note(wish.topic, None)
+            del self._wishes[wish.topic]
+        return Outcome(wish.topic, status)
+
+    @staticmethod
+    def _granted(response: UMessage, wish: _Wish) -> SubscriptionStatus | None:
+        """Return the status that an answer gives; None: the call failed."""
+        attributes = response.attributes
+        if attributes.commstatus not in (None, UCode.OK):
+            return None
+        if not wish.is_wanted:
+            return SubscriptionStatus.UNSUBSCRIBED
+        payload = response.payload or b""
+        try:
+            if attributes.payload_format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
+                payload = proto.Any_.FromString(payload).value
+            status = SubscriptionStatus(proto.SubscribeResponse.FromString(payload).status)
+        except proto.UNDECODABLE:
+            return None
+        return status if status != SubscriptionStatus.UNSPECIFIED else None

@@ -1,0 +1,350 @@
+"""Who gets which topics, and who says so? The service uSubscription, version 4 (spec 6.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.dispatch.access import Access
+from penstock.dispatch.services.remote import RemoteTopics
+from penstock.dispatch.services.service import Service, decoded
+from penstock.dispatch.services.subscriptions import Subscription, SubscriptionTable
+from penstock.protocols.uprotocol import (
+    InvalidUUri,
+    SubscriptionStatus,
+    UCode,
+    UMessage,
+    UMessageType,
+    UPayloadFormat,
+    UPriority,
+    UStatusError,
+    UUri,
+    notification,
+    proto,
+    publish,
+)
+from penstock.protocols.uprotocol.uuri import ANY_AUTHORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from penstock.core.clock import Clock
+
+__all__ = ["CHANGES", "SubscriptionLimits", "USubscription"]
+
+#: The topic on which changes are told.
+CHANGES: Final = 0x8000
+_NS_PER_MS: Final = 1_000_000
+_NS_PER_SECOND: Final = 1_000_000_000
+
+_UNSUBSCRIBED: Final = SubscriptionStatus.UNSUBSCRIBED
+_PENDING: Final = SubscriptionStatus.SUBSCRIBE_PENDING
+_SUBSCRIBED: Final = SubscriptionStatus.SUBSCRIBED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionLimits:
+    """How much others can make it remember."""
+
+    subscriptions: int = 10_000
+    watchers: int = 1_000
+    #: Bytes of a response.
+    response: int = 1 << 20
+
+
+class USubscription(Service):
+    """Takes subscriptions, keeps them, and tells everybody of changes.
+
+    The subscriber is the source of a request. For a topic elsewhere it subscribes itself at the
+    uSubscription there, again and again until that answers; who is waiting for it counts as a
+    receiver already.
+    """
+
+    service_id = 0
+    version = 4
+    name = "uSubscription"
+
+    def __init__(
+        self,
+        authority: str,
+        table: SubscriptionTable,
+        clock: Clock,
+        *,
+        access: Access | None = None,
+        serves: Collection[str] = (),
+        limits: SubscriptionLimits | None = None,
+    ) -> None:
+        """Take up what the table has.
+
+        :param serves: authorities that have no uSubscription, whose topics count as own; "*": all
+        """
+        super().__init__(authority, clock)
+        self.table = table
+        self._access = access or Access()
+        self._limits = limits or SubscriptionLimits()
+        self._own = {authority, *serves}
+        self._remote = RemoteTopics(self.address, table, clock)
+        self._news: list[UMessage] = []
+        self.methods = {
+            1: self._subscribe,
+            2: self._unsubscribe,
+            3: self._fetch,
+            4: self._register,
+            5: self._unregister,
+            6: self._reset,
+        }
+
+    def receive(self, message: UMessage) -> list[UMessage]:
+        with self.table.lock:
+            kind = message.attributes.type
+            if kind == UMessageType.RESPONSE:
+                self._answered(message)
+            elif kind == UMessageType.NOTIFICATION:
+                self._told(message)
+            answers = super().receive(message)
+            return [*answers, *self._take_news(), *self._remote.work()]
+
+    def work(self) -> list[UMessage]:
+        with self.table.lock:
+            self._expire()
+            return [*self._take_news(), *self._remote.work()]
+
+    def next_due(self) -> float | None:
+        with self.table.lock:
+            now = self.clock.monotonic()
+            expiry_ms = self.table.next_expiry_ms()
+            due = self._remote.next_due()
+            if expiry_ms is None:
+                return due
+            expiry = now + max(expiry_ms - self.clock.now_ns() / _NS_PER_MS, 0) / 1000
+            return expiry if due is None else min(due, expiry)
+
+    def close(self) -> None:
+        self.table.close()
+
+    # --- methods ----------------------------------------------------------------------------------
+
+    def _subscribe(self, source: UUri, payload: bytes) -> bytes:
+        asked = decoded(proto.SubscribeRequest, payload)
+        topic = _topic(asked)
+        if not self._access.may("subscribe", source, topic):
+            raise UStatusError(
+                UCode.PERMISSION_DENIED, f"no rule allows {source} to subscribe to {topic}"
+            )
+        expires_ms = _expiration(asked)
+        known = self.table.get(topic, source)
+        if expires_ms is not None and expires_ms <= self.now_ms:
+            if known is not None:
+                self._end([known])
+            return _granted(topic, _UNSUBSCRIBED)
+        if known is None and self.table.count >= self._limits.subscriptions:
+            raise UStatusError(
+                UCode.RESOURCE_EXHAUSTED, f"there are {self.table.count:,} subscriptions already"
+            )
+        wanted = Subscription(
+            topic,
+            source,
+            self._status_of(topic) if known is None else known.status,
+            expires_ms,
+            (asked.sample_period or None) if asked.HasField("sample_period") else None,
+        )
+        if wanted != known:
+            self.table.put(wanted)
+            self._tell([wanted])
+        self._follow(topic)
+        return _granted(topic, wanted.status)
+
+    def _unsubscribe(self, source: UUri, payload: bytes) -> bytes:
+        topic = _topic(decoded(proto.UnsubscribeRequest, payload))
+        known = self.table.get(topic, source)
+        if known is not None:
+            self._end([known])
+        return _bytes(proto.UnsubscribeResponse())
+
+    def _fetch(self, source: UUri, payload: bytes) -> bytes:
+        del source
+        asked = decoded(proto.FetchSubscriptionsRequest, payload)
+        topics = _filter(asked, "topic_filter")
+        subscribers = _filter(asked, "subscriber_filter")
+        found = proto.FetchSubscriptionsResponse(
+            subscriptions=[
+                one.to_proto()
+                for one in self.table
+                if (topics is None or topics.matches(one.topic))
+                and (subscribers is None or subscribers.matches(one.subscriber))
+            ]
+        )
+        if found.ByteSize() > self._limits.response:
+            raise UStatusError(
+                UCode.RESOURCE_EXHAUSTED,
+                f"{len(found.subscriptions):,} subscriptions do not fit into a response: "
+                "ask for fewer by a filter",
+            )
+        return _bytes(found)
+
+    def _register(self, source: UUri, payload: bytes) -> bytes:
+        decoded(proto.NotificationsRequest, payload)
+        watchers = self.table.watchers
+        if source not in watchers and len(watchers) >= self._limits.watchers:
+            raise UStatusError(
+                UCode.RESOURCE_EXHAUSTED, f"{len(watchers):,} are told of changes already"
+            )
+        self.table.watch(source)
+        return _bytes(proto.NotificationsResponse())
+
+    def _unregister(self, source: UUri, payload: bytes) -> bytes:
+        decoded(proto.NotificationsRequest, payload)
+        self.table.unwatch(source)
+        return _bytes(proto.NotificationsResponse())
+
+    def _reset(self, source: UUri, payload: bytes) -> bytes:
+        decoded(proto.ResetRequest, payload)
+        if source.service_id != self.service_id or source == self.address:
+            raise UStatusError(
+                UCode.PERMISSION_DENIED, "only another uSubscription may reset this one"
+            )
+        watchers = self.table.watchers
+        gone = self.table.clear()
+        for topic in {one.topic for one in gone}:
+            self._follow(topic)
+        self._tell([replace(one, status=_UNSUBSCRIBED) for one in gone], watchers)
+        return _bytes(proto.ResetResponse())
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def _is_own(self, topic: UUri) -> bool:
+        return topic.authority_name in self._own or ANY_AUTHORITY in self._own
+
+    def _status_of(self, topic: UUri) -> SubscriptionStatus:
+        if self._is_own(topic) or self._remote.is_granted(topic):
+            return _SUBSCRIBED
+        return _PENDING
+
+    def _end(self, subscriptions: Sequence[Subscription]) -> None:
+        self.table.remove(*subscriptions)
+        for topic in {one.topic for one in subscriptions}:
+            self._follow(topic)
+        self._tell([replace(one, status=_UNSUBSCRIBED) for one in subscriptions])
+
+    def _expire(self) -> None:
+        expiry_ms, now_ms = self.table.next_expiry_ms(), self.now_ms
+        if expiry_ms is not None and expiry_ms <= now_ms:
+            self._end(self.table.expired(now_ms))
+
+    def _follow(self, topic: UUri) -> None:
+        """Let the uSubscription of a topic's authority know what is wanted here."""
+        if self._is_own(topic):
+            return
+        those = self.table.of_topic(topic)
+        if not those:
+            self._remote.unwant(topic)
+            return
+        periods = [one.sample_period_ms for one in those]
+        all_have = [period for period in periods if period]
+        self._remote.want(topic, min(all_have) if len(all_have) == len(periods) else None)
+
+    def _answered(self, message: UMessage) -> None:
+        outcome = self._remote.answered(message)
+        if outcome is None:
+            return
+        those = self.table.of_topic(outcome.topic)
+        if outcome.status == _UNSUBSCRIBED:
+            self._end(those)
+        else:
+            self._restate(those, outcome.status)
+
+    def _told(self, message: UMessage) -> None:
+        """Hear of a change from the uSubscription of another authority."""
+        source = message.attributes.source
+        if source is None or (source.service_id, source.resource_id) != (self.service_id, CHANGES):
+            return
+        try:
+            payload = message.payload or b""
+            if message.attributes.payload_format == UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY:
+                payload = decoded(proto.Any_, payload).value
+            change = decoded(proto.Subscription, payload)
+            topic = UUri.from_proto(change.topic)
+        except (UStatusError, InvalidUUri):
+            return
+        if topic.authority_name != source.authority_name or self._is_own(topic):
+            return  # it speaks for its own topics only
+        status = SubscriptionStatus(change.status)
+        if status == _SUBSCRIBED and self._remote.is_granted(topic):
+            self._restate(self.table.of_topic(topic), status)
+        elif status == _UNSUBSCRIBED and self.table.of_topic(topic):
+            # It forgot, by a reset for example. Somebody here still wants it.
+            self._remote.again(topic)
+            self._restate(self.table.of_topic(topic), self._status_of(topic))
+
+    def _restate(self, those: Iterable[Subscription], status: SubscriptionStatus) -> None:
+        changed = [replace(one, status=status) for one in those if one.status != status]
+        if changed:
+            self.table.put(*changed)
+            self._tell(changed)
+
+    def _tell(self, changes: Iterable[Subscription], also: Sequence[UUri] | None = None) -> None:
+        """Tell of changes in all three ways: the subscriber, who registered, and everybody."""
+        watchers = self.table.watchers if also is None else also
+        topic = self.address.with_resource(CHANGES)
+        form: dict[str, Any] = {
+            "payload_format": UPayloadFormat.PROTOBUF,
+            "priority": UPriority.CS2,
+        }
+        for change in changes:
+            payload = _bytes(change.to_proto())
+            for who in dict.fromkeys([change.subscriber, *watchers]):
+                self._news.append(notification(topic, who, payload, id=self.new_id(), **form))
+            self._news.append(publish(topic, payload, id=self.new_id(), **form))
+
+    def _take_news(self) -> list[UMessage]:
+        news, self._news = self._news, []
+        return news
+
+
+def _topic(asked: Any) -> UUri:
+    """Return the topic of a request.
+
+    :raises UStatusError: INVALID_ARGUMENT, it is not one that can be subscribed to.
+    """
+    try:
+        topic = UUri.from_proto(asked.topic)
+    except InvalidUUri as error:
+        raise UStatusError(UCode.INVALID_ARGUMENT, str(error)) from error
+    problem = ""
+    if not topic.is_topic:
+        problem = "its resource is not one of 8000 to FFFE"
+    elif topic.is_local or topic.has_wildcard_authority:
+        problem = "its authority is empty or a wildcard"
+    elif topic.has_wildcard_service_id:
+        problem = "its service is a wildcard"
+    if problem:
+        raise UStatusError(UCode.INVALID_ARGUMENT, f"{topic} cannot be subscribed to: {problem}")
+    return topic
+
+
+def _expiration(asked: Any) -> int | None:
+    """Return the end of a subscription, milliseconds since 1970 UTC; None: it has none."""
+    if not asked.HasField("expiration"):
+        return None
+    seconds, nanos = asked.expiration.seconds, asked.expiration.nanos
+    if not 0 <= nanos < _NS_PER_SECOND:
+        raise UStatusError(UCode.INVALID_ARGUMENT, f"the expiration has {nanos} nanoseconds")
+    return int(seconds) * 1000 + int(nanos) // _NS_PER_MS
+
+
+def _filter(asked: Any, name: str) -> UUri | None:
+    if not asked.HasField(name):
+        return None
+    try:
+        return UUri.from_proto(getattr(asked, name))
+    except InvalidUUri as error:
+        raise UStatusError(UCode.INVALID_ARGUMENT, f"{name}: {error}") from error
+
+
+def _granted(topic: UUri, status: SubscriptionStatus) -> bytes:
+    return _bytes(proto.SubscribeResponse(topic=topic.to_proto(), status=int(status)))
+
+
+def _bytes(message: Any) -> bytes:
+    data: bytes = message.SerializeToString(deterministic=True)
+    return data

@@ -1,0 +1,67 @@
+"""Which numbers bound a dispatcher, and when does it try again?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import InvalidOption
+from penstock.core.retry import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Limits", "Retry"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What comes from outside is bounded by these.
+
+    :raises InvalidOption: a number is out of its range.
+    """
+
+    #: Bytes of a message at most.
+    message: int = 1 << 20
+    #: Bytes of a message at most that a leg carries, by the leg's name; the others have no own.
+    leg_messages: Mapping[str, int] = field(default_factory=dict)
+    #: Messages and bytes that may wait for one receiver.
+    queue_messages: int = 1_000_000
+    queue_bytes: int = 2 << 30
+    #: Receivers that messages may wait for.
+    receivers: int = 1024
+    #: Bytes of dead letters that are kept on the disk.
+    dead: int = 256 << 20
+    #: Messages, at least, in which one that comes again is found.
+    dedupe: int = 100_000
+    #: Messages and bytes of one delivery.
+    batch: int = 256
+    batch_bytes: int = 1 << 20
+    #: An id that is this many seconds in the future does not make its message live longer.
+    clock_skew: float = 60.0
+
+    def __post_init__(self) -> None:
+        numbers = ("message", "queue_messages", "queue_bytes", "receivers", "dead", "batch")
+        for name in (*numbers, "batch_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(name, getattr(self, name), "must be at least 1")
+        if self.dedupe < 0:
+            raise InvalidOption("dedupe", self.dedupe, "must not be negative")
+        if not self.clock_skew >= 0:
+            raise InvalidOption("clock_skew", self.clock_skew, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How long to wait after a failed delivery, and how often to try.
+
+    :raises InvalidOption: a number is out of its range.
+    """
+
+    backoff: Backoff = field(default_factory=Backoff)
+    #: Attempts in all for a message that never expires; one with a ttl has as many as it needs.
+    max_attempts: int = 10
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise InvalidOption("max_attempts", self.max_attempts, "must be at least 1")

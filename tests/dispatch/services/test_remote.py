@@ -1,0 +1,239 @@
+"""Topics of other authorities: one uSubscription subscribes at another (spec uprotocol 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.protocols.uprotocol import (
+    UUID7,
+    SubscriptionStatus,
+    UCode,
+    UMessageType,
+    UPayloadFormat,
+    UUri,
+    error_response,
+    notification,
+    proto,
+    response,
+)
+from support.dispatching import START_NS, status
+from support.service_bus import ServiceBus, connect, run_all
+
+SUBSCRIBED = SubscriptionStatus.SUBSCRIBED
+PENDING = SubscriptionStatus.SUBSCRIBE_PENDING
+UNSUBSCRIBED = SubscriptionStatus.UNSUBSCRIBED
+TOPIC = UUri("there", 0x10, 1, 0x8001)
+ITSELF = UUri("here", 0, 4, 0)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[ServiceBus, ServiceBus]]:
+    """Two dispatchers that reach each other."""
+    clock = ManualClock(START_NS)
+    here = ServiceBus(tmp_path / "here", clock=clock)
+    there = ServiceBus(tmp_path / "there", clock=clock, name="there", others="here")
+    connect(here, there)
+    yield here, there
+    run_all([here, there])
+    here.close()
+    there.close()
+
+
+def test_the_first_subscriber_to_a_topic_elsewhere_has_it_subscribed_there(
+    two: tuple[ServiceBus, ServiceBus],
+) -> None:
+    here, there = two
+    alice = here.entity(0x20)
+    assert here.subscribe(alice, TOPIC).status == PENDING
+    run_all([here, there])
+    assert [(one.topic, one.subscriber) for one in there.table] == [(TOPIC, ITSELF)]
+    told = [change.status for _, change in here.changes(alice)]
+    assert told == [PENDING, SUBSCRIBED]
+    there.publish(TOPIC, b"from there")
+    run_all([here, there])
+    assert here.payloads(alice) == [b"from there"]
+
+
+def test_the_second_subscriber_is_subscribed_at_once_and_only_the_last_ends_it(
+    two: tuple[ServiceBus, ServiceBus],
+) -> None:
+    here, there = two
+    alice, bob = here.entity(0x20), here.entity(0x30)
+    here.subscribe(alice, TOPIC)
+    run_all([here, there])
+    assert here.subscribe(bob, TOPIC).status == SUBSCRIBED
+    here.unsubscribe(alice, TOPIC)
+    run_all([here, there])
+    assert there.table.count == 1
+    assert here.unsubscribe(bob, TOPIC) == proto.UnsubscribeResponse()
+    assert here.table.count == 0
+    run_all([here, there])
+    assert there.table.count == 0
+    assert here.table.notes == {}
+
+
+def test_the_sample_period_there_is_the_shortest_of_those_here(
+    two: tuple[ServiceBus, ServiceBus],
+) -> None:
+    here, there = two
+    alice, bob = here.entity(0x20), here.entity(0x30)
+
+    def period() -> int | None:
+        run_all([here, there])
+        [one] = there.table
+        return one.sample_period_ms
+
+    here.subscribe(alice, TOPIC, sample_period=3000)
+    assert period() == 3000
+    here.subscribe(bob, TOPIC, sample_period=500)
+    assert period() == 500
+    here.subscribe(bob, TOPIC)
+    assert period() is None
+    here.unsubscribe(bob, TOPIC)
+    assert period() == 3000
+
+
+def test_a_call_that_fails_is_made_again_for_as_long_as_it_is_needed(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    here.far.always = status("PERMISSION_DENIED")
+    assert here.subscribe(alice, TOPIC).status == PENDING
+    here.run(300)
+    tried = len(here.far.calls)
+    assert 5 <= tried <= 12  # 1, 2, 4 … 60 seconds apart
+    assert [one.status for one in here.table] == [PENDING]
+    here.run(300)
+    assert len(here.far.calls) > tried
+    here.unsubscribe(alice, TOPIC)
+    here.far.always = None
+    here.run(300)
+    last = here.far.arrived[UUri("there", 0, 0, 0)][-1]
+    assert last.attributes.sink == UUri("there", 0, 4, 2)
+    here.close()
+
+
+def test_a_call_without_an_answer_is_made_again_after_five_minutes(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    here.subscribe(here.entity(0x20), TOPIC)
+    there = UUri("there", 0, 0, 0)
+    assert len(here.far.arrived[there]) == 1
+    asked = here.far.arrived[there][0].attributes
+    assert (asked.ttl, asked.source) == (300_000, ITSELF)
+    here.run(299)
+    assert len(here.far.arrived[there]) == 1
+    here.run(10)
+    assert len(here.far.arrived[there]) == 2
+    here.close()
+
+
+def test_what_is_pending_is_taken_up_after_a_restart(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    here.far.always = status("UNAVAILABLE")
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    here = here.reopen()
+    clock = here.clock
+    there = ServiceBus(tmp_path / "there", clock=clock, name="there", others="here")
+    connect(here, there)
+    run_all([here, there], 20)
+    assert there.table.count == 1
+    assert [one.status for one in here.table] == [SUBSCRIBED]
+    here = here.reopen()
+    connect(here, there)
+    here.unsubscribe(alice, TOPIC)
+    run_all([here, there], 5)
+    assert there.table.count == 0
+    here.close()
+    there.close()
+
+
+def test_who_waits_for_the_answer_gets_publishes_already(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    assert here.subscribe(alice, TOPIC).status == PENDING
+    assert TOPIC in here.far.listens
+    here.publish(TOPIC, b"early", leg="far")
+    assert here.payloads(alice) == [b"early"]
+    here.unsubscribe(alice, TOPIC)
+    assert TOPIC not in here.far.listens
+    here.close()
+
+
+def test_after_a_reset_there_it_is_subscribed_anew(two: tuple[ServiceBus, ServiceBus]) -> None:
+    here, there = two
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    run_all([here, there])
+    here.changes(alice)
+    there.ask(UUri("here", 0, 4, 0), UUri("there", 0, 4, 6), leg="far")
+    run_all([here, there], 5)
+    assert there.table.count == 1
+    assert [change.status for _, change in here.changes(alice)] == [PENDING, SUBSCRIBED]
+
+
+def test_a_usubscription_speaks_for_its_own_topics_only(
+    two: tuple[ServiceBus, ServiceBus],
+) -> None:
+    here, _ = two
+    alice = here.entity(0x20)
+    own = UUri("here", 0x10, 1, 0x8001)
+    here.subscribe(alice, own)
+    change = proto.Subscription(topic=own.to_proto(), subscriber=ITSELF.to_proto(), status=1)
+    notify = UUri("there", 0, 4, 0x8000)
+    message = notification(
+        notify,
+        ITSELF,
+        change.SerializeToString(),
+        payload_format=UPayloadFormat.PROTOBUF,
+        id=UUID7.new(here.now_ms),
+    )
+    here.dispatcher.ingest("far", [message.to_bytes()])
+    here.run()
+    assert [one.status for one in here.table] == [SUBSCRIBED]
+
+
+def test_topics_of_an_authority_that_has_no_usubscription_count_as_own(tmp_path: Path) -> None:
+    more = "services: {subscription: {serves: [there]}}"
+    here = ServiceBus(tmp_path / "state", more=more)
+    alice = here.entity(0x20)
+    assert here.subscribe(alice, TOPIC).status == SUBSCRIBED
+    assert here.far.calls == []
+    here.publish(TOPIC, b"x", leg="far")
+    assert here.payloads(alice) == [b"x"]
+    here.close()
+
+
+def test_an_answer_that_says_unsubscribed_ends_the_subscriptions(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    [asked] = here.far.arrived[UUri("there", 0, 0, 0)]
+    assert asked.attributes.type == UMessageType.REQUEST
+    said = proto.SubscribeResponse(topic=TOPIC.to_proto(), status=int(UNSUBSCRIBED))
+    answer = response(
+        asked,
+        said.SerializeToString(),
+        payload_format=UPayloadFormat.PROTOBUF,
+        id=UUID7.new(here.now_ms),
+    )
+    here.dispatcher.ingest("far", [answer.to_bytes()])
+    here.run()
+    assert here.table.count == 0
+    assert [change.status for _, change in here.changes(alice)] == [PENDING, UNSUBSCRIBED]
+    here.close()
+
+
+def test_the_code_of_an_error_is_not_an_answer(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    here.subscribe(here.entity(0x20), TOPIC)
+    there = UUri("there", 0, 0, 0)
+    [asked] = here.far.arrived[there]
+    answer = error_response(asked, UCode.INTERNAL, "not now", id=UUID7.new(here.now_ms))
+    here.dispatcher.ingest("far", [answer.to_bytes()])
+    here.run(2)
+    assert len(here.far.arrived[there]) == 2
+    here.close()

@@ -1,0 +1,99 @@
+"""Asking a running dispatcher: what comes by its socket may be anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConnectionLost, NotFound, PenstockError
+from penstock.dispatch.control import ControlServer, ask
+
+
+def _answer(question: dict[str, Any]) -> Any:
+    match question.get("command"):
+        case "echo":
+            return question
+        case "missing":
+            raise NotFound("it is not there", hint="look elsewhere")
+        case "wrong":
+            raise RuntimeError("a fault")
+    raise PenstockError("unknown", hint="ask for echo")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    # Longer than the name of a socket may be.
+    folder = tmp_path / ("long" * 20) / ("path" * 20)
+    folder.mkdir(parents=True)
+    server = ControlServer(folder, _answer)
+    yield folder
+    server.close()
+    assert not (folder / "control").exists()
+
+
+def _raw(state: Path, data: bytes) -> bytes:
+    folder = os.open(state, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(f"/proc/self/fd/{folder}/control")
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(1 << 16)
+    finally:
+        os.close(folder)
+
+
+def test_a_question_is_answered(state: Path) -> None:
+    question = {"command": "echo", "text": "ü" * 100_000}
+    assert ask(state, question) == question
+
+
+def test_what_goes_wrong_is_told_with_its_hint(state: Path) -> None:
+    with pytest.raises(NotFound, match="it is not there") as caught:
+        ask(state, {"command": "missing"})
+    assert caught.value.hint == "look elsewhere"
+    with pytest.raises(PenstockError, match="RuntimeError: a fault"):
+        ask(state, {"command": "wrong"})
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"{", b"[]\n", b"\xff\xfe\n", b"5\n", b"{}"])
+def test_what_is_not_a_question_does_no_harm(state: Path, data: bytes) -> None:
+    assert b'"error"' in _raw(state, data)
+    assert ask(state, {"command": "echo"}) == {"command": "echo"}
+
+
+def test_a_question_without_end_is_cut_off(state: Path) -> None:
+    try:
+        said = _raw(state, b"x" * (2 << 20))
+    except OSError:
+        said = b""  # it hung up while we were talking
+    assert b"answer" not in said
+    assert ask(state, {"command": "echo"}) == {"command": "echo"}
+
+
+def test_only_its_own_user_may_ask(state: Path) -> None:
+    mode = (state / "control").stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+def test_nobody_answers_where_none_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost):
+        ask(tmp_path, {"command": "echo"})
+
+
+def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        folder = os.open(tmp_path, os.O_RDONLY)
+        left.bind(f"/proc/self/fd/{folder}/control")
+        os.close(folder)
+    server = ControlServer(tmp_path, _answer)
+    assert ask(tmp_path, {"command": "echo"}) == {"command": "echo"}
+    server.close()

@@ -1,0 +1,164 @@
+"""Are dead letters kept, bounded, shown, tried again and dropped?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import Malformed, NotFound, Unsupported
+from penstock.dispatch import DeadLetters, Letter, Limits, dead_letter_topic
+from penstock.protocols.uprotocol import (
+    UUID7,
+    DeadLetterReason,
+    UCode,
+    UUri,
+)
+from support.dispatching import ALICE, BOB, CAROL, TOPIC, World, status
+
+DLT = dead_letter_topic("here")
+
+
+def _fail(world: World, *payloads: bytes) -> None:
+    world.local.always = status("NOT_FOUND")
+    world.ingest(*(world.notify(payload) for payload in payloads))
+    world.run()
+    world.local.always = None
+
+
+def test_a_letter_is_read_as_it_was_written(world: World) -> None:
+    message = world.notify(b"payload", ttl=7)
+    letter = Letter(
+        id=UUID7.new(),
+        code=UCode.UNAVAILABLE,
+        reason=DeadLetterReason.UNREACHABLE,
+        message="nobody was there",
+        receiver=BOB,
+        leg="local",
+        first_failure_ms=1,
+        dead_ms=2,
+        attempts=3,
+        dispatcher=UUri("here", 4, 1, 0),
+        header=message.attributes,
+        original=message,
+    )
+    assert Letter.from_bytes(letter.to_bytes()) == letter
+    small = letter.without_payload()
+    assert Letter.from_bytes(small.to_bytes()) == small
+    with pytest.raises(Malformed):
+        Letter.from_bytes(b"\xff\xff")
+
+
+def test_letters_are_listed_shown_and_dropped(world: World) -> None:
+    _fail(world, b"0", b"1", b"2")
+    first, second, third = world.letters
+    dead = world.dispatcher.dead_letters
+    assert [letter.number for letter in dead.list(limit=1, start=second.number)] == [second.number]
+    assert dead.show(second.id) == dead.show(second.number) == second
+    world.dispatcher.drop_dead_letter(second.id)
+    assert [letter.id for letter in world.letters] == [first.id, third.id]
+    with pytest.raises(NotFound):
+        dead.show(second.id)
+    again = world.reopen()
+    assert [letter.id for letter in again.letters] == [first.id, third.id]
+    again.close()
+
+
+def test_others_look_at_the_letters_while_the_dispatcher_writes(world: World) -> None:
+    _fail(world, b"0")
+    other = DeadLetters(world.state / "dead", writable=False)
+    assert [letter.id for letter in other] == [letter.id for letter in world.letters]
+    _fail(world, b"1")
+    assert len(other) == 2
+    other.close()
+    with pytest.raises(NotFound):
+        DeadLetters(world.state / "nothing", writable=False)
+
+
+def test_a_letter_that_is_tried_again_goes_through_the_dispatcher(world: World) -> None:
+    _fail(world, b"again", b"fails again")
+    for letter in world.letters:
+        world.dispatcher.retry_dead_letter(letter.id)
+    world.local.judge = lambda _, m: status("NOT_FOUND") if m.payload == b"fails again" else None
+    world.run()
+    assert world.local.payloads(BOB) == [b"again"]
+    (letter,) = world.letters
+    assert letter.original is not None
+    assert letter.original.payload == b"fails again"
+    assert world.dispatcher.books().counts.letters_retried == 2
+
+
+def test_a_letter_of_nobody_is_routed_when_it_is_tried_again(world: World) -> None:
+    world.table.add(TOPIC, BOB)
+    late = world.publish(b"late", ttl=1000)
+    world.run(2)
+    world.ingest(late)  # refused: no receiver was looked for
+    (letter,) = world.letters
+    assert letter.receiver is None
+    world.dispatcher.retry_dead_letter(letter.id)
+    assert world.codes == [UCode.DEADLINE_EXCEEDED]  # it is still late
+    assert world.letters[0].id != letter.id
+
+
+def test_a_header_cannot_be_tried_again(make_world: Callable[..., World]) -> None:
+    world = make_world(limits=Limits(message=1000))
+    world.ingest(world.notify(bytes(2000)))
+    with pytest.raises(Unsupported, match="header"):
+        world.dispatcher.retry_dead_letter(world.letters[0].id)
+
+
+def test_the_letters_have_a_bound_on_the_disk(make_world: Callable[..., World]) -> None:
+    world = make_world(limits=Limits(dead=1 << 20))
+    for i in range(40):
+        _fail(world, *(b"%d " % i + bytes(1000) for _ in range(100)))
+    folder = world.state / "dead"
+    used = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    assert used < 3 << 20
+    assert 100 < len(world.letters) < 4000
+    assert world.dispatcher.books().counts.letters == 4000
+
+
+def test_nobody_else_publishes_dead_letters(world: World) -> None:
+    world.table.add(DLT, BOB)
+    world.ingest(world.publish(b"not one", topic=DLT))
+    world.run()
+    assert world.local.arrived == {}
+    assert world.dispatcher.books().counts.unauthenticated == 1
+    assert world.letters == []  # a letter about it would be one about a letter
+
+
+def test_letters_take_no_other_messages_place(make_world: Callable[..., World]) -> None:
+    world = make_world(limits=Limits(queue_messages=10))
+    world.table.add(DLT, BOB)
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(*(world.notify(b"%d" % i) for i in range(9)))
+    world.ingest(*(world.notify(sink=UUri("nowhere", 1, 1, 0)) for _ in range(30)))
+    counts = world.dispatcher.books().counts
+    assert counts.letters == 30
+    assert counts.letters_published + counts.letters_unpublished == 30
+    assert world.queued == 9 + counts.letters_published
+    world.local.always = None
+    world.run(20)
+    payloads = world.local.payloads(BOB)
+    assert [payload for payload in payloads if payload and len(payload) == 1] == [
+        b"%d" % i for i in range(9)
+    ]
+
+
+def test_a_request_from_afar_about_letters_is_answered_afar(world: World) -> None:
+    asked = world.request(CAROL, ALICE.with_resource(1))
+    world.local.always = status("NOT_FOUND")
+    world.ingest(asked, leg="far")
+    world.run()
+    (answer,) = world.responses(UUri("there", 0, 0, 0), world.far)
+    assert answer.attributes.commstatus == UCode.UNAVAILABLE
+
+
+def test_a_note_of_what_is_gone_that_cannot_be_read_lists_letters_again(world: World) -> None:
+    _fail(world, b"0")
+    world.dispatcher.drop_dead_letter(world.letters[0].id)
+    Path(world.state / "dead" / "gone").write_bytes(b"{not json")
+    again = world.reopen()
+    assert len(again.letters) == 1
+    again.close()

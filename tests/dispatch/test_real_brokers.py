@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +26,10 @@ from support.streamer_traffic import BUS, Fate, access, fate, made, number_of
 from support.until import until
 
 
-def memory_of(role: Role) -> int:
-    """Return the bytes of memory that a process has."""
-    pages = Path(f"/proc/{role.process.pid}/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def memory_of(role: Role, which: str = "VmRSS") -> int:
+    """Return the bytes of memory that a process has; `VmHWM` is the most it ever had."""
+    status = Path(f"/proc/{role.process.pid}/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if which in line)
 
 
 @pytest.mark.parametrize(
@@ -153,27 +153,15 @@ def test_what_waits_for_a_receiver_that_is_down_is_on_the_disk_and_not_in_memory
     with cast() as roles:
         module = "ring_backlog"
         dispatcher = roles.start(module, "dispatch", state=state, rings=rings, count=count)
-        before = highest = memory_of(dispatcher)
+        before = memory_of(dispatcher)
         sender = roles.start(module, "send", rings=rings, count=count, size=1024)
-
-        def is_stored() -> bool:
-            nonlocal highest
-            highest = max(highest, memory_of(dispatcher))
-            queued: int = dispatcher.ask()["copies"]["queued"]
-            return queued == count
-
-        def is_delivered() -> bool:
-            nonlocal highest
-            highest = max(highest, memory_of(dispatcher))
-            queued: int = dispatcher.ask()["copies"]["queued"]
-            return queued == 0
-
-        until(is_stored, 600)
+        until(lambda: dispatcher.ask()["copies"]["queued"] == count, 600)
         sender.hear()
         on_disk = disk_of(tmp_path / "state")
         receiver = roles.start(module, "receive", rings=rings, count=count)
-        until(is_delivered, 600)
+        until(lambda: dispatcher.ask()["copies"]["queued"] == 0, 600)
         got = receiver.hear()
+        highest = memory_of(dispatcher, "VmHWM")
         books = json.loads(dispatcher.leave())
     growth = (highest - before) >> 20
     print(f"{count:,} waited; the memory grew by {growth} MiB, repeated {got['repeated']}")  # noqa: T201
@@ -235,3 +223,37 @@ def test_who_has_no_certificate_gets_nothing_in_and_who_has_one_only_what_is_its
     assert books.problems() == []
     assert [number_of(message) for message in heard] == [1]
     assert codes == {22: UCode.UNAUTHENTICATED, 37: UCode.PERMISSION_DENIED}
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [
+        pytest.param(50_000, 2, id="quick"),
+        pytest.param(
+            *(1_000_000, 20), id="full", marks=[pytest.mark.full, pytest.mark.timeout(1500)]
+        ),
+    ],
+)
+def test_what_a_ring_has_taken_comes_out_of_another_however_often_the_dispatcher_is_killed(
+    tmp_path: Path, count: int, kills: int
+) -> None:
+    chance = random.Random(kills)
+    options = {"state": str(tmp_path / "state"), "rings": str(tmp_path / "rings"), "count": count}
+    module = "ring_backlog"
+    with cast() as roles:
+        dispatcher = roles.start(module, "dispatch", **options)
+        receiver = roles.start(module, "receive", rings=options["rings"], count=count)
+        roles.start(module, "send", rings=options["rings"], count=count, size=100)
+        for _ in range(kills):
+            # Not when it has answered something: then it is idle, and nothing is under way.
+            time.sleep(chance.uniform(0.05, 0.4))
+            dispatcher.kill()
+            dispatcher = roles.start(module, "dispatch", **options)
+        got = receiver.hear()
+        until(lambda: dispatcher.ask()["copies"]["queued"] == 0, 60)
+        books = json.loads(dispatcher.leave())
+    again = books["copies"]["stored"] - count
+    print(f"{count:,} by rings, {kills} kills: {again} stored again, {got['repeated']} received")  # noqa: T201
+    assert (got["next"], got["missed"]) == (count, 0)
+    assert books["problems"] == []
+    assert books["copies"]["stored"] == books["copies"]["acked"] >= count

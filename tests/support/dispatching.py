@@ -81,6 +81,11 @@ class FaultyLeg(Leg):
         self.authorities: set[str] = set()
         self.ingest: Ingest | None = None
         self.is_stopped = self.is_closed = False
+        self.lost = 0
+
+    @property
+    def links_lost(self) -> int:
+        return self.lost
 
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
         self.ingest, self.authorities = ingest, set(authorities)

@@ -289,7 +289,7 @@ def _zenoh_leg(authority: str, name: str, one: ZenohConfig) -> Leg:
         scouting=one.scouting,
         config=one.config,
     )
-    return ZenohLeg(name, link, must_be_heard=one.must_be_heard)
+    return ZenohLeg(name, link, must_be_heard=one.must_be_heard, settle_after=one.settle_after)
 
 
 def _broker(config: BusConfig, name: str, one: MqttConfig) -> MqttBroker:

@@ -74,6 +74,10 @@ class DeadLetters:
         """Tell whether this letter was written."""
         return id in self._known
 
+    def new(self, letters: Iterable[Letter]) -> list[Letter]:
+        """Return those that were not written yet, as they will be: without their tokens."""
+        return [self._kept(letter)[0] for letter in letters if not self.knows(letter.id)]
+
     def write(self, letters: Iterable[Letter]) -> list[Letter]:
         """Keep letters, and return those that were not there yet. Their tokens are not kept.
 
@@ -81,24 +85,22 @@ class DeadLetters:
         """
         assert self._writer is not None
         with self._lock:
-            new = []
-            records = []
-            for letter in letters:
-                if letter.id in self._known:
-                    continue
-                kept = letter.without_token()
-                record = kept.to_bytes()
-                if len(record) > self._largest:
-                    kept = kept.without_payload()
-                    record = kept.to_bytes()
-                new.append(kept)
-                records.append(record)
-            if records:
-                self._writer.write_many(records)
-                self._known.update(dict.fromkeys(letter.id for letter in new))
+            kept = [self._kept(letter) for letter in letters if not self.knows(letter.id)]
+            if kept:
+                self._writer.write_many([record for _, record in kept])
+                self._known.update(dict.fromkeys(letter.id for letter, _ in kept))
                 while len(self._known) > _KNOWN:
                     del self._known[next(iter(self._known))]
-            return new
+            return [letter for letter, _ in kept]
+
+    def _kept(self, letter: Letter) -> tuple[Letter, bytes]:
+        """Return what is kept of a letter, and its bytes."""
+        kept = letter.without_token()
+        record = kept.to_bytes()
+        if len(record) > self._largest:
+            kept = kept.without_payload()
+            record = kept.to_bytes()
+        return kept, record
 
     # --- for people -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.dispatch.attempts import Attempts
 from penstock.dispatch.giving_up import Failure, Stored
+from penstock.dispatch.handed_over import HandedOver
 from penstock.dispatch.outbox import Reason
 from penstock.dispatch.outbox.records import CLASSES
 from penstock.dispatch.parcels import parcel
@@ -49,6 +50,7 @@ class Outlet:
         self._around = around
         self._attempts = Attempts(around)
         self._traffic = Traffic(receiver, around)
+        self._on_its_way = HandedOver(leg, around.clock)
         #: Until when the messages of a source, or all of them, wait (monotonic seconds).
         self._held: dict[int, float] = {}
         self._rests_until = 0.0
@@ -146,8 +148,10 @@ class Outlet:
         """
         around = self._around
         now = around.clock.monotonic()
+        if self._on_its_way:
+            self._look_after()
         with self._lock:
-            if self._rests_until > now or self.outbox.is_closed:
+            if self._rests_until > now or self.outbox.is_closed or self._on_its_way.is_full:
                 return False
             blocked = self._blocked(now)
             items = self.outbox.take(
@@ -217,10 +221,19 @@ class Outlet:
             self._give_back(back)
         return chosen, failures
 
+    def _look_after(self) -> None:
+        """Settle what has arrived by now, or deliver again what may not have."""
+        arrived, again = self._on_its_way.take()
+        if arrived:
+            self._settle(arrived)
+        if again:
+            self._give_back(again)
+
     def _deliver(self, items: list[Item]) -> None:
+        links_lost = self._leg.links_lost
         statuses = self._hand_over(items)
         if len(statuses) == len(items) and statuses.count(None) == len(items):
-            self._acknowledge(items)
+            self._acknowledge(items, links_lost)
             return
         statuses = [*statuses, *[NOT_TRIED] * (len(items) - len(statuses))]
         acked: list[Item] = []
@@ -234,7 +247,7 @@ class Outlet:
             else:
                 failed.append((item, status))
         if acked:
-            self._acknowledge(acked)
+            self._acknowledge(acked, links_lost)
         failures = []
         for item, status in failed:
             verdict = self._attempts.fail(item, status)
@@ -264,11 +277,8 @@ class Outlet:
         """How often messages that still wait were tried."""
         return self._attempts.total
 
-    def _acknowledge(self, items: list[Item]) -> None:
+    def _acknowledge(self, items: list[Item], links_lost: int) -> None:
         self.trouble = ""
-        self.outbox.settle(items, Reason.ACKED)
-        if self._attempts:
-            self._attempts.forget(items)
         if self._traffic.is_sampled:
             now = self._around.clock.monotonic()
             with self._lock:
@@ -276,6 +286,15 @@ class Outlet:
                     period = self._traffic.period(item)
                     if period:
                         self._held[item.source] = now + period
+        if self._leg.settle_after:
+            self._on_its_way.add(items, links_lost)
+        else:
+            self._settle(items)
+
+    def _settle(self, items: Sequence[Item]) -> None:
+        self.outbox.settle(items, Reason.ACKED)
+        if self._attempts:
+            self._attempts.forget(items)
 
     def _hold(self, item: Item, due: float) -> None:
         """Let the messages behind one that failed wait, as far as their order asks for it."""
@@ -297,7 +316,7 @@ class Outlet:
             first_failure_ms=verdict.tried.first_failure_ms,
         )
 
-    def _give_back(self, items: list[Item]) -> None:
+    def _give_back(self, items: Sequence[Item]) -> None:
         if items:
             self.outbox.give_back(items)
             self._tell_of_expiry([item[3] for item in items])
@@ -307,12 +326,18 @@ class Outlet:
     def next_due(self) -> float | None:
         """Return when there is something to deliver again (monotonic seconds); None: nothing."""
         with self._lock:
-            now = self._around.clock.monotonic()
-            if self.outbox.is_closed or self.outbox.waiting == 0:
+            if self.outbox.is_closed:
                 return None
-            if self._rests_until > now:
-                return self._rests_until
-            return min((due for due in self._held.values() if due > now), default=None)
+            arriving, waiting = self._on_its_way.next_due, self._next_attempt()
+        return min((due for due in (arriving, waiting) if due is not None), default=None)
+
+    def _next_attempt(self) -> float | None:
+        now = self._around.clock.monotonic()
+        if self.outbox.waiting == 0:
+            return None
+        if self._rests_until > now:
+            return self._rests_until
+        return min((due for due in self._held.values() if due > now), default=None)
 
     def expire(self, now_ms: int) -> bool:
         """Give up the messages whose time is over; tell whether there were some."""

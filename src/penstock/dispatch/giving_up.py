@@ -100,19 +100,21 @@ class GivingUp:
         waiting = list(failures)
         while waiting:
             some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+            caused: list[Failure] = []
             try:
-                waiting += self._give_up(some)
+                self._give_up(some, caused)
                 if done is not None:
                     done += some
+                waiting += caused
             except BaseException:
-                for failure in (*some, *waiting):
+                for failure in (*some, *caused, *waiting):
                     if failure.stored is not None:
                         failure.stored.outbox.give_back([failure.stored.item])
                 raise
 
-    def _give_up(self, failures: Sequence[Failure]) -> list[Failure]:
+    def _give_up(self, failures: Sequence[Failure], caused: list[Failure]) -> None:
+        """Do it for some; `caused` gets what cannot be delivered because of these."""
         now_ms = self._clock.now_ns() // 1_000_000
-        caused: list[Failure] = []
         letters: list[Letter] = []
         withheld = 0
         for failure in failures:
@@ -126,14 +128,15 @@ class GivingUp:
             if letter.header.type == UMessageType.REQUEST:
                 caused += self._answer(failure, letter, now_ms)
             letters.append(letter)
-        new = self._dead.write(letters)
+        new = self._dead.new(letters)
+        # Told of before it is written down: a crash in between makes that twice, never not at all.
+        if new:
+            caused += self._post.post_letters([letter.to_message(self.topic) for letter in new])
+        self._dead.write(new)
         _settle(failures)
         self._ledger.add(
             letters=len(new), letters_known=len(letters) - len(new), letters_withheld=withheld
         )
-        if new:
-            caused += self._post.post_letters([letter.to_message(self.topic) for letter in new])
-        return caused
 
     def _letter(self, failure: Failure, now_ms: int) -> Letter:
         if failure.header_only:

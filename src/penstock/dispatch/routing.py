@@ -129,7 +129,8 @@ class Routing:
         authorities = self.routes.authorities.get(leg, ())
         if name in authorities or ANY_AUTHORITY in authorities:
             return True
-        return leg == self.routes.default and name not in self._leg_of
+        is_elsewhere = name in self._leg_of or name == self.authority
+        return leg == self.routes.default and not is_elsewhere
 
     def received_by(self, leg: Leg) -> set[str]:
         """Return the authorities whose messages are to be received on a leg."""

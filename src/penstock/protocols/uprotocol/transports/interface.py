@@ -124,6 +124,10 @@ class Leg(_Closable):
     #: once to their authority ("authority").
     scope: ClassVar[Literal["entity", "authority"]]
 
+    #: For how many seconds a message that was taken over may still be lost: with this process, or
+    #: with the link that it is on its way by. 0: the transport acknowledges what it takes over.
+    settle_after: float = 0.0
+
     def __init__(self, name: str) -> None:
         #: What the dispatcher's configuration calls it.
         self.name = name
@@ -160,6 +164,11 @@ class Leg(_Closable):
         ahead may have sent some of them: such a message is None if it was taken over all
         the same. Several threads may call this, each for an address of its own.
         """
+
+    @property
+    def links_lost(self) -> int:
+        """How many links there were that are no more: what was on its way by them may be lost."""
+        return 0
 
     @property
     def is_up(self) -> bool:

@@ -241,8 +241,13 @@ class MqttLeg(Leg):
             self._topics.add(topic)
             intake = self._intake
         # Between devices publishes come with all else that is for this authority.
-        if intake is not None and self._packing.topics == "e2e":
-            intake.link.subscribe(self._packing.filter_of(topic, None))
+        if intake is None or self._packing.topics != "e2e":
+            return
+        status = intake.link.subscribe(self._packing.filter_of(topic, None))
+        if status is not None:
+            with self._lock:
+                self._topics.discard(topic)
+            raise UStatusError(status.code, status.message)
 
     def unlisten(self, topic: UUri) -> None:
         with self._lock:

@@ -80,13 +80,23 @@ class ZenohLeg(Leg):
     """Connects a dispatcher by zenoh. The link is closed with it.
 
     zenoh acknowledges nothing. So that a message is not given up to nobody, delivering it needs
-    somebody who subscribes to it at that moment.
+    somebody who subscribes to it at that moment; and it counts as delivered `settle_after` seconds
+    later, unless the link was lost meanwhile. A receiver that hangs is given up by zenoh after its
+    lease, 10 seconds: whoever fears that sets more than that.
     """
 
     scope = "authority"
 
-    def __init__(self, name: str, link: ZenohLink, *, must_be_heard: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        link: ZenohLink,
+        *,
+        must_be_heard: bool = True,
+        settle_after: float = 1.0,
+    ) -> None:
         super().__init__(name)
+        self.settle_after = settle_after
         self.link = link
         self._must_be_heard = must_be_heard
         self._pump: Pump[UMessage] | None = None
@@ -152,6 +162,10 @@ class ZenohLeg(Leg):
             found.append(None)
         self._counts.add("delivered", len(found))
         return found
+
+    @property
+    def links_lost(self) -> int:
+        return self.link.counts["links_lost"]
 
     def stop(self) -> None:
         with self._lock:

@@ -37,6 +37,11 @@ __all__ = ["ZenohLink"]
 _MOST_PUBLISHERS: Final = 1024
 _MOST_KEYS: Final = 4096
 
+#: A receiver that does not read makes a sender wait. After 5 seconds of that zenoh would close the
+#: link, and take over all that follows without a word, to nobody. A day is as good as never.
+_PATIENCE: Final = "transport/link/tx/queue/congestion_control/block/wait_before_close"
+_A_DAY: Final = 24 * 3600 * 1_000_000
+
 
 class ZenohLink:
     """One session of zenoh, for one authority. Safe to share between threads.
@@ -68,6 +73,7 @@ class ZenohLink:
             "scouting/gossip/enabled": scouting,
             "listen/endpoints": list(listen),
             "connect/endpoints": list(connect),
+            _PATIENCE: _A_DAY,
             **(config or {}),
         }
         wanted = zenoh.Config()
@@ -82,7 +88,12 @@ class ZenohLink:
             raise ConnectionLost("zenoh", str(error), hint="check listen and connect") from error
         self._lock = threading.Lock()
         self._publishers: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self.counts = Counts("undecodable", "mismatched", "put")
+        self.counts = Counts("undecodable", "mismatched", "put", "links_lost")
+        self._link_events = self._session.info.declare_link_events_listener(self._link_changed)
+
+    def _link_changed(self, event: Any) -> None:
+        if event.kind == zenoh.SampleKind.DELETE:
+            self.counts.add("links_lost")
 
     @property
     def is_connected(self) -> bool:
@@ -165,6 +176,7 @@ class ZenohLink:
         with self._lock:
             self._publishers.clear()
         if not self._session.is_closed():
+            self._link_events.undeclare()  # type: ignore[no-untyped-call]
             self._session.close()  # type: ignore[no-untyped-call]
 
 

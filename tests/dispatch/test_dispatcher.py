@@ -351,3 +351,21 @@ def test_files_of_the_state_that_are_not_right_are_named(tmp_path: Path) -> None
     name.write_text("{}")
     with pytest.raises(Malformed, match="receiver"):
         World(tmp_path)
+
+
+def test_a_pause_that_ends_between_two_looks_at_the_clock_is_not_overlooked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.local.next.append(status("UNAVAILABLE"))
+    world.ingest(world.notify())
+    (outlet,) = world.dispatcher._all_outlets()
+    assert outlet.work()  # it fails, and rests
+    due = outlet.next_due()
+    assert due is not None
+    with monkeypatch.context() as patched:
+        times = iter([due - 1e-6, due + 1e-6])
+        patched.setattr(world.clock, "monotonic", lambda: next(times))
+        assert not outlet.work()
+        assert outlet.next_due() == due
+    world.run(1)
+    assert world.queued == 0

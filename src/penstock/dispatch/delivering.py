@@ -54,6 +54,8 @@ class Outlet:
         #: Until when the messages of a source, or all of them, wait (monotonic seconds).
         self._held: dict[int, float] = {}
         self._rests_until = 0.0
+        #: When `work` looked last which of them do.
+        self._looked = 0.0
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
         self._is_delivering = False
@@ -151,6 +153,7 @@ class Outlet:
         if self._on_its_way:
             self._look_after()
         with self._lock:
+            self._looked = now
             if self._rests_until > now or self.outbox.is_closed or self._on_its_way.is_full:
                 return False
             blocked = self._blocked(now)
@@ -332,12 +335,12 @@ class Outlet:
         return min((due for due in (arriving, waiting) if due is not None), default=None)
 
     def _next_attempt(self) -> float | None:
-        now = self._around.clock.monotonic()
         if self.outbox.waiting == 0:
             return None
-        if self._rests_until > now:
+        # Of those that waited when `work` looked: also one whose time has come since then.
+        if self._rests_until > self._looked:
             return self._rests_until
-        return min((due for due in self._held.values() if due > now), default=None)
+        return min((due for due in self._held.values() if due > self._looked), default=None)
 
     def expire(self, now_ms: int) -> bool:
         """Give up the messages whose time is over; tell whether there were some."""

@@ -17,6 +17,8 @@ from support.until import until
 __all__ = ["Heard", "Letters", "Streamer"]
 
 _ROLES = "streamer_roles"
+#: Seconds without any change after which nobody will go on.
+_STUCK = 30.0
 
 
 @dataclass
@@ -164,17 +166,16 @@ class Streamer:
             role.hear()
         deadline = time.monotonic() + patience
         last: object = None
-        quiet_since = time.monotonic()
+        changed = time.monotonic()
         wanted = {n for n in range(self._count) if fate(n) is Fate.ARRIVES}
-        while True:
-            now: dict[str, Any] = self.dispatcher.ask()
-            if now["copies"] != last or now["copies"]["queued"]:
-                quiet_since = time.monotonic()
-            last = now["copies"]
-            if time.monotonic() - quiet_since > 1 and wanted <= self.heard("device").distinct:
+        # When it takes too long, what is missing says more than that something is.
+        while (now := time.monotonic()) < min(deadline, changed + _STUCK):
+            copies = self.dispatcher.ask()["copies"]
+            if copies != last:
+                last, changed = copies, now
+            is_quiet = copies["queued"] == 0 and now - changed > 1
+            if is_quiet and wanted <= self.heard("device").distinct:
                 break
-            if time.monotonic() > deadline:
-                break  # what is missing says more than that something is
             time.sleep(0.2)
         said: dict[str, Any] = json.loads(self.dispatcher.leave().splitlines()[-1])
         return said

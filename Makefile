@@ -52,7 +52,7 @@ bench-more: $(PEERS) ## Spark, decoding, remote queues, relay and dispatcher, ea
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/relay.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/relaying.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)

@@ -101,7 +101,7 @@ class ZenohConfig(ConfigModel):
     #: Whether a message waits until somebody subscribes to it.
     must_be_heard: bool = True
     #: How long after it was put a message counts as delivered: zenoh acknowledges nothing.
-    settle_after: Duration = 1.0
+    settle_after: Duration = 0.25
     #: Further settings of zenoh by their path, as `transport/link/tls/…`.
     config: dict[str, Any] = Field(default_factory=dict)
 

@@ -276,6 +276,11 @@ class Outlet:
             return [UStatus(UCode.INTERNAL, f"{type(error).__name__}: {error}")]
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether there are messages on their way that a restart would deliver again."""
+        return len(self._on_its_way) > 0
+
+    @property
     def failed_attempts(self) -> int:
         """How often messages that still wait were tried."""
         return self._attempts.total
@@ -346,7 +351,10 @@ class Outlet:
         """Give up the messages whose time is over; tell whether there were some."""
         items = self.outbox.expire(now_ms, settle=False)
         if items:
-            self._around.giving_up.give_up([self._expired(item) for item in items])
+            failures = [self._expired(item) for item in items]
+            self._around.giving_up.give_up(failures)
+            if any(failure.attempts for failure in failures):
+                self.try_again()  # the pause was for one of them, not for those behind it
         return bool(items)
 
     def _expired(self, item: Item) -> Failure:

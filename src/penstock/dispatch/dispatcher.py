@@ -262,19 +262,32 @@ class Dispatcher:
         return min(dues, default=None)
 
     def stop(self, grace: float = 0.0) -> None:
-        """Receive no more, deliver for some seconds what is left, and keep the rest (E17)."""
+        """Receive no more, deliver for some seconds what is left, and keep the rest (E17).
+
+        What is on its way then is waited for, as long as its leg asks for.
+        """
         if self._is_stopped:
             return
         for leg in self._legs.values():
             leg.stop()
         self._is_stopped = True
-        end = self._clock.monotonic() + grace
-        while self._queued() and (now := self._clock.monotonic()) < end:
+        self._work_for(grace, self._queued)
+        if grace:
+            longest = max((leg.settle_after for leg in self._legs.values()), default=0.0)
+            self._work_for(longest, self._unsure)
+        self._threads.stop()
+        self._expiring.stop()
+
+    def _work_for(self, seconds: float, left: Callable[[], int]) -> None:
+        """Go on for some seconds, or until there is nothing left."""
+        end = self._clock.monotonic() + seconds
+        while left() and (now := self._clock.monotonic()) < end:
             due = None if self._has_threads else self.step()
             wait = _LOOK if due is None else max(due - now, 1e-6)
             self._clock.sleep(min(wait, end - now))
-        self._threads.stop()
-        self._expiring.stop()
+
+    def _unsure(self) -> int:
+        return sum(outlet.is_unsure for outlet in self._all_outlets())
 
     def _queued(self) -> int:
         return sum(outlet.outbox.queued for outlet in self._all_outlets())

@@ -15,7 +15,7 @@ from penstock.pipeline.drawing.picture import Line, Rectangle, Words, compose, t
 from pipeline.drawing.test_layout import overlap
 from pipeline.random_pipelines import pipelines
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "radar"
 EXAMPLE = """
 pipeline: storm-watch
 sources: {beams: {url: "fmq:/tmp/radar/iq"}}

@@ -93,7 +93,7 @@ class ZenohLeg(Leg):
         link: ZenohLink,
         *,
         must_be_heard: bool = True,
-        settle_after: float = 1.0,
+        settle_after: float = 0.25,
     ) -> None:
         super().__init__(name)
         self.settle_after = settle_after

@@ -38,9 +38,10 @@ _MOST_PUBLISHERS: Final = 1024
 _MOST_KEYS: Final = 4096
 
 #: A receiver that does not read makes a sender wait. After 5 seconds of that zenoh would close the
-#: link, and take over all that follows without a word, to nobody. A day is as good as never.
+#: link; it should find out by its lease, 10 seconds, that nobody is there. Not much longer: a put
+#: that waits when the link is lost goes on waiting for this time.
 _PATIENCE: Final = "transport/link/tx/queue/congestion_control/block/wait_before_close"
-_A_DAY: Final = 24 * 3600 * 1_000_000
+_WAIT_US: Final = 15_000_000
 
 
 class ZenohLink:
@@ -73,7 +74,7 @@ class ZenohLink:
             "scouting/gossip/enabled": scouting,
             "listen/endpoints": list(listen),
             "connect/endpoints": list(connect),
-            _PATIENCE: _A_DAY,
+            _PATIENCE: _WAIT_US,
             **(config or {}),
         }
         wanted = zenoh.Config()

@@ -1,6 +1,6 @@
 """How fast is a relay over TCP beside others who pass messages by a network?
 
-python benches/relay.py [--quick]
+python benches/relaying.py [--quick]
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def judge(rounds: list[dict[str, Any]]) -> tuple[list[Result], list[Requirement]
 
 
 def session(master: str = "local[2]", **settings: str) -> SparkSession:
-    return spark_session("bench", master, settings=settings, python_path=[str(HERE)])
+    kept = {"spark.sql.streaming.numRecentProgressUpdates": "1000"}  # of its batches: all
+    return spark_session("bench", master, settings=kept | settings, python_path=[str(HERE)])
 
 
 def batches(frame: DataFrame, folder: Path, count: int | None = None) -> list[dict[str, Any]]:

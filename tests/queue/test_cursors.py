@@ -45,8 +45,9 @@ from penstock.core.errors import (
     StorageError,
     Unsupported,
 )
-from penstock.queue import cursors
-from penstock.queue.cursors import ENTRY_SIZE, LIVE_BASE, Cursor, CursorFile, CursorTable
+from penstock.queue import cursor_entries, cursor_file, cursors
+from penstock.queue.cursor_file import CursorFile
+from penstock.queue.cursors import ENTRY_SIZE, LIVE_BASE, Cursor, CursorTable
 from support.processes import Peer
 
 if TYPE_CHECKING:
@@ -589,11 +590,14 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+MODULES = {module.__file__ for module in (cursors, cursor_entries, cursor_file)}
+
+
 def at_every_line(look: Callable[[], object], work: Callable[[], object]) -> None:
-    """Do the work, and look before each line of the module that it comes to."""
+    """Do the work, and look before each line of the modules that it comes to."""
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_filename != cursors.__file__:
+        if frame.f_code.co_filename not in MODULES:
             return None
         if event == "line":
             look()
@@ -608,7 +612,7 @@ def at_every_line(look: Callable[[], object], work: Callable[[], object]) -> Non
 
 
 def killed_at(step: int, work: Callable[[], object]) -> bool:
-    """Do it in a process that is killed at the `step`th line of the module, if it comes so far."""
+    """Do it in a process that is killed at the `step`th line of the modules, if it comes so far."""
 
     def doomed() -> None:
         lines = itertools.count(1)
@@ -693,6 +697,74 @@ def test_a_kill_at_any_line_leaves_a_usable_table(path: str) -> None:
     assert step > 100
     with CursorFile(path) as file:
         assert file.entries() == []
+
+
+def test_a_kill_at_any_line_of_reserving_leaves_all_of_it_or_nothing(path: str) -> None:
+    def life() -> None:
+        with CursorFile(path, count=1) as file:
+            file.reserve("kept", epoch=2, seq=20)
+
+    step = 1
+    while killed_at(step, life):
+        step += 1
+        if not Path(path).exists():
+            continue
+        with CursorFile(path) as file:
+            entries = file.entries()
+            places = [(e.name, e.pid, e.epoch, e.seq, e.alive) for e in entries]
+            assert places in ([], [("kept", 0, 2, 20, False)])
+            # What the next life takes was somebody else's, and nothing of that may show through.
+            file.forget("kept")
+            file.claim("before", epoch=9, seq=90).release()
+            file.forget("before")
+    assert step > 30
+
+
+def test_reserving_makes_a_cursor_that_has_no_owner_and_leaves_others_alone(
+    file: CursorFile,
+) -> None:
+    file.reserve("a", epoch=3, seq=30)
+    entry = file.find("a")
+    assert entry is not None
+    assert (entry.pid, entry.epoch, entry.seq, entry.alive) == (0, 3, 30, False)
+    with file.claim("a", epoch=9, seq=90) as cursor:
+        assert (cursor.is_new, cursor.epoch, cursor.seq) == (False, 3, 30)
+        file.reserve("a", epoch=9, seq=90)
+        assert cursor.seq == 30
+
+
+def test_reserving_in_a_full_table_is_refused(path: str) -> None:
+    with CursorFile(path, count=1) as file:
+        file.reserve("a")
+        file.reserve("a")
+        with pytest.raises(CursorTableFull):
+            file.reserve("b")
+
+
+def test_a_cursor_that_is_reserved_by_many_is_free_for_the_one_who_claims_it(path: str) -> None:
+    with CursorFile(path, count=4):
+        pass
+    stop = mmap.mmap(-1, 1)
+
+    def reserve() -> None:
+        with CursorFile(path) as own:
+            while not stop[0]:
+                own.reserve("held", seq=7)
+
+    codes: list[int] = []
+    runners = [threading.Thread(target=lambda: codes.append(in_child(reserve))) for _ in range(2)]
+    for runner in runners:
+        runner.start()
+    try:
+        with CursorFile(path) as file:
+            for _ in range(2000):
+                file.claim("held", seq=7).release()
+                file.forget("held")
+    finally:
+        stop[0] = 1
+        for runner in runners:
+            runner.join()
+    assert codes == [0, 0]
 
 
 def test_an_owner_is_alone_however_often_a_cursor_changes_hands(path: str) -> None:

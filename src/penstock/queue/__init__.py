@@ -1,6 +1,7 @@
 """The Fast Message Queue: wide and classic queues, logs, streams, cursors."""
 
-from penstock.queue.cursors import Cursor, CursorFile, CursorTable
+from penstock.queue.cursor_file import CursorFile
+from penstock.queue.cursors import Cursor, CursorTable
 from penstock.queue.ownership import AlreadyOwned
 from penstock.queue.stream_places import StreamKind, StreamState, list_streams, remove_stream
 from penstock.queue.streams import InputStream, OutputStream

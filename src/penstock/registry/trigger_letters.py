@@ -17,7 +17,7 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import NotFound, WriteTimeout
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.registry.trigger_place import check_name, cursors_path
 
 if TYPE_CHECKING:

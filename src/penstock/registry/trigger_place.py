@@ -17,7 +17,7 @@ from penstock.core.errors import InvalidOption, PositionError
 from penstock.core.position import Position
 from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 
 if TYPE_CHECKING:
     from penstock.core.message import Message

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import Closed
 from penstock.core.position import Position
-from penstock.queue.cursors import Cursor, CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.wide.compression import Compression
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.message import Message
+    from penstock.queue.cursors import Cursor
     from penstock.queue.log.options import LogOptions
     from penstock.queue.wide.queue_file import QueueFile
 

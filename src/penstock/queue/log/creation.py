@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.places import Places
@@ -212,5 +212,4 @@ def _make_held_cursors(folder: Path, settings: Settings) -> None:
     oldest = Places(folder).oldest()
     with CursorFile(str(folder / CURSORS)) as cursors:
         for name in settings.hold:
-            if cursors.find(name) is None:
-                cursors.claim(name, epoch=settings.epoch, seq=oldest).release()
+            cursors.reserve(name, epoch=settings.epoch, seq=oldest)

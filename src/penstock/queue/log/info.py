@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.info import StreamInfo
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.locking import writer_pid
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import Segment, disk_bytes, look, numbers_of, path_of

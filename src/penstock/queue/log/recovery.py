@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import seal
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import numbers_of, open_segment, path_of

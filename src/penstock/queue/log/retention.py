@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, NotFound
-from penstock.queue.cursors import CursorFile
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment
 from penstock.queue.log.segments import disk_bytes, look, numbers_of, path_of
 from penstock.queue.wide.layout import State

@@ -44,8 +44,7 @@ class Holding:
         self._table = reader_table(file)
         epoch, oldest = file.field("epoch"), file.field("tail")
         for name in options.hold:  # a row for each, so that one that comes later starts here
-            if self._table.find(name) is None:
-                self._table.claim(name, epoch=epoch, seq=oldest).release()
+            self._table.reserve(name, epoch=epoch, seq=oldest)
         self._look_again()
 
     def make_room(self, *, is_full: bool) -> None:

@@ -153,7 +153,7 @@ SLOT: Final = _dtype(
 )
 
 
-#: What of a row in the reader table others may look at; `queue/cursors.py` has all of it.
+#: What of a row in the reader table others may look at; `queue/cursor_entries.py` has all of it.
 READER: Final = _dtype(
     READER_SIZE, state=("<u4", 0), pid=("<u4", 4), epoch=("<u8", 8), position=("<u8", 16)
 )

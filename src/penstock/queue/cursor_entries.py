@@ -1,0 +1,137 @@
+"""Which bytes is a cursor, and in which order are they stored?"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ENTRY_SIZE", "FREE", "NAMED", "PASSING", "POSITION_AT", "Entries", "encode_name"]
+
+#: One entry: state, pid, epoch, position, updated_ns, name. For looking at only: what is stored
+#: goes in field by field, each number in one store, so that nobody ever sees half of one.
+_ENTRY: Final = struct.Struct("<IIQQq96s")
+ENTRY_SIZE: Final = _ENTRY.size
+POSITION_AT: Final = 16
+_NAME_AT: Final = 32
+_LONGEST_NAME: Final = 95
+
+FREE: Final = 0
+NAMED: Final = 1
+PASSING: Final = 2
+
+#: An entry that changes hands each time it is looked at is shown as it was seen last.
+_LOOKS: Final = 8
+
+
+class Entries:
+    """The bytes of a table. The order of the stores leaves it whole if one is the last."""
+
+    def __init__(self, memory: memoryview) -> None:
+        """Use these bytes.
+
+        :raises InvalidOption: they are read-only, not aligned, or not whole entries.
+        """
+        _check_memory(memory)
+        self._bytes = memory.cast("B")
+        self._halves = self._bytes.cast("I")
+        self._words = self._bytes.cast("Q")
+        self._times = self._bytes.cast("q")
+        self.count = len(self._bytes) // ENTRY_SIZE
+
+    def in_state(self, state: int) -> Iterator[int]:
+        return (index for index in range(self.count) if self._halves[index * 32] == state)
+
+    def index_of(self, name: bytes) -> int | None:
+        padded = name + b"\0"
+        for index in self.in_state(NAMED):
+            at = index * ENTRY_SIZE + _NAME_AT
+            if self._bytes[at : at + len(padded)] == padded:
+                return index
+        return None
+
+    def look(self, index: int) -> tuple[int, int, int, int, int, bytes]:
+        """Return state, pid, epoch, position, time and name, of one moment if at all possible."""
+        at = index * ENTRY_SIZE
+        head = None
+        for _ in range(_LOOKS):
+            seq = self.seq(index)
+            data = bytes(self._bytes[at : at + ENTRY_SIZE])
+            if data[:POSITION_AT] == head:
+                break
+            head = data[:POSITION_AT]
+        state, pid, epoch, _, updated_ns, name = _ENTRY.unpack(data)
+        return state, pid, epoch, seq, updated_ns, name.partition(b"\0")[0]
+
+    def pid(self, index: int) -> int:
+        return self._halves[index * 32 + 1]
+
+    def epoch(self, index: int) -> int:
+        return self._words[index * 16 + 1]
+
+    def seq(self, index: int) -> int:
+        return self._words[index * 16 + 2]
+
+    def start(self, index: int, name: bytes, epoch: int, seq: int, pid: int) -> None:
+        """Take an entry, with its state last: until then it is as free as it was."""
+        self.free(index)
+        self.move(index, seq, epoch)
+        self.set_owner(index, pid)
+        at = index * ENTRY_SIZE
+        self._bytes[at + _NAME_AT : at + ENTRY_SIZE] = name.ljust(ENTRY_SIZE - _NAME_AT, b"\0")
+        self._halves[index * 32] = NAMED if name else PASSING
+
+    def set_owner(self, index: int, pid: int) -> None:
+        self._times[index * 16 + 3] = time.time_ns()
+        self._halves[index * 32 + 1] = pid
+
+    def move(self, index: int, seq: int, epoch: int | None) -> None:
+        self._words[index * 16 + 2] = seq
+        if epoch is not None:
+            # After the position: should this store never come, the old epoch tells that the
+            # position is not to be trusted. The other way round an old position would be.
+            self._words[index * 16 + 1] = epoch
+        self._times[index * 16 + 3] = time.time_ns()
+
+    def free(self, index: int) -> None:
+        self._halves[index * 32] = FREE
+
+    def close(self) -> None:
+        for view in (self._times, self._words, self._halves, self._bytes):
+            view.release()
+
+
+def encode_name(name: str) -> bytes:
+    """Return a name as it is stored.
+
+    :raises InvalidOption: it cannot be.
+    """
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption("cursor", name, "cannot be written in UTF-8") from None
+    if not encoded:
+        raise InvalidOption("cursor", name, "must not be empty")
+    if b"\0" in encoded:
+        raise InvalidOption("cursor", name, "must not contain a zero byte")
+    if len(encoded) > _LONGEST_NAME:
+        reason = f"must be at most {_LONGEST_NAME} bytes in UTF-8, this has {len(encoded)}"
+        raise InvalidOption("cursor", name, reason)
+    return encoded
+
+
+def _check_memory(memory: memoryview) -> None:
+    size = memory.nbytes
+    if memory.readonly:
+        raise InvalidOption("memory", size, "is read-only")
+    if not size or size % ENTRY_SIZE:
+        raise InvalidOption("memory", size, f"must be a multiple of {ENTRY_SIZE} bytes")
+    # Only a word at its own boundary is stored in one piece.
+    if ctypes.addressof(ctypes.c_char.from_buffer(memory)) % 8:
+        raise InvalidOption("memory", size, "must start at a multiple of 8 bytes")

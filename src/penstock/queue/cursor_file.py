@@ -1,0 +1,161 @@
+"""Where do cursors live that have no other place?"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from penstock.core.errors import Closed, DamagedQueue, InvalidOption, Unsupported
+from penstock.queue.cursor_entries import ENTRY_SIZE
+from penstock.queue.cursors import CursorTable
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from penstock.queue.cursors import Cursor, CursorEntry
+
+__all__ = ["CursorFile"]
+
+_HEADER: Final = struct.Struct("<8sII")
+_HEADER_SIZE: Final = 4096
+_MAGIC: Final = b"PNCURSOR"
+_VERSION: Final = 1
+_MOST_ENTRIES: Final = 65536
+
+
+class CursorFile:
+    """A table of cursors in a file of its own, for those that have no other place for it."""
+
+    def __init__(self, path: str, count: int = 128) -> None:
+        """Open the file; make one for `count` cursors if there is none.
+
+        :raises DamagedQueue: it is not a file of cursors.
+        :raises Unsupported: a newer Penstock made it.
+        :raises StorageError: the operating system refuses.
+        """
+        if not 1 <= count <= _MOST_ENTRIES:
+            raise InvalidOption("count", count, f"must be from 1 to {_MOST_ENTRIES}")
+        self.path = path
+        with contextlib.ExitStack() as undo:
+            with storage_errors("opening", path):
+                self._fd = _open_or_make(path, count)
+                self._close_fd = weakref.finalize(self, os.close, self._fd)
+                undo.callback(self._close_fd)
+                size = _check_file(path, self._fd)
+                self._map = mmap.mmap(self._fd, size)
+            self._memory = memoryview(self._map)[_HEADER_SIZE:]
+            self.table = CursorTable(self._fd, self._memory)
+            undo.pop_all()
+
+    def claim(
+        self, name: str | None, *, epoch: int = 0, seq: int = 0, timeout: float = 5.0
+    ) -> Cursor:
+        """Own a cursor; see `CursorTable.claim`."""
+        return self.table.claim(name, epoch=epoch, seq=seq, timeout=timeout)
+
+    def reserve(self, name: str, *, epoch: int = 0, seq: int = 0) -> None:
+        """Make sure that there is a cursor of this name; see `CursorTable.reserve`."""
+        self.table.reserve(name, epoch=epoch, seq=seq)
+
+    def entries(self) -> list[CursorEntry]:
+        """Return those that are taken; see `CursorTable.entries`."""
+        return self.table.entries()
+
+    def find(self, name: str) -> CursorEntry | None:
+        """Return the cursor of this name, or None."""
+        return self.table.find(name)
+
+    def forget(self, name: str, *, timeout: float = 5.0) -> bool:
+        """Free the cursor of this name; see `CursorTable.forget`."""
+        return self.table.forget(name, timeout=timeout)
+
+    def sync(self) -> None:
+        """Return when all positions up to now would survive a power failure.
+
+        :raises StorageError: the device refuses.
+        """
+        if not self._close_fd.alive:
+            raise Closed(f"{self.path}: the file of cursors was closed")
+        with storage_errors("writing", self.path):
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Release every cursor claimed here, and close the file."""
+        self.table.close()
+        self._memory.release()
+        self._map.close()
+        self._close_fd()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open_or_make(path: str, count: int) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        _make(path, count)
+    return os.open(path, flags)
+
+
+def _make(path: str, count: int) -> None:
+    """Make a whole file under another name first: under its own there is never half of one."""
+    directory = Path(path).parent
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, count).ljust(_HEADER_SIZE, b"\0"))
+            # Written, not left as a hole: a store to the mapping then needs no space on the disk.
+            file.write(bytes(count * ENTRY_SIZE))
+            file.flush()
+            os.fsync(fd)
+        # A link, since a rename would replace the file of somebody who was quicker.
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink()
+    names = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(names)
+    finally:
+        os.close(names)
+
+
+def _check_file(path: str, fd: int) -> int:
+    """Return the size of a file of cursors, after a look at its header."""
+    size = os.fstat(fd).st_size
+    header = os.pread(fd, _HEADER.size, 0) if size >= _HEADER_SIZE else b""
+    if not header:
+        raise _damaged(path, "size", size, f"{_HEADER_SIZE} bytes or more", f"{size} bytes")
+    magic, version, count = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise _damaged(path, "magic", 0, _MAGIC, magic)
+    if version > _VERSION:
+        raise Unsupported(
+            f"{path} is a file of cursors of version {version}; this Penstock knows {_VERSION}",
+            hint="use the Penstock that made it, or a newer one",
+        )
+    if version != _VERSION:
+        raise _damaged(path, "version", 8, _VERSION, version)
+    if not 1 <= count <= _MOST_ENTRIES:
+        raise _damaged(path, "count", 12, f"1 to {_MOST_ENTRIES}", count)
+    expected = _HEADER_SIZE + count * ENTRY_SIZE
+    if size != expected:
+        raise _damaged(path, "size", size, f"{expected} bytes", f"{size} bytes")
+    return size
+
+
+def _damaged(path: str, field: str, offset: int, expected: object, found: object) -> DamagedQueue:
+    hint = "restore it, or move it away: then the cursors start anew"
+    return DamagedQueue(path, field, offset, expected, found, hint=hint)

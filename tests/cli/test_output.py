@@ -4,6 +4,8 @@ import pytest
 
 from penstock import Message, PenstockError
 from penstock.cli.output import message_line, one_line
+from penstock.core.config import ConfigErrors
+from penstock.core.errors import ConfigError
 
 
 def shown(payload: bytes) -> str:
@@ -29,6 +31,16 @@ def test_text_that_ends_within_a_character_is_no_text() -> None:
     ("error", "line"),
     [
         (PenstockError("bad", hint="do good"), "bad (hint: do good)"),
+        (
+            ConfigErrors(
+                [ConfigError("a", 1, "x", "bad"), ConfigError("a", 2, "y", "odd", hint="z")]
+            ),
+            "a:1: x: bad; a:2: y: odd (z) (hint: 2 things are to be mended)",
+        ),
+        (
+            ConfigError("a", 1, "x", "bad"),
+            "a:1: x: bad (hint: mend it in the file, then try again)",
+        ),
         (PenstockError("in\ntwo"), "in two (hint: --debug shows where it comes from)"),
         (OSError(28, "no space", "/x"), "/x: no space (hint: --debug shows where it comes from)"),
         (OSError(28, "no space"), "no space (hint: --debug shows where it comes from)"),

@@ -182,6 +182,7 @@ def test_a_mistake_gives_one_message_with_its_line_and_field(
         ("hello\n", 1, None, "should be a mapping"),
         ("pipeline: a\nsources: {}\nsinks: {b: {from: c, console: true}}\n", 2, "sources", "one"),
         ("pipeline: a\nsources: {b: {url: 'fmq:/b'}}\nsinks: {}\n", 3, "sinks", "at least one"),
+        ("dispatcher: a\nlegs: {}\n", 1, None, "is not a pipeline"),
         ("a: [\n", 2, None, "cannot be read as YAML"),
     ],
 )

@@ -46,8 +46,9 @@ app = typer.Typer(
 
     A stream is named by a URL: [bold]fmq:/path/name[/bold] is a queue on this machine,
     [bold]log:/path/name[/bold] a durable log; [bold]fmqp:[/bold], [bold]flight:[/bold],
-    [bold]psi:[/bold] and [bold]latest:[/bold] are elsewhere, or in another system. Any can be
-    copied to any: [bold]penstock cp[/bold]. [bold]penstock doctor[/bold] lists what is there.
+    [bold]psi:[/bold], [bold]latest:[/bold], [bold]up+mqtt:[/bold] and [bold]up+zenoh:[/bold] are
+    elsewhere, or in another system. Any can be copied to any: [bold]penstock cp[/bold].
+    [bold]penstock doctor[/bold] lists what is there.
 
     [bold]Try it:[/bold]
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from penstock.core.errors import PenstockError, StorageError
+from penstock.core.config import ConfigErrors
+from penstock.core.errors import ConfigError, PenstockError, StorageError
 from penstock.core.units import format_time
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ def one_line(error: Exception) -> str:
     text, hint = str(error), None
     if isinstance(error, PenstockError):
         hint = error.hint
+        if isinstance(error, ConfigErrors):  # which has a line for each fault
+            text, hint = (
+                "; ".join(text.splitlines()),
+                f"{len(error.errors)} things are to be mended",
+            )
+        elif isinstance(error, ConfigError):
+            hint = hint or "mend it in the file, then try again"
     elif isinstance(error, OSError):
         reason = error.strerror or str(error)
         text = f"{error.filename}: {reason}" if error.filename else reason

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-__all__ = ["ConfigErrors", "ConfigModel", "load_config", "parse_config"]
+__all__ = ["ConfigErrors", "ConfigModel", "load_config", "parse_config", "read_text"]
 
 # A configuration is written by hand. Beyond these it is a mistake, or an attack by aliases of
 # aliases, which are counted as often as they are used.
 _LARGEST_BYTES = 1 << 20
 _DEEPEST = 50
 _MOST_NODES = 100_000
+
+_UNREADABLE = "give the path of a YAML file that you may read"
 
 
 class ConfigErrors(ConfigError):
@@ -65,20 +67,30 @@ def load_config(path: str | os.PathLike[str], model: type[_Model]) -> _Model:
 
     :raises ConfigError: the file cannot be read, or `parse_config` refuses its text
     """
+    return parse_config(read_text(path), model, os.fspath(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read the text of a configuration file.
+
+    :raises ConfigError: it cannot be read, is too large, or is no text
+    """
     file = os.fspath(path)
     try:
         with Path(file).open("rb") as stream:
             # One byte more than allowed shows that there is more, however much there is.
             data = stream.read(_LARGEST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(file, None, None, f"cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            file, None, None, f"cannot be read: {error.strerror}", hint=_UNREADABLE
+        ) from error
     _refuse_large(file, len(data))  # before decoding: the cut may go through a character
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(file, line, None, "is not UTF-8 text") from None
-    return parse_config(text, model, file)
+    return text
 
 
 def parse_config(text: str, model: type[_Model], file: str = "<text>") -> _Model:

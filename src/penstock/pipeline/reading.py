@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import Field, model_validator
 
-from penstock.core.config import ConfigModel, parse_config
+from penstock.core.config import ConfigModel, parse_config, read_text
 from penstock.core.errors import ConfigError
 from penstock.pipeline.checking import check
 from penstock.pipeline.fields import Text  # noqa: TC001 - pydantic reads it at run time
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["load_pipelines", "parse_pipelines"]
-
-_LARGEST_BYTES = 1 << 20
 
 #: YAML 1.2.2, 9.1.2: at the start of a line this ends a document wherever it stands.
 _NEXT_DOCUMENT = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
@@ -36,6 +33,14 @@ class _Description(ConfigModel):
     stages: dict[str, Stage] = Field(default_factory=dict)
     sinks: dict[str, Sink]
     settings: Settings = Field(default_factory=Settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_pipeline(cls, data: Any) -> Any:
+        # Of a file that was meant for another command, one fault says more than all of them.
+        if isinstance(data, dict) and data and not data.keys() & cls.model_fields.keys():
+            raise ValueError("is not a pipeline: it has none of pipeline, sources and sinks")
+        return data
 
 
 class _Document(ConfigModel):
@@ -53,20 +58,7 @@ def load_pipelines(path: str | os.PathLike[str]) -> list[Pipeline]:
     :raises ConfigError: the one thing that is wrong: what, and in which line.
     :raises ConfigErrors: several things are wrong.
     """
-    file = os.fspath(path)
-    try:
-        with FilePath(file).open("rb") as stream:
-            data = stream.read(_LARGEST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(file, None, None, f"cannot be read: {error.strerror}") from error
-    if len(data) > _LARGEST_BYTES:
-        raise ConfigError(file, None, None, f"is larger than {_LARGEST_BYTES:,} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(file, line, None, "is not UTF-8 text") from None
-    return parse_pipelines(text, file)
+    return parse_pipelines(read_text(path), os.fspath(path))
 
 
 def parse_pipelines(text: str, file: str = "<text>") -> list[Pipeline]:

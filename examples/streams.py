@@ -61,7 +61,7 @@ def main() -> None:
     """Start them all; then see that the second sensor lost nothing."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PENSTOCK_STREAMS"] = directory
-        ready = mp.Barrier(3)
+        ready = mp.Barrier(3, timeout=30)
         first = mp.Process(target=sensor, args=("the first", 4))
         others = [
             first,

@@ -28,8 +28,8 @@ from peers.contract import MEMORY
 from peers.redis import connect
 from peers.servers import REDIS, missing_server, redis_server
 from penstock.core.retry import Backoff
-from penstock.dispatch.collector import collect_seldom
 from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.interpreter import devote
 from penstock.dispatch.routing import Routes
 from penstock.dispatch.settings import Retry
 from penstock.protocols.uprotocol import UUri
@@ -164,7 +164,7 @@ def dispatch(asked: Connection, state: Path, rings: Path) -> None:
     retry = Retry(backoff=Backoff(initial=0.01, maximum=0.01), max_attempts=1_000_000)
     one = Dispatcher("bench", state, legs, routes=routes, retry=retry)
     one.start()
-    collect_seldom()  # as `penstock dispatch run` does
+    devote()  # as `penstock dispatch run` does
     asked.send("done")
     asked.recv()
     one.stop()

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,11 @@ from peers.servers import NATS, missing_server, nats_server
 from peers.zeromq import ZeromqWay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from peers.tally import Taker
 
-HOST = "127.0.0.1"
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 SIZE = 1024
 RING = f"slots=16384&size={BUFFER}"
 #: What UDP has to pass, and for how long.
@@ -56,6 +56,7 @@ def main() -> None:
             ZeromqWay(storage="tcp"),
             NatsWay(port=port),
             RelayWay("relay to flight://", "tcp"),
+            RelayWay("the same, with a server process", "tcp", has_own_server=True),
             PsiWay("psi exporter to importer", "tcp"),
         ]
         ways = [way for way in ways if way.name.startswith(arguments.only)]
@@ -104,12 +105,17 @@ def judge(results: Sequence[Result]) -> list[Requirement]:
     return found
 
 
-# --- the relay: a queue here, `penstock cp`, and a Flight server beside the receiver ------------
+# --- the relay: a queue here, `penstock cp`, a Flight server and a queue there ------------------
 
 
 @dataclass(frozen=True)
 class RelayWay(Way):
-    """The sender writes to a queue, the relay is a process, the receiver reads another queue."""
+    """The sender writes to a queue, the relay is a process, the receiver reads another queue.
+
+    The server that appends to it is a part of the receiver, or else a process, too.
+    """
+
+    has_own_server: bool = False
 
     def version(self) -> str:
         return f"penstock {penstock.__version__}"
@@ -123,7 +129,7 @@ class RelayWay(Way):
 
     def open_reader(self, address: str, case: Case, number: int) -> Receiver:
         del number
-        return _RelayReceiver(Path(address), case.size)
+        return _RelayReceiver(Path(address), case.size, has_own_server=self.has_own_server)
 
     def clean_up(self, address: str) -> None:
         shutil.rmtree(address, ignore_errors=True)
@@ -149,22 +155,22 @@ class _QueueSender(Sender):
 
 
 class _RelayReceiver(Receiver):
-    def __init__(self, folder: Path, size: int) -> None:
-        from penstock.protocols.flight import FlightServer, ServerOptions  # noqa: PLC0415 - gRPC
-
+    def __init__(self, folder: Path, size: int, *, has_own_server: bool) -> None:
         root = folder / "root"
         root.mkdir()
         penstock.open_writer(f"fmq:{root}/target?{RING}&hold=reader&policy=wait").close()
-        self._server = FlightServer(ServerOptions(root=root, port=0))
-        target = f"flight://127.0.0.1:{self._server.port}/target?{RING}&hold=reader&policy=wait"
-        command = [str(Path(sys.executable).with_name("penstock")), "cp", "--follow"]
-        self._relay = subprocess.Popen(
-            [*command, "--progress", "none", f"fmq:{folder}/source?hold=relay", target],
-            stdout=subprocess.DEVNULL,
+        self._closing = ExitStack()
+        serve = _server_process if has_own_server else _server_here
+        port = self._closing.enter_context(serve(root))
+        target = f"flight://127.0.0.1:{port}/target?{RING}&hold=reader&policy=wait"
+        source = f"fmq:{folder}/source"
+        command = [PENSTOCK, "cp", "--follow", "--progress", "none", f"{source}?hold=relay", target]
+        self._closing.enter_context(_running(command))
+        self._reader: Any = self._closing.enter_context(
+            penstock.open_reader(f"fmq:{root}/target?hold=reader")
         )
-        self._reader: Any = penstock.open_reader(f"fmq:{root}/target?hold=reader")
         deadline = time.monotonic() + 4 * PATIENCE
-        while not self._server.statistics().writers and time.monotonic() < deadline:
+        while not _is_held(source) and time.monotonic() < deadline:
             time.sleep(0.01)  # a sender waits only for a relay that is there
         self._group = group_of(size)
 
@@ -172,10 +178,37 @@ class _RelayReceiver(Receiver):
         take_lists(self._reader, self._group, taker)
 
     def close(self) -> None:
-        self._relay.terminate()
-        self._relay.wait(10)
-        self._reader.close()
-        self._server.close()
+        self._closing.close()
+
+
+def _is_held(source: str) -> bool:
+    return any(reader["alive"] for reader in penstock.describe(source).details["readers"])
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=10)
+
+
+@contextmanager
+def _server_process(root: Path) -> Iterator[int]:
+    command = [PENSTOCK, "serve", "flight", "--quiet", "--root", str(root), "--port", "0"]
+    with _running(command) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+
+
+@contextmanager
+def _server_here(root: Path) -> Iterator[int]:
+    from penstock.protocols.flight import FlightServer, ServerOptions  # noqa: PLC0415 - gRPC
+
+    with FlightServer(ServerOptions(root=root, port=0)) as server:
+        yield server.port
 
 
 # --- psi: an exporter in the sender, an importer in the receiver --------------------------------

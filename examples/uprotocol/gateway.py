@@ -16,7 +16,12 @@ from pathlib import Path
 from dispatching import dispatcher, wait_until
 
 from penstock.protocols.uprotocol import UMessage, UStatusError, UUri, publish
-from penstock.protocols.uprotocol.communication import LocalUriProvider, RpcClient, RpcServer
+from penstock.protocols.uprotocol.communication import (
+    CallOptions,
+    LocalUriProvider,
+    RpcClient,
+    RpcServer,
+)
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttTransport
 from penstock.protocols.uprotocol.transports.ring import RingTransport
 
@@ -24,6 +29,8 @@ BROKER = os.environ.get("BROKER", "mqtts://127.0.0.1:8883")
 CA = str(Path(os.environ.get("CA", "ca.pem")).absolute())
 CERTIFICATES = Path(os.environ.get("CERTIFICATES", ".")).absolute()
 DEVICES = ("device1", "device2", "device3")
+#: What a call has to bring; gateway.yaml has only its SHA-256.
+TOKEN = CallOptions(token="fleet")
 #: Between devices a publish names the authority that it goes to.
 TO_CLOUD = UUri("cloud", 0xFFFFFFFF, 0xFF, 0xFFFF)
 
@@ -65,14 +72,18 @@ def main() -> None:
             own = LocalUriProvider(name, 0x10, 1)
             client = RpcClient(transport, own)
             opened.callback(client.close)
-            answer = client.invoke_method(UUri("cloud", 0x50, 1, 1), name)
+            answer = client.invoke_method(UUri("cloud", 0x50, 1, 1), name, TOKEN)
             print(f"{name} was told: {answer.result(20).data.decode()}")
             for number in range(3):
                 transport.send(publish(own.resource(0x8001), b"%d" % number, sink=TO_CLOUD))
             try:
-                client.invoke_method(UUri("cloud", 0x51, 1, 1), b"").result(20)
+                client.invoke_method(UUri("cloud", 0x51, 1, 1), b"", TOKEN).result(20)
             except UStatusError as error:
                 print(f"{name} may not call the service 51: {error.code.name}")
+            try:
+                client.invoke_method(UUri("cloud", 0x50, 1, 1), name).result(20)
+            except UStatusError as error:
+                print(f"{name} may not call without a token: {error.code.name}")
 
         wait_until(lambda: len(positions) == 3 * len(DEVICES), "that all positions came")
         for name in DEVICES:

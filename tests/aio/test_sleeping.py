@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
 import random
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,30 +16,20 @@ import penstock
 from penstock import aio
 from penstock.aio.watching import watcher
 from penstock.core.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from penstock.core.message import Message
+from support.tasks import (
+    asleep,
+    followed,
+    payload,
+    read_giving_up_at_random,
+    threads,
+    until,
+    wait_in_parent_and_child,
+    write,
+)
 
 TINY = "slots=2&size=4096&readers=2"
 #: Whoever is not woken goes on after a second all the same. It took less than that (seconds).
 NOT_WOKEN = 0.9
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_stays() -> Iterator[None]:
-    yield
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert threads() == []
 
 
 @pytest.fixture
@@ -51,28 +37,6 @@ def url(tmp_path: Path) -> str:
     url = f"fmq:{tmp_path}/queue"
     penstock.create(f"{url}?slots=64&size=64k")
     return url
-
-
-def write(url: str, *payloads: bytes) -> None:
-    with penstock.open_writer(url) as writer:
-        writer.write_many(payloads)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - other threads bring it about
-            await asyncio.sleep(0.001)
-
-
-async def asleep(count: int = 1) -> None:
-    """Let so many tasks come as far as to be slept for."""
-    await until(lambda: len(watcher._asleep) == count)
-    await asyncio.sleep(0.02)
-
-
-def payload(message: Message | None) -> bytes:
-    assert message is not None
-    return bytes(message.payload)
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -194,52 +158,14 @@ def test_messages_of_another_process_are_followed(url: str) -> None:
         "        writer.write(b'%d' % number)\n"
     )
 
-    async def main() -> list[bytes]:
-        found: list[bytes] = []
-        async with aio.open_reader(url, hold="me") as reader:
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, url)
-            async for message in reader:
-                found.append(message.payload)
-                if len(found) == 3000:
-                    break
-            assert await process.wait() == 0
-            assert reader.statistics().lost == 0
-        return found
-
-    assert asyncio.run(main()) == [b"%d" % number for number in range(3000)]
+    found = followed(url, script, 3000, hold="me")
+    assert found == [b"%d" % number for number in range(3000)]
 
 
 def test_reads_that_give_up_at_random_moments_lose_no_message(tmp_path: Path) -> None:
     url = f"fmq:{tmp_path}/q"
     penstock.create(f"{url}?slots=4096&size=1M")
-    count = 2000
-    chance = random.Random(4)
-
-    def write_slowly() -> None:
-        with penstock.open_writer(url) as writer:
-            for number in range(count):
-                writer.write(b"%d" % number)
-                if number % 5 == 0:
-                    time.sleep(0.0005)
-
-    async def main() -> list[int]:
-        found: list[int] = []
-        async with aio.open_reader(url) as reader:
-            while len(found) < count:
-                task = asyncio.create_task(reader.read_many(7, None))
-                await asyncio.wait([task], timeout=chance.random() * 0.001)
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    found += [m.seq for m in await task]
-            books = reader.statistics()
-            assert (books.messages, books.backlog, books.lost) == (count, 0, 0)
-        return found
-
-    writer = threading.Thread(target=write_slowly)
-    writer.start()
-    found = asyncio.run(main())
-    writer.join()
-    assert found == list(range(count))
+    assert read_giving_up_at_random(url, 2000) == list(range(2000))
 
 
 def test_closing_ends_the_waits_at_once(url: str) -> None:
@@ -330,26 +256,7 @@ def test_a_forked_process_can_wait_while_its_parent_sleeps(tmp_path: Path) -> No
     for url in urls:
         penstock.create(f"{url}?{TINY}")
 
-    def read_in_child() -> None:
-        async def child() -> None:
-            async with aio.open_reader(urls[1]) as reader:
-                threading.Timer(0.05, write, [urls[1], b"x"]).start()
-                assert await reader.read(10) is not None
-
-        asyncio.run(child())
-
-    async def main() -> None:
-        async with aio.open_reader(urls[0]) as reader:
-            task = asyncio.create_task(reader.read())
-            await asleep()
-            process = multiprocessing.get_context("fork").Process(target=read_in_child)
-            process.start()
-            await asyncio.to_thread(process.join, 20)
-            assert process.exitcode == 0
-            write(urls[0], b"y")
-            assert payload(await task) == b"y"
-
-    asyncio.run(main())
+    wait_in_parent_and_child(urls, lambda _: asleep())
 
 
 def test_a_process_ends_cleanly_while_its_tasks_sleep(tmp_path: Path) -> None:

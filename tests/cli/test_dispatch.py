@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import penstock
 from cli.command import PENSTOCK, json_lines, run
 from penstock.cli.main import app
 from penstock.core.errors import ConfigError, InvalidOption, NotFound
@@ -191,6 +192,53 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
             assert letters() == []
         assert _status(file)["books"]["problems"] == []
         bus.end()
+
+
+@pytest.mark.full
+def test_more_dead_letters_than_one_question_holds_are_retried_and_dropped(
+    bus: BusProcess, file: Path, tmp_path: Path
+) -> None:
+    count = 30_000
+    spoofed, sink = UUri("vehicle2", 0x10, 1, 0x8001), UUri("vehicle1", 0x20, 1, 0)
+    with penstock.open_writer(f"fmq:{tmp_path}/rings/in", hold="uprotocol", keep="true") as writer:
+        for _ in range(0, count, 500):
+            writer.write_many([notification(spoofed, sink).to_bytes() for _ in range(500)])
+    until(lambda: _status(file)["books"]["messages"]["letters"] == count, 120)
+    assert _said("dead", "drop", str(file), "--all", "--code", "UNAUTHENTICATED") == (
+        "30,000 dropped\n"
+    )
+    assert _said("dead", "ls", str(file)) == ""
+    with penstock.open_writer(f"fmq:{tmp_path}/rings/in", hold="uprotocol", keep="true") as writer:
+        for _ in range(0, count, 500):
+            writer.write_many([notification(spoofed, sink).to_bytes() for _ in range(500)])
+    until(lambda: _status(file)["books"]["messages"]["letters"] == 2 * count, 120)
+    assert _said("dead", "retry", str(file), "--all") == "30,000 retried\n"
+    bus.end()
+    books = _status(file)["books"]
+    assert books["problems"] == []
+    assert books["copies"]["stored"] == count
+
+
+def test_bytes_that_are_no_message_can_be_looked_at(
+    bus: BusProcess, file: Path, tmp_path: Path
+) -> None:
+    assert _said("dead", "ls", str(file), "--undecodable") == ""
+    with penstock.open_writer(f"fmq:{tmp_path}/rings/in", hold="uprotocol", keep="true") as writer:
+        writer.write_many([b"\xff\x00no message", b"\xfe" * 100_000])
+    until(lambda: _said("dead", "ls", str(file), "--undecodable").count("\n") == 2)
+    assert "12 bytes by local: ff 00 6e" in _said("dead", "ls", str(file), "--undecodable")
+    first, second = json_lines(_said("dead", "ls", str(file), "--undecodable", "--json").encode())
+    assert (first["bytes"], first["is_whole"], second["is_whole"]) == (12, True, False)
+    shown = _said("dead", "show", str(file), str(first["number"]), "--undecodable")
+    assert bytes.fromhex(json.loads(shown)["data"]) == b"\xff\x00no message"
+    with pytest.raises(NotFound, match="there is no 17"):
+        _done("dead", "show", str(file), "17", "--undecodable")
+    with pytest.raises(InvalidOption, match="neither code nor receiver"):
+        _done("dead", "ls", str(file), "--undecodable", "--code", "INTERNAL")
+    status = _status(file)["books"]
+    assert (status["messages"]["undecodable"], status["messages"]["quarantined"]) == (2, 2)
+    assert status["problems"] == []
+    bus.end()
 
 
 def test_a_file_is_checked_without_running_it(file: Path, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import InvalidOption, Malformed, StorageError
 from penstock.core.retry import Backoff
-from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule
-from penstock.dispatch.outbox import Outbox
+from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule, outlets
+from penstock.dispatch.outbox import Entry, Outbox
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
 
@@ -189,6 +189,74 @@ def test_an_idle_receiver_makes_room_for_another_and_the_books_keep_its_messages
     again = world.reopen()
     assert again.dispatcher.books().copies.stored == 23
     again.run(1)
+    again.balance()
+    again.close()
+
+
+def test_what_is_stored_just_when_its_receiver_makes_room_is_not_lost(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(limits=Limits(receivers=1))
+    world.ingest(world.notify(b"1"))
+    world.run()
+    (outlet,) = world.dispatcher._all_outlets()
+    late = world.notify(b"2").to_bytes()
+    queued = Outbox.queued
+
+    def look(outbox: Outbox) -> int:
+        """Let another thread store one, right after it was found to be empty."""
+        found: int = queued.__get__(outbox)
+        if not outlet.outbox.is_closed:
+            monkeypatch.undo()
+            outlet.store([Entry(1, 0, 0, 0, 3, late)])
+        return found
+
+    monkeypatch.setattr(Outbox, "queued", property(look))
+    close = Outbox.close_if_empty
+
+    def close_late(outbox: Outbox) -> bool:
+        look(outbox)
+        return close(outbox)
+
+    monkeypatch.setattr(Outbox, "close_if_empty", close_late)
+    world.ingest(world.notify(b"3", sink=ALICE))
+    world.run()
+    assert world.local.payloads(BOB) == [b"1", b"2"]
+    assert len(world.local.payloads(ALICE)) + len(world.letters) == 1
+
+
+@pytest.mark.parametrize("crash", ["rename", "save_notes", "rmtree"])
+def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    world = World(tmp_path, limits=Limits(receivers=1))
+    for _ in range(3):
+        world.ingest(world.notify(b"1"))
+    world.run()
+
+    class Crash(BaseException):
+        """What is left of this process is of no use."""
+
+    def die(path: Path, *_: object, **__: object) -> None:
+        if path.name != "receiver" and (crash != "rmtree" or path.exists()):
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        if crash == "rename":
+            patch.setattr(Path, "rename", die)
+        elif crash == "save_notes":
+            patch.setattr(outlets, "save_notes", die)
+        else:
+            patch.setattr("shutil.rmtree", die)
+        with pytest.raises(Crash):
+            world.ingest(world.notify(b"2", sink=ALICE))
+    again = world.reopen()
+    assert again.dispatcher.books().copies.stored == 3
+    again.ingest(again.notify(b"2", sink=ALICE))
+    again.run()
+    assert again.local.payloads(ALICE) == [b"2"]
+    assert again.dispatcher.books().copies.stored == 4
+    assert not list((again.state / "outbox").glob("*.gone"))
     again.balance()
     again.close()
 

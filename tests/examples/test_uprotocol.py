@@ -88,6 +88,7 @@ def test_gateway_serves_devices_with_certificates(tmp_path: Path) -> None:
     for device in ("device1", "device2", "device3"):
         assert f"{device} was told: drive on" in said
         assert f"{device} may not call the service 51: PERMISSION_DENIED" in said
+        assert f"{device} may not call without a token: UNAUTHENTICATED" in said
         assert f"{device} was at 0 1 2" in said
 
 

@@ -23,6 +23,7 @@ from penstock.protocols.lrose.ds_message import DsMessage, Part
 from penstock.registry.data_map import DataMap
 from penstock.registry.data_map_answers import MapAnswers
 from penstock.registry.data_map_state import state_bytes
+from support.mutation import mutator, set_byte, truncate
 
 WIRE = Path(__file__).parents[1] / "vectors" / "lrose" / "wire"
 #: When the recorded server got its first registration, its questions, and its last registration:
@@ -188,26 +189,24 @@ TELLING = (0, 1, -1, 2, 63, 64, 88, 863, 864, 865, 2**31 - 1, -(2**31), DATAMAPP
            *RequestKind, 3818400, 3818402, 3818302)  # fmt: skip
 
 
-def mutated(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        way = chance.randrange(5)
-        at = chance.randrange(len(data)) if data else 0
-        if way == 0 and data:
-            data[at] = chance.randrange(256)
-        elif way == 1 and len(data) >= 4:
-            # Mostly in the headers: what follows is text.
-            word = chance.randrange(min(len(data), chance.choice((64, 136, 4000))) // 4) * 4
-            value = chance.choice((*TELLING, chance.randint(-(2**31), 2**31 - 1)))
-            data[word : word + 4] = struct.pack(">i", value)
-        elif way == 2:
-            del data[at:]
-        elif way == 3:
-            data[at:at] = chance.randbytes(chance.randrange(30))
-        else:
-            end = at + chance.randrange(1, 300)
-            data[at:end] = chance.choice((b"\xff", b"x", b"\0")) * len(data[at:end])
-    return bytes(data)
+def set_header_word(data: bytearray, _: int, chance: random.Random) -> None:
+    if len(data) >= 4:
+        # Mostly in the headers: what follows is text.
+        word = chance.randrange(min(len(data), chance.choice((64, 136, 4000))) // 4) * 4
+        value = chance.choice((*TELLING, chance.randint(-(2**31), 2**31 - 1)))
+        data[word : word + 4] = struct.pack(">i", value)
+
+
+def insert_noise(data: bytearray, at: int, chance: random.Random) -> None:
+    data[at:at] = chance.randbytes(chance.randrange(30))
+
+
+def fill(data: bytearray, at: int, chance: random.Random) -> None:
+    end = at + chance.randrange(1, 300)
+    data[at:end] = chance.choice((b"\xff", b"x", b"\0")) * len(data[at:end])
+
+
+mutated = mutator((1, 1, 2, 5), set_byte, set_header_word, truncate, insert_noise, fill)
 
 
 @pytest.mark.parametrize(

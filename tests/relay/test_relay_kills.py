@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from protocols.flight.serving import ServerProcess, server_process
+from protocols.flight.serving import ServerProcess, served, server_process, wires_to
 from relay.background import Background, fill, numbers, until
 
 #: Forks a relay for every line, so that a life costs no start of Python.
@@ -124,6 +124,33 @@ def test_a_server_of_the_target_that_is_killed_gets_everything_once(tmp_path: Pa
     assert (books.read, books.copied, books.held, books.in_doubt) == (count, count, 0, 0)
     assert books.outages >= 1
     assert numbers(f"log:{tmp_path}/root/copy") == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [
+        (4_000, "kind=log"),
+        (4_000, "kind=fmq&slots=131072&size=16M"),
+        pytest.param(100_000, "kind=log", marks=pytest.mark.full),
+    ],
+)
+def test_connections_to_the_target_that_are_cut_again_and_again_deliver_everything_once(
+    tmp_path: Path, count: int, kind: str
+) -> None:
+    source, root = f"log:{tmp_path}/source", tmp_path / "root"
+    fill(source, count)
+    root.mkdir()
+    rng = random.Random(count)
+    with served(root) as server, wires_to(server) as (wire, bulk):
+        target = f"{wire.url('copy')}?{kind}&retry=1s"
+        relay = Background(source, target, batch=20, state=tmp_path / "state")
+        while relay.copied() < count:
+            time.sleep(rng.uniform(0.01, 0.1))
+            rng.choice([bulk.cut, bulk.cut, wire.cut])()
+        books = relay.end()
+        assert bulk.connections > 1
+    assert (books.read, books.copied, books.held, books.in_doubt) == (count, count, 0, 0)
+    assert numbers(f"{kind[5:8]}:{root}/copy") == list(range(count))
 
 
 @pytest.mark.full

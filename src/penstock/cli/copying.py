@@ -124,7 +124,7 @@ def cp(
         losses_named(reader, live=follow),
         writer_to(target, register, **connection_options(target)) as writer,
     ):
-        _tell_fields_lost(reader, writer, target, strict)
+        _tell_fields_lost(reader, writer, strict)
         with stop_on_signal() as stop, _progress(progress) as shown:
             take = _display(progress, shown)
             relay = Relay(reader, writer, options, should_stop=stop, on_progress=take)
@@ -142,15 +142,15 @@ def cp(
         raise typer.Exit(LOST)
 
 
-def _tell_fields_lost(reader: Reader, writer: Writer, target: str, strict: bool) -> None:
+def _tell_fields_lost(reader: Reader, writer: Writer, strict: bool) -> None:
     lacking = fields_lost(reader, writer)
     if lacking:
         what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())
         if strict:
             raise Unsupported(
-                f"{target} cannot carry every field: {what}", hint="copy without --strict"
+                f"{writer.url} cannot carry every field: {what}", hint="copy without --strict"
             )
-        note(f"penstock: {target}: {what}")
+        note(f"penstock: {writer.url}: {what}")
 
 
 def _progress(kind: str) -> Progress:

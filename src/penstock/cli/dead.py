@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.dispatch.administration import Place
     from penstock.dispatch.letters import Letter
+    from penstock.dispatch.quarantine import Stray
 
 __all__ = ["add_to"]
 
@@ -35,6 +36,9 @@ _ReceiverOption = Annotated[
     str | None, typer.Option(help="Only those to receivers that match, as //vehicle1/20/1/0.")
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+_StrayOption = Annotated[
+    bool, typer.Option("--undecodable", help="What came, and was no message of uProtocol.")
+]
 _AllOption = Annotated[bool, typer.Option("--all", help="All that match, not only those named.")]
 
 
@@ -67,28 +71,46 @@ def ls(
     start: Annotated[int, typer.Option("--from", help="Begin with this number.")] = 0,
     code: _CodeOption = None,
     receiver: _ReceiverOption = None,
+    undecodable: _StrayOption = False,
     as_json: _JsonOption = False,
 ) -> None:
     """List dead letters, the oldest first."""
     from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
-    from penstock.dispatch.reports import described_letter  # noqa: PLC0415
+    from penstock.dispatch.quarantine import Stray  # noqa: PLC0415
+    from penstock.dispatch.reports import described_letter, described_stray  # noqa: PLC0415
 
+    if undecodable and (code or receiver):
+        raise InvalidOption("--undecodable", True, "these have neither code nor receiver")
     shown = 0
-    for letter in _matching(find_place(place), code, receiver):
-        if letter.number < start:
+    found = find_place(place)
+    for one in found.strays() if undecodable else _matching(found, code, receiver):
+        if one.number < start:
             continue
         if shown == limit:
-            note(f"penstock: there are more: --from {letter.number}")
+            note(f"penstock: there are more: --from {one.number}")
             break
         shown += 1
-        typer.echo(json.dumps(described_letter(letter)) if as_json else _line(letter))
+        if isinstance(one, Stray):
+            typer.echo(json.dumps(described_stray(one)) if as_json else _stray_line(one))
+        else:
+            typer.echo(json.dumps(described_letter(one)) if as_json else _line(one))
 
 
-def show(place: _PlaceArgument, id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def show(
+    place: _PlaceArgument,
+    id: Annotated[str, typer.Argument(metavar="ID")],
+    undecodable: _StrayOption = False,
+) -> None:
     """Show all of a dead letter, the payload as hexadecimal digits, as JSON."""
     from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
-    from penstock.dispatch.reports import described_letter  # noqa: PLC0415
+    from penstock.dispatch.reports import described_letter, described_stray  # noqa: PLC0415
 
+    if undecodable:
+        for stray in find_place(place).strays():
+            if str(stray.number) == id:
+                typer.echo(json.dumps(described_stray(stray, data=True), indent=1))
+                return
+        raise NotFound(f"there is no {id}", hint="penstock dead ls --undecodable lists them")
     letter = _named(find_place(place), [id])[0]
     typer.echo(json.dumps(described_letter(letter, payload=True), indent=1))
 
@@ -178,6 +200,12 @@ def _line(letter: Letter) -> str:
         f"{letter.number:>6}  {when:<24}  {letter.code.name}  {header.type.name.lower()} of "
         f"{source} to {receiver}{tries}: {letter.message}"
     )
+
+
+def _stray_line(stray: Stray) -> str:
+    when = format_time(stray.came_ms * 1_000_000)
+    begin = stray.data[:16].hex(" ")
+    return f"{stray.number:>6}  {when:<24}  {stray.size:,} bytes by {stray.leg}: {begin}"
 
 
 def _tell(what: str, letters: list[Letter], *, as_json: bool) -> None:

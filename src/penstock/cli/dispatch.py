@@ -78,8 +78,8 @@ def run(
     Without a terminal it says a line every few seconds on standard error.
     """
     from penstock.dispatch.building import check as check_bus  # noqa: PLC0415 - loads protobuf
-    from penstock.dispatch.collector import collect_seldom  # noqa: PLC0415
     from penstock.dispatch.config import load_bus  # noqa: PLC0415
+    from penstock.dispatch.interpreter import devote  # noqa: PLC0415
     from penstock.dispatch.running import Running  # noqa: PLC0415
 
     config = load_bus(file)
@@ -91,7 +91,7 @@ def run(
     # Signals are heard from before it has begun: a SIGTERM while a leg connects ends it, too.
     with stop_on_signal(config.grace + 15) as is_stopping, Running(config) as running:
         running.start()
-        collect_seldom()
+        devote()
         typer.echo(f"{config.dispatcher} runs as {config.authority}, state {config.state}")
         sys.stdout.flush()
         with _Display(progress, running.status) as shown:

@@ -42,6 +42,14 @@ def serve_flight(
     ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8815,
+    bulk_port: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT",
+            help="Where writers of much may come past gRPC: a port, 0 for any, or off. "
+            "Without it: any on loopback, otherwise nowhere.",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Encrypt, with this certificate (PEM).")
     ] = None,
@@ -84,6 +92,7 @@ def serve_flight(
         "root": root,
         "host": host,
         "port": port,
+        "bulk_port": bulk_port,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "token_file": token_file,

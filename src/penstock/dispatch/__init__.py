@@ -7,10 +7,12 @@ from penstock.dispatch.dispatcher import Dispatcher
 from penstock.dispatch.letters import Letter, dead_letter_topic
 from penstock.dispatch.outlets import ReceiverInfo
 from penstock.dispatch.policies import Delivery, Policy
+from penstock.dispatch.rates import Rate
 from penstock.dispatch.receivers import Receiver
 from penstock.dispatch.routing import Routes, Subscriber, Subscriptions
 from penstock.dispatch.settings import Limits, Retry
 from penstock.dispatch.switches import Stop
+from penstock.dispatch.tokens import TokenRule, Tokens
 
 __all__ = [
     "Access",
@@ -22,6 +24,7 @@ __all__ = [
     "Letter",
     "Limits",
     "Policy",
+    "Rate",
     "Receiver",
     "ReceiverInfo",
     "Retry",
@@ -30,5 +33,7 @@ __all__ = [
     "Stop",
     "Subscriber",
     "Subscriptions",
+    "TokenRule",
+    "Tokens",
     "dead_letter_topic",
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import LockTimeout, Malformed, NotFound, Unsupported
 from penstock.dispatch.config import load_bus
 from penstock.dispatch.control import ask
 from penstock.dispatch.dead_letters import DeadLetters
 from penstock.dispatch.dispatcher import Dispatcher
+from penstock.dispatch.quarantine import QUARANTINE, strays
 from penstock.dispatch.reports import described
 from penstock.dispatch.routing import Routes
 from penstock.dispatch.running import (
@@ -24,16 +26,19 @@ from penstock.dispatch.switches import Stop, Switches
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from penstock.dispatch.letters import Letter
+    from penstock.dispatch.quarantine import Stray
     from penstock.protocols.uprotocol import UUri
 
 __all__ = ["Place", "find_place"]
 
 #: Who only looks removes nothing.
 _ALL = Limits(dead=1 << 60)
+#: Dead letters that a dispatcher is asked about at a time: a question has its limits, and its time.
+_AT_ONCE: Final = 5000
 
 
 def find_place(path: Path) -> Place:
@@ -131,6 +136,10 @@ class Place:
         """
         return DeadLetters(self.state / "dead", writable=False)
 
+    def strays(self) -> Iterator[Stray]:
+        """Yield the bytes that came and could not be decoded, the oldest first."""
+        return strays(self.state / QUARANTINE)
+
     def retry(self, letters: Sequence[Letter]) -> bool:
         """Deliver the messages of dead letters again, or at the next start; return whether it runs.
 
@@ -143,18 +152,32 @@ class Place:
                     f"only the header of the dead letter {letter.id} was kept",
                     hint="its sender has to send it again",
                 )
-        ids = [str(letter.id) for letter in letters]
 
-        def later() -> None:
+        def later(some: Sequence[Letter]) -> None:
             waiting = letters_to_retry(self.state)
+            ids = [str(letter.id) for letter in some]
             save_letters_to_retry(self.state, [*dict.fromkeys([*waiting, *ids])])
 
-        return self._either({"command": "retry", "ids": ids}, later)[1]
+        return self._each("retry", letters, later)
 
     def drop(self, letters: Sequence[Letter]) -> bool:
         """Let dead letters be gone; return whether the dispatcher runs.
 
         :raises PenstockError: it does not answer, or the file cannot be written.
         """
-        question = {"command": "drop", "ids": [str(letter.id) for letter in letters]}
-        return self._either(question, lambda: self.letters().drop(letters))[1]
+        return self._each("drop", letters, lambda some: self.letters().drop(some))
+
+    def _each(
+        self, command: str, letters: Sequence[Letter], alone: Callable[[Sequence[Letter]], None]
+    ) -> bool:
+        """Have something done with letters, some at a time; return whether the dispatcher runs."""
+        runs = False
+        for at in range(0, len(letters), _AT_ONCE):
+            some = letters[at : at + _AT_ONCE]
+            question = {
+                "command": command,
+                "ids": [str(letter.id) for letter in some],
+                "from": min(letter.number for letter in some),
+            }
+            _, runs = self._either(question, functools.partial(alone, some))
+        return runs

@@ -10,12 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.dispatch.duplicates import LEG_BITS
+from penstock.dispatch.duplicates import LEGS
 from penstock.dispatch.giving_up import Failure
 from penstock.dispatch.headers import ID_SIZE, places, with_attributes
-from penstock.dispatch.outbox import Entry
+from penstock.dispatch.outbox import Columns, Entry
 from penstock.dispatch.plans import FOR_EVER, Refusal
-from penstock.protocols.uprotocol import DeadLetterReason, InvalidMessage, UCode, UMessage
+from penstock.dispatch.runs import LEAST, expiries_of, is_uniform, keys_of
+from penstock.protocols.uprotocol import (
+    DeadLetterReason,
+    InvalidMessage,
+    UCode,
+    UMessage,
+    UMessageType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +30,16 @@ if TYPE_CHECKING:
     from penstock.dispatch.delivering import Outlet
     from penstock.dispatch.duplicates import Window
     from penstock.dispatch.plans import Copy, Plan, Planner
+    from penstock.dispatch.rates import Rates
     from penstock.dispatch.settings import Limits
     from penstock.protocols.uprotocol import UUri
 
 __all__ = ["Admission", "Admitted", "Intake"]
 
 _PLANS: Final = 8192
+_PUBLISH: Final = int(UMessageType.PUBLISH)
+#: The beginning of 2020: a clock that shows less is not set.
+_CLOCK_IS_SET_MS: Final = 1_577_836_800_000
 #: Bytes that decode to nothing.
 _NOTHING: Final = b"\xff"
 
@@ -50,9 +61,13 @@ class Admitted:
 
     #: What is stored for each receiver, in the order of arrival.
     entries: dict[Outlet, list[Entry]] = field(default_factory=dict)
+    #: The same where a whole batch is alike.
+    columns: dict[Outlet, Columns] = field(default_factory=dict)
     #: Which of these take the place of others, by their index: the key.
     latest: dict[Outlet, dict[int, bytes]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    #: What could not be decoded.
+    strays: list[bytes] = field(default_factory=list)
     #: Of the window of duplicates, in case that nothing comes of it.
     keys: list[bytes] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -66,8 +81,11 @@ class Admitted:
 class Admission:
     """Decides about messages that come."""
 
-    def __init__(self, planner: Planner, window: Window, limits: Limits) -> None:
+    def __init__(
+        self, planner: Planner, window: Window, limits: Limits, rates: Rates | None = None
+    ) -> None:
         self._planner = planner
+        self._rates = rates
         self._window = window
         self._limits = limits
         self._skew_ms = int(limits.clock_skew * 1000)
@@ -81,7 +99,8 @@ class Admission:
         found = Admitted()
         with self._window.lock:
             try:
-                self._admit(intake, messages, now_ms, found)
+                if not self._admit_run(intake, messages, now_ms, found):
+                    self._admit(intake, messages, now_ms, found)
             except BaseException:
                 self._window.forget(found.keys)
                 raise
@@ -92,6 +111,55 @@ class Admission:
         with self._window.lock:
             self._window.forget(admitted.keys)
 
+    def _admit_run(
+        self, intake: Intake, messages: Sequence[Any], now_ms: int, found: Admitted
+    ) -> bool:
+        """Decide about a batch of messages that are alike and new, at once; tell whether it is one.
+
+        The same as below, at a third of its time.
+        """
+        count = len(messages)
+        if count < LEAST or not is_uniform(messages) or len(messages[0]) > self._limits.message:
+            return False
+        if self._rates is not None and self._rates.bounds(intake.leg):
+            return False
+        shape = self._shape(intake, messages[0], len(messages[0]))
+        plan = shape.plan
+        if plan is None or not (plan.is_simple and shape.begin and shape.is_lasting):
+            return False
+        keys = keys_of(messages, shape.begin, shape.head, shape.rest, plan.source_bytes)
+        if keys is None:
+            return False
+        copy = plan.copies[0]
+        ends = _ends(now_ms, copy.max_age_ms)
+        times: Sequence[int] = (ends,) * count
+        if plan.ttl:
+            times = expiries_of(keys, plan.ttl, now_ms, self._skew_ms, ends)
+            if min(times) <= now_ms:
+                return False
+        window = self._window
+        if window.size > 0:
+            window.make_room(count)
+            is_new = window.new.keys().isdisjoint(keys) and window.old.keys().isdisjoint(keys)
+            if not is_new or len(set(keys)) != count:
+                return False
+            hashes = map(hash, messages)
+            leg = intake.number
+            window.new.update(zip(keys, (h ^ leg for h in hashes) if leg else hashes, strict=True))
+            found.keys = keys
+        if plan.type == _PUBLISH:
+            found.published[plan.topic] = messages[-1]
+        found.columns[copy.outlet] = Columns(
+            (plan.priority,) * count,
+            (0,) * count,
+            times,
+            (plan.source,) * count,
+            (plan.type,) * count,
+            messages,
+        )
+        found.counts["routed"] = count
+        return True
+
     def _admit(  # noqa: C901, PLR0912, PLR0915 - once for every message: calls cost more than lines
         self, intake: Intake, messages: Sequence[Any], now_ms: int, found: Admitted
     ) -> None:
@@ -100,6 +168,9 @@ class Admission:
         window = self._window
         window.make_room(len(messages))
         new, old, is_on = window.new, window.old, window.size > 0
+        rates = self._rates
+        if rates is not None and not rates.bounds(intake.leg):
+            rates = None
         make, entry = tuple.__new__, Entry
         routed = 0
         # Of the message before: most are of the same topic and have the same size.
@@ -124,6 +195,7 @@ class Admission:
                 plan = shape.plan
                 if plan is None:
                     found.count("undecodable")
+                    found.strays.append(raw)
                     size_before = -1
                     continue
                 begin, head, rest = shape.begin, shape.head, shape.rest
@@ -131,12 +203,13 @@ class Admission:
                 version, middle, variant = begin + 4, begin + 11, begin + 19
                 end_of_id = begin + ID_SIZE
                 add = None
-                if plan.is_simple:
+                if plan.is_simple and not plan.ttl:
                     copy = plan.copies[0]
                     ends = _ends(now_ms, copy.max_age_ms)
                     add = entries.setdefault(copy.outlet, []).append
                 priority, source, kind = plan.priority, plan.source, plan.type
                 source_bytes, topic, refusal = plan.source_bytes, plan.topic, plan.refusal
+                sender = plan.sender
             if refusal is not None:
                 found.count(refusal.counter)
                 found.failures.append(_refused(raw, refusal, intake.leg))
@@ -144,14 +217,19 @@ class Admission:
             id = raw[begin + 3 : end_of_id] if begin else shape.id
             if is_on:
                 key = id + source_bytes
-                content = hash(raw) << LEG_BITS | leg
+                content = hash(raw) ^ leg
                 known = new.get(key) or old.get(key)
                 if known is not None:
                     found.count(_seen(known, content))
                     continue
+            if rates is not None and (why := rates.refuses(intake.leg, sender)) is not None:
+                found.count(_TOO_FAST.counter)
+                found.failures.append(_refused(raw, _TOO_FAST._replace(text=why), intake.leg))
+                continue
+            if is_on:
                 new[key] = content or 1
                 keys.append(key)
-            if kind == 1:
+            if kind == _PUBLISH:
                 published[topic] = raw
             if add is not None:
                 add(make(entry, (priority, 0, ends, source, kind, raw)))
@@ -237,6 +315,11 @@ _EXPIRED: Final = Refusal(
 )
 
 
+_TOO_FAST: Final = Refusal(
+    "rate_limited", UCode.RESOURCE_EXHAUSTED, DeadLetterReason.QUEUE_FULL, ""
+)
+
+
 def _refused(raw: bytes, refusal: Refusal, leg: str) -> Failure:
     return Failure(
         raw,
@@ -267,14 +350,18 @@ def _bytes_of(message: Any) -> bytes:
 
 def _ends(now_ms: int, max_age_ms: int) -> int:
     """Return when a message that comes now has been there for too long; 0: never."""
-    return now_ms + max_age_ms if max_age_ms < FOR_EVER else 0
+    # A device that has just booted may not know the time yet: when it does, nothing is too old.
+    if max_age_ms >= FOR_EVER or now_ms < _CLOCK_IS_SET_MS:
+        return 0
+    return now_ms + max_age_ms
 
 
 def _seen(known: int, content: int) -> str:
     """Return the count of a message that was here before (E1, E2)."""
-    if known >> LEG_BITS != content >> LEG_BITS:
-        return "conflicts"
-    return "duplicates" if known == (content or 1) else "loops"
+    difference = known ^ (content or 1)
+    if not difference:
+        return "duplicates"
+    return "loops" if 0 < difference < LEGS else "conflicts"
 
 
 class _Shape(NamedTuple):

@@ -33,8 +33,9 @@ class Counts:
     duplicates: int = 0
     loops: int = 0
     conflicts: int = 0
-    #: Not messages of uProtocol.
+    #: Not messages of uProtocol, and how many of these were kept to be looked at.
     undecodable: int = 0
+    quarantined: int = 0
     #: Refused when they came, each with a dead letter.
     too_large: int = 0
     invalid: int = 0
@@ -42,6 +43,7 @@ class Counts:
     forbidden: int = 0
     expired_on_arrival: int = 0
     no_route: int = 0
+    rate_limited: int = 0
     unsupported: int = 0
     internal: int = 0
 
@@ -73,7 +75,7 @@ class Counts:
 
 _REFUSED = (
     *("too_large", "invalid", "unauthenticated", "forbidden", "expired_on_arrival", "no_route"),
-    *("unsupported", "internal"),
+    *("rate_limited", "unsupported", "internal"),
 )
 _ENDED = (
     *("routed", "no_subscriber", "duplicates", "loops", "conflicts", "undecodable"),

@@ -23,6 +23,7 @@ from penstock.dispatch.services import (
     UTwin,
 )
 from penstock.dispatch.services.usubscription import CHANGES
+from penstock.dispatch.tokens import Tokens
 from penstock.protocols.uprotocol import UUri
 from penstock.protocols.uprotocol.transports import InProcessBus, InProcessLeg
 from penstock.protocols.uprotocol.transports.ring import RingLeg
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.core.clock import Clock
-    from penstock.dispatch.config import BusConfig, LegConfig, MqttConfig, ZenohConfig
+    from penstock.dispatch.config import BusConfig
+    from penstock.dispatch.leg_config import LegConfig, MqttConfig, ZenohConfig
     from penstock.dispatch.services.service import Service
     from penstock.protocols.uprotocol.transports import Leg
     from penstock.protocols.uprotocol.transports.mqtt import MqttBroker
@@ -89,6 +91,8 @@ def check(config: BusConfig) -> None:
 
     :raises PenstockError: a library or a file is missing, or a value does not fit.
     """
+    for one in config.tokens:
+        one.rule(config.authority)
     for name, leg in config.legs.items():
         if leg.mqtt is not None:
             _broker(config, name, leg.mqtt).context()
@@ -139,9 +143,8 @@ def build(
             routes=_routes(config, services),
             policies=[one.policy() for one in config.policies],
             access=access,
-            limits=config.limits.limits(
-                {name: one.message for name, one in config.legs.items() if one.message is not None}
-            ),
+            tokens=Tokens(one.rule(own) for one in config.tokens),
+            limits=config.limits.limits(config.legs),
             retry=config.retry.retry(),
             subscriptions=table,
             clock=clock,

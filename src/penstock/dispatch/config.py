@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,25 +18,25 @@ from pydantic import (
 from penstock.core.config import ConfigModel, load_config
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
 from penstock.core.retry import Backoff
-from penstock.core.url import URL
 from penstock.dispatch.access import Action, Rule
+from penstock.dispatch.leg_config import Authority, LegConfig, check_authority
 from penstock.dispatch.policies import Delivery, Policy
 from penstock.dispatch.settings import Limits, Retry
+from penstock.dispatch.tokens import TokenRule, load_check
 from penstock.protocols.uprotocol import UUri
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "AccessConfig",
     "BusConfig",
     "DiscoveryConfig",
-    "InProcessConfig",
-    "LegConfig",
-    "MqttConfig",
-    "RingConfig",
     "ServicesConfig",
     "SubscriptionConfig",
+    "TokenConfig",
     "TwinConfig",
     "USubscriptionConfig",
-    "ZenohConfig",
     "load_bus",
 ]
 
@@ -49,121 +49,16 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _authority(name: str) -> str:
-    if not name:
-        raise ValueError("an authority has a name")
-    UUri(name, 0, 0, 0)
-    return name
-
-
 def _own_name(name: str) -> str:
     if name == "*":
         raise ValueError("stands for all others: give a name of your own")
-    return _authority(name)
-
-
-def _ring(text: str) -> str:
-    if URL.parse(text).scheme != "fmq":
-        raise ValueError("should be a ring: fmq:/path/name")
-    return text
+    return check_authority(name)
 
 
 Address = Annotated[InstanceOf[UUri], BeforeValidator(_uuri)]
-_Authority = Annotated[str, AfterValidator(_authority)]
 _OwnAuthority = Annotated[str, AfterValidator(_own_name)]
-_RingUrl = Annotated[str, AfterValidator(_ring)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 _Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
-
-
-# --- legs -------------------------------------------------------------------------------------
-
-
-class RingConfig(ConfigModel):
-    """Entities of this machine, each with a ring of its own."""
-
-    #: The ring that they all append to.
-    receive: _RingUrl | None = None
-    #: The ring of a receiver, with {authority}, {ue_id} or {ue_version} in it.
-    send: _RingUrl | None = None
-
-
-class InProcessConfig(ConfigModel):
-    """Entities of this process, for programs that run a dispatcher themselves."""
-
-
-class ZenohConfig(ConfigModel):
-    """Entities or dispatchers that are reached by zenoh."""
-
-    listen: list[str] = Field(default_factory=list)
-    connect: list[str] = Field(default_factory=list)
-    mode: Literal["peer", "client", "router"] = "peer"
-    scouting: bool = False
-    #: Whether a message waits until somebody subscribes to it.
-    must_be_heard: bool = True
-    #: How long after it was put a message counts as delivered: zenoh acknowledges nothing.
-    settle_after: Duration = 0.25
-    #: Further settings of zenoh by their path, as `transport/link/tls/…`.
-    config: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _can_meet(self) -> Self:
-        if not (self.listen or self.connect or self.scouting):
-            raise ValueError("meets nobody: give listen or connect, such as tcp/127.0.0.1:7447")
-        return self
-
-
-class MqttConfig(ConfigModel):
-    """Entities or dispatchers that are reached by an MQTT 5 broker."""
-
-    url: str
-    #: `e2e` within a vehicle, `d2d` between devices.
-    topics: Literal["e2e", "d2d"] = "e2e"
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    username: str | None = None
-    password: str | None = Field(default=None, repr=False)
-    #: The broker keeps the session under this name; without it one is made of the dispatcher's.
-    client_id: str | None = None
-    session_expiry: Duration = 3600.0
-    clean_start: bool = False
-    keepalive: Duration = 30.0
-    window: int = 256
-    receive_maximum: int = 1024
-    largest_packet: Size = 4 << 20
-    connect_timeout: Duration = 5.0
-    ack_timeout: Duration = 5.0
-    must_be_heard: bool = True
-    #: Send the ttl in milliseconds, too, so that it does not shrink while the broker has it.
-    exact_ttl: bool = True
-
-
-class LegConfig(ConfigModel):
-    """One transport, and which authorities are behind it."""
-
-    ring: RingConfig | None = None
-    in_process: InProcessConfig | None = Field(default=None, alias="in-process")
-    zenoh: ZenohConfig | None = None
-    mqtt: MqttConfig | None = None
-    #: Only these may send by it, and what is for them goes there; "*" is any.
-    authorities: list[_Authority] = Field(default_factory=list)
-    #: Bytes of a message at most that it carries.
-    message: Size | None = None
-
-    @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
-        kinds = [self.ring, self.in_process, self.zenoh, self.mqtt]
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("should have one of ring, in-process, zenoh or mqtt")
-        return self
-
-    @property
-    def kind(self) -> str:
-        """What it is, for people."""
-        for kind in ("ring", "zenoh", "mqtt"):
-            if getattr(self, kind) is not None:
-                return kind
-        return "in-process"
 
 
 # --- what holds for messages ------------------------------------------------------------------
@@ -206,6 +101,33 @@ class AccessConfig(ConfigModel):
         return [Rule(allow=action, source=source, sink=sink) for action in self.allow]
 
 
+class TokenConfig(ConfigModel):
+    """What the requests of some sources have to bring with them."""
+
+    source: Address = UUri.ANY
+    #: Of the tokens that are accepted.
+    sha256: Annotated[list[_Digest], BeforeValidator(_one_or_many)] = Field(default_factory=list)
+    #: A function of the token and the source that accepts others: module:function.
+    check: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
+
+    @model_validator(mode="after")
+    def _accepts_something(self) -> Self:
+        if not self.sha256 and self.check is None:
+            raise ValueError("accepts no token: give sha256 or check")
+        return self
+
+    def rule(self, authority: str) -> TokenRule:
+        """Return the rule.
+
+        :raises InvalidOption: the function cannot be loaded.
+        """
+        return TokenRule(
+            source=self.source.resolved(authority),
+            sha256=frozenset(digest.lower() for digest in self.sha256),
+            check=None if self.check is None else load_check(self.check),
+        )
+
+
 class LimitsConfig(ConfigModel):
     """What bounds all that comes from outside."""
 
@@ -214,9 +136,11 @@ class LimitsConfig(ConfigModel):
     queue_bytes: Size = Limits().queue_bytes
     receivers: Size = Limits().receivers
     dead: Size = Limits().dead
+    quarantine: Size = Limits().quarantine
     dedupe: Size = Limits().dedupe
     batch: Size = Limits().batch
     batch_bytes: Size = Limits().batch_bytes
+    linger: Duration = Limits().linger
     clock_skew: Duration = Limits().clock_skew
 
     @model_validator(mode="after")
@@ -224,9 +148,11 @@ class LimitsConfig(ConfigModel):
         self.limits({})
         return self
 
-    def limits(self, of_legs: dict[str, int]) -> Limits:
+    def limits(self, legs: Mapping[str, LegConfig]) -> Limits:
         given = {name: getattr(self, name) for name in type(self).model_fields}
-        return Limits(leg_messages=of_legs, **given)
+        sizes = {name: leg.message for name, leg in legs.items() if leg.message is not None}
+        rates = {name: leg.bounds for name, leg in legs.items()}
+        return Limits(leg_messages=sizes, leg_rates=rates, **given)
 
 
 class RetryConfig(ConfigModel):
@@ -259,7 +185,7 @@ class USubscriptionConfig(ConfigModel):
     subscriptions: Annotated[int, Field(ge=1)] = 10_000
     registrations: Annotated[int, Field(ge=1)] = 1_000
     #: Authorities that have no uSubscription: their topics count as our own; "*" is all.
-    serves: list[_Authority] = Field(default_factory=list)
+    serves: list[Authority] = Field(default_factory=list)
 
 
 class TwinConfig(ConfigModel):
@@ -324,6 +250,7 @@ class BusConfig(ConfigModel):
     routes: RoutesConfig = RoutesConfig()
     policies: list[PolicyConfig] = Field(default_factory=list)
     access: list[AccessConfig] = Field(default_factory=list)
+    tokens: list[TokenConfig] = Field(default_factory=list)
     limits: LimitsConfig = LimitsConfig()
     retry: RetryConfig = RetryConfig()
     services: ServicesConfig = ServicesConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -106,16 +107,14 @@ class DeadLetters:
 
     def list(self, limit: int | None = None, start: int = 0) -> list[Letter]:
         """Return letters, the oldest first, from a number on."""
-        found = []
-        for letter in self:
-            if letter.number >= start:
-                found.append(letter)
-                if limit is not None and len(found) >= limit:
-                    break
-        return found
+        return [*itertools.islice(self.since(start), limit)]
+
+    def since(self, start: int) -> Iterator[Letter]:
+        """Yield letters, the oldest first, from a number on."""
+        return (letter for letter in self._read(start) if letter.number not in self._gone)
 
     def __iter__(self) -> Iterator[Letter]:
-        return (letter for letter in self._read() if letter.number not in self._gone)
+        return self.since(0)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -152,12 +151,13 @@ class DeadLetters:
             except (ValueError, TypeError):
                 return set()  # then they are listed again, which is no harm
 
-    def _read(self, newest: int | None = None) -> Iterator[Letter]:
+    def _read(self, start: int = 0, newest: int | None = None) -> Iterator[Letter]:
         options = LogOptions(damaged="skip")
         with open_log_reader(self._url, self._folder, Position.START, options) as reader:
-            if newest is not None:
+            if newest is not None or start > 0:
                 bounds = reader.bounds()
-                reader.seek(max(bounds.oldest, bounds.end - newest))
+                start = max(start, 0 if newest is None else bounds.end - newest)
+                reader.seek(min(max(bounds.oldest, start), bounds.end))
             while messages := reader.read_many(_AT_ONCE):
                 for message in messages:
                     try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.dispatch.attempts import Attempts
 from penstock.dispatch.giving_up import Failure, Stored
-from penstock.dispatch.handed_over import HandedOver
-from penstock.dispatch.outbox import Reason
+from penstock.dispatch.lingering import Lingering
+from penstock.dispatch.outbox import Columns, Reason
 from penstock.dispatch.outbox.records import CLASSES
 from penstock.dispatch.parcels import parcel
+from penstock.dispatch.storing import Storing
 from penstock.dispatch.traffic import Traffic, topic_of_item
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
@@ -21,12 +22,13 @@ from penstock.protocols.uprotocol import (
     UUri,
 )
 from penstock.protocols.uprotocol.transports import NOT_TRIED
+from penstock.protocols.uprotocol.transports.handed_over import HandedOver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.dispatch.attempts import Verdict
-    from penstock.dispatch.outbox import Appended, Entry, Item, Order, Outbox
+    from penstock.dispatch.outbox import Entry, Item, Order, Outbox
     from penstock.dispatch.receivers import Receiver
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol.transports import Leg
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Outlet"]
 
 log = logging.getLogger(__name__)
+
+#: Messages whose time is over, until it is the turn of another receiver's.
+_AT_ONCE: Final = 256
 
 
 class Outlet:
@@ -50,7 +55,8 @@ class Outlet:
         self._around = around
         self._attempts = Attempts(around)
         self._traffic = Traffic(receiver, around)
-        self._on_its_way = HandedOver(leg, around.clock)
+        self._on_its_way: HandedOver[Item] = HandedOver(leg, around.clock)
+        self._lingering = Lingering(outbox, around.limits)
         #: Until when the messages of a source, or all of them, wait (monotonic seconds).
         self._held: dict[int, float] = {}
         self._rests_until = 0.0
@@ -61,85 +67,40 @@ class Outlet:
         self._is_delivering = False
         #: Why the last delivery failed; empty after one that did not.
         self.trouble = ""
-        self._storing = threading.Lock()
-        self._stored = self.before.stored
+        self._storing = Storing(receiver, outbox, around.ledger)
 
     # --- in -------------------------------------------------------------------------------------
 
     def store(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Entry] | Columns,
         latest: Mapping[int, bytes] | None = None,
         came_by: str = "",
     ) -> list[Failure]:
         """Store messages; return those that there was no room for, and those that made it.
 
         :param latest: which of them take the place of others, by index: the key
-
         :raises StorageError: there is no space; some may be stored.
         """
-        outbox, ledger = self.outbox, self._around.ledger
-        found: list[Appended] = []
-        with self._storing:
-            try:
-                at = 0
-                for index in sorted(latest or ()):
-                    if at < index:
-                        found.append(outbox.append(entries[at:index], settle=False))
-                    key = latest[index] if latest else b""
-                    found.append(outbox.append_latest(key, entries[index], settle=False))
-                    at = index + 1
-                if at < len(entries):
-                    found.append(outbox.append(entries[at:] if at else entries, settle=False))
-            except BaseException:
-                stored = outbox.books().stored - self._stored
-                self._stored += stored
-                ledger.add(copies=stored, copies_stored=stored)
-                for appended in found:
-                    outbox.give_back(appended.evicted)
-                raise
-            stored = sum([appended.stored for appended in found])
-            self._stored += stored
-        failures: list[Failure] = []
-        refused = 0
-        for appended in found:
-            refused += len(appended.refused)
-            failures += [self._evicted(item) for item in appended.evicted]
-            failures += [self._refused(entry.raw, came_by) for entry in appended.refused]
-        ledger.add(copies=stored + refused, copies_stored=stored, copies_refused=refused)
-        self._tell_of_expiry([entry[2] for entry in entries])
-        self._around.wake(self)
-        return failures
+        try:
+            return self._storing.store(entries, latest, came_by)
+        finally:  # also of those that were stored before there was no more space
+            if not self.outbox.is_closed:
+                self._tell_of_expiry(
+                    entries.times
+                    if isinstance(entries, Columns)
+                    else [entry[2] for entry in entries]
+                )
+                self._around.wake(self)
 
-    def refuse(self, entries: Sequence[Entry], came_by: str) -> list[Failure]:
+    def refuse(self, entries: Sequence[Entry] | Columns, came_by: str) -> list[Failure]:
         """Count messages that there is no outbox for; return what they are."""
-        self._around.ledger.add(copies=len(entries), copies_refused=len(entries))
-        return [self._refused(entry.raw, came_by) for entry in entries]
+        return self._storing.refuse(entries, came_by)
 
-    def _tell_of_expiry(self, times: list[int]) -> None:
+    def _tell_of_expiry(self, times: Sequence[int]) -> None:
         soonest = min(times, default=0) or min((ms for ms in times if ms), default=0)
         if soonest:
-            self._around.expires(soonest)
-
-    def _evicted(self, item: Item) -> Failure:
-        return Failure(
-            item.raw,
-            UCode.RESOURCE_EXHAUSTED,
-            DeadLetterReason.QUEUE_FULL,
-            f"it made room for one of a higher class in the queue to {self.receiver}",
-            receiver=self.receiver,
-            stored=Stored(self.outbox, item, Reason.QUEUE_FULL),
-        )
-
-    def _refused(self, raw: bytes, came_by: str) -> Failure:
-        return Failure(
-            raw,
-            UCode.RESOURCE_EXHAUSTED,
-            DeadLetterReason.QUEUE_FULL,
-            f"the queue to {self.receiver} is full",
-            came_by=came_by,
-            receiver=self.receiver,
-        )
+            self._around.expires(self, soonest)
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -156,6 +117,8 @@ class Outlet:
             self._looked = now
             if self._rests_until > now or self.outbox.is_closed or self._on_its_way.is_full:
                 return False
+            if around.limits.linger and self._lingering.holds(now):
+                return False
             blocked = self._blocked(now)
             items = self.outbox.take(
                 around.limits.batch, around.limits.batch_bytes, self.order, blocked
@@ -170,7 +133,7 @@ class Outlet:
             if chosen:
                 self._deliver(chosen)
         except BaseException:
-            self.outbox.give_back(items)  # those that are not settled
+            self._give_back(items)  # those that are not settled
             with self._lock:
                 self._rests_until = now + around.retry.backoff.maximum
             raise
@@ -295,7 +258,7 @@ class Outlet:
                     if period:
                         self._held[item.source] = now + period
         if self._leg.settle_after:
-            self._on_its_way.add(items, links_lost)
+            self._on_its_way.add(items, links_lost, sum(len(item[7]) for item in items))
         else:
             self._settle(items)
 
@@ -342,14 +305,17 @@ class Outlet:
     def _next_attempt(self) -> float | None:
         if self.outbox.waiting == 0:
             return None
+        if self._lingering.until is not None and self._rests_until <= self._looked:
+            return self._lingering.until
         # Of those that waited when `work` looked: also one whose time has come since then.
         if self._rests_until > self._looked:
             return self._rests_until
         return min((due for due in self._held.values() if due > self._looked), default=None)
 
     def expire(self, now_ms: int) -> bool:
-        """Give up the messages whose time is over; tell whether there were some."""
-        items = self.outbox.expire(now_ms, settle=False)
+        """Give up messages whose time is over; tell whether there were some, and may be more."""
+        # Not all at once: the next who waits for the timer may be of another receiver.
+        items = self.outbox.expire(now_ms, settle=False, enough=_AT_ONCE)
         if items:
             failures = [self._expired(item) for item in items]
             self._around.giving_up.give_up(failures)

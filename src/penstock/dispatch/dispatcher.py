@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import random
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import Closed, InvalidOption, Unsupported
+from penstock.core.errors import Closed, InvalidOption, PenstockError, Unsupported
 from penstock.dispatch.access import Access
 from penstock.dispatch.admission import Admission, Intake
 from penstock.dispatch.books import Books, Ledger
@@ -22,6 +23,8 @@ from penstock.dispatch.outlets import Outlets, ReceiverInfo
 from penstock.dispatch.plans import Planner
 from penstock.dispatch.policies import Policies
 from penstock.dispatch.posting import Posting
+from penstock.dispatch.quarantine import QUARANTINE, Quarantine
+from penstock.dispatch.rates import Rates
 from penstock.dispatch.routing import Nobody, Routes, Routing
 from penstock.dispatch.settings import Limits, Retry
 from penstock.dispatch.surroundings import Surroundings
@@ -30,7 +33,7 @@ from penstock.dispatch.threads import Threads
 from penstock.protocols.uprotocol import UMessage, UStatusError, UUri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.core.clock import Clock
     from penstock.dispatch.delivering import Outlet
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.policies import Policy
     from penstock.dispatch.receivers import Receiver
     from penstock.dispatch.routing import Subscriptions
+    from penstock.dispatch.tokens import Tokens
     from penstock.protocols.uprotocol import UUID7
     from penstock.protocols.uprotocol.transports import Leg
     from penstock.queue.log.options import Sync
@@ -66,6 +70,7 @@ class Dispatcher:
         routes: Routes,
         policies: Sequence[Policy] = (),
         access: Access | None = None,
+        tokens: Tokens | None = None,
         limits: Limits | None = None,
         retry: Retry | None = None,
         subscriptions: Subscriptions | None = None,
@@ -136,8 +141,12 @@ class Dispatcher:
         self._posting.outlets = self._outlets
 
         others = all_policies, self.switches, self._limits, self._outlets
-        self._planner = Planner(self._routing, access or Access(), *others)
-        self._admission = Admission(self._planner, Window(self._limits.dedupe), self._limits)
+        self._planner = Planner(self._routing, access or Access(), *others, tokens=tokens)
+        rates = Rates(self._limits.leg_rates, clock)
+        window = Window(self._limits.dedupe)
+        self._admission = Admission(self._planner, window, self._limits, rates)
+        self._quarantine = Quarantine(self._state / QUARANTINE, self._limits.quarantine)
+        self._keeping = threading.Lock()
         # For dead letters that a person lets go again: they were here before, and may.
         trusting = Planner(self._routing, Access(), *others, is_trusted=True)
         self._readmission = Admission(trusting, Window(0), self._limits)
@@ -167,6 +176,8 @@ class Dispatcher:
         self._ledger.add(copies=refused, copies_refused=refused)
         done: list[Failure] = []
         try:
+            for outlet, columns in admitted.columns.items():
+                failures += self._outlets.store(outlet, columns, None, intake.leg)
             for outlet, entries in admitted.entries.items():
                 own = admitted.latest.get(outlet)
                 failures += self._outlets.store(outlet, entries, own, intake.leg)
@@ -176,6 +187,10 @@ class Dispatcher:
             admission.forget(admitted)
             self._undo(failures[len(done) :], done[: len(failures)])
             raise
+        if admitted.strays:
+            with self._keeping:
+                kept = self._quarantine.keep(intake.leg, admitted.strays, now_ms)
+            self._ledger.add(quarantined=kept)
         self._ledger.add(received=len(messages), **admitted.counts)
         if self._on_publish is not None and admitted.published:
             try:
@@ -225,6 +240,7 @@ class Dispatcher:
     def _outlet_goes(self, outlet: Outlet) -> None:
         self._planner.outlets_closed += 1
         self._threads.forget(outlet)
+        self._expiring.forget(outlet)
 
     def subscriptions_changed(self) -> None:
         """Let the legs listen to what is subscribed to now; whoever has the table calls this."""
@@ -306,6 +322,7 @@ class Dispatcher:
         try:
             self._outlets.close()
         finally:
+            self._quarantine.close()
             self.dead_letters.close()
 
     def __enter__(self) -> Self:
@@ -347,17 +364,28 @@ class Dispatcher:
         """
         self.retry_dead_letters([self.dead_letters.show(id)])
 
-    def retry_dead_letters(self, letters: Sequence[Letter]) -> None:
+    def retry_dead_letters(
+        self,
+        letters: Iterable[Letter],
+        on_failure: Callable[[Letter, PenstockError], None] | None = None,
+    ) -> None:
         """Do the same with several; when it raises, those before are on their way.
 
+        :param on_failure: told of one that cannot be tried again, which stays; then it is the
+            others' turn
         :raises Unsupported: of one only the header was kept.
         :raises StorageError: there is no space.
         """
         done: list[Letter] = []
         try:
             for letter in letters:
-                self._retry(letter)
-                done.append(letter)
+                try:
+                    self._retry(letter)
+                    done.append(letter)
+                except PenstockError as error:
+                    if on_failure is None:
+                        raise
+                    on_failure(letter, error)
         finally:
             if done:
                 self.dead_letters.drop(done)

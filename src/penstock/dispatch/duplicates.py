@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LEG_BITS", "Window"]
+__all__ = ["LEGS", "Window"]
 
-#: Bits of a leg's number, below those of the contents.
-LEG_BITS: Final = 10
+#: A leg's number is below this one.
+LEGS: Final = 1024
 
 
 class Window:
@@ -24,7 +24,7 @@ class Window:
     def __init__(self, size: int) -> None:
         self.lock = threading.Lock()
         self.size = size
-        #: By id and source: a hash of the contents and the number of the leg.
+        #: By id and source: a hash of the contents, with the number of the leg in its lowest bits.
         self.new: dict[bytes, int] = {}
         self.old: dict[bytes, int] = {}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import logging
 import threading
 from typing import TYPE_CHECKING, Final
@@ -23,54 +25,119 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT: Final = 0.5
 #: After something went wrong (seconds).
 _PAUSE: Final = 1.0
+#: So often it looks for what it was not told of (seconds).
+_BETWEEN_LOOKS: Final = 1.0
+#: Entries that hold no longer, beside as many as there are others.
+_SPARE: Final = 64
 
 
 class Expiring:
-    """One timer for the messages of all receivers."""
+    """One timer for the messages of all receivers.
+
+    It looks only at those who have something that is due: an outbox that waits for its disk at
+    that moment delays nobody else's.
+    """
 
     def __init__(self, outlets: Callable[[], Sequence[Outlet]], clock: Clock) -> None:
         self._outlets = outlets
         self._clock = clock
         self._changed = threading.Condition()
-        #: Milliseconds since 1970 UTC; None: nothing expires.
-        self._next_ms: int | None = 0
+        #: When the first message of an outlet expires, milliseconds since 1970 UTC, or before that.
+        self._dues: dict[Outlet, int] = {}
+        #: The same in a heap, with some that hold no longer; the number tells equal ones apart.
+        self._heap: list[tuple[int, int, Outlet]] = []
+        self._count = itertools.count()
+        #: Whether it is not known of all outlets: at first, and after something went wrong.
+        self._is_lost = True
+        self._looked = self._clock.monotonic()
         self._is_over = False
         self._thread: threading.Thread | None = None
 
-    def sooner(self, ms: int) -> None:
-        """Hear that a message expires then."""
-        if self._next_ms is None or ms < self._next_ms:
-            with self._changed:
-                if self._next_ms is None or ms < self._next_ms:
-                    self._next_ms = ms
+    def sooner(self, outlet: Outlet, ms: int) -> None:
+        """Hear that a message of an outlet expires then."""
+        known = self._dues.get(outlet)
+        if known is not None and known <= ms:
+            return
+        with self._changed:
+            known = self._dues.get(outlet)
+            if known is None or ms < known:
+                is_first = not self._heap or ms < self._heap[0][0]
+                self._dues[outlet] = ms
+                heapq.heappush(self._heap, (ms, next(self._count), outlet))
+                if len(self._heap) > 2 * len(self._dues) + _SPARE:
+                    self._heap = [(ms, next(self._count), it) for it, ms in self._dues.items()]
+                    heapq.heapify(self._heap)
+                if is_first and not self._is_lost:
                     self._changed.notify()
+
+    def forget(self, outlet: Outlet) -> None:
+        """Hear that an outlet is gone."""
+        with self._changed:
+            self._dues.pop(outlet, None)
 
     @property
     def next_ms(self) -> int | None:
-        return self._next_ms
+        """When there is something to do, milliseconds since 1970 UTC; None: nothing expires."""
+        if self._is_lost:
+            return 0
+        with self._changed:
+            return self._next()
+
+    def _next(self) -> int | None:
+        while self._heap:
+            ms, _, outlet = self._heap[0]
+            if self._dues.get(outlet) == ms:
+                return ms
+            heapq.heappop(self._heap)
+        return None
+
+    def _due(self, now_ms: int) -> list[Outlet]:
+        """Return the outlets that are due; whatever they get from here on they say themselves."""
+        found: list[Outlet] = []
+        with self._changed:
+            if self._is_lost:
+                self._is_lost = False
+                self._dues.clear()
+                self._heap.clear()
+                return list(self._outlets())
+            while (ms := self._next()) is not None and ms <= now_ms:
+                outlet = heapq.heappop(self._heap)[2]
+                del self._dues[outlet]
+                found.append(outlet)
+        # Those that somebody works with come last, so that the others need not wait for that.
+        return sorted(found, key=lambda outlet: outlet.outbox.is_busy)
+
+    def _look_around(self) -> None:
+        """Find what nobody told of: messages that were in work, and wait again."""
+        now = self._clock.monotonic()
+        if now - self._looked < _BETWEEN_LOOKS:
+            return
+        self._looked = now
+        for outlet in self._outlets():
+            with contextlib.suppress(Closed):
+                if not outlet.outbox.is_busy and (ms := outlet.outbox.next_expiry_ms()) is not None:
+                    self.sooner(outlet, ms)
 
     def work(self) -> bool:
         """End what is due; tell whether there was something.
 
         :raises StorageError: a dead letter could not be written.
         """
+        self._look_around()
         now_ms = self._clock.now_ns() // 1_000_000
-        if self._next_ms is None or self._next_ms > now_ms:
-            return False
-        with self._changed:
-            self._next_ms = None  # whatever comes from here on says so itself
         did = False
-        soonest: list[int] = []
-        for outlet in self._outlets():
-            with contextlib.suppress(Closed):  # it was empty, and had to make room
-                ms = outlet.outbox.next_expiry_ms()
-                if ms is not None and ms <= now_ms:
-                    did = outlet.expire(now_ms) or did
+        try:
+            for outlet in self._due(now_ms):
+                with contextlib.suppress(Closed):  # it was empty, and had to make room
                     ms = outlet.outbox.next_expiry_ms()
-                if ms is not None:
-                    soonest.append(ms)
-        if soonest:
-            self.sooner(min(soonest))
+                    if ms is not None and ms <= now_ms:
+                        did = outlet.expire(now_ms) or did
+                        ms = outlet.outbox.next_expiry_ms()
+                    if ms is not None:
+                        self.sooner(outlet, ms)
+        except BaseException:
+            self._is_lost = True
+            raise
         return did
 
     # --- with a thread --------------------------------------------------------------------------
@@ -87,16 +154,16 @@ class Expiring:
             except Exception:
                 log.exception("messages whose time is over could not be given up")
                 pause = _PAUSE
-                self._next_ms = 0
             with self._changed:
                 if not self._is_over:
                     self._changed.wait(pause or self._wait())
 
     def _wait(self) -> float:
-        if self._next_ms is None:
+        next_ms = 0 if self._is_lost else self._next()
+        if next_ms is None:
             return _LONGEST_WAIT
         now_ms = self._clock.now_ns() / 1_000_000
-        return min(max((self._next_ms - now_ms) / 1000, 0.0), _LONGEST_WAIT)
+        return min(max((next_ms - now_ms) / 1000, 0.0), _LONGEST_WAIT)
 
     def stop(self) -> None:
         with self._changed:

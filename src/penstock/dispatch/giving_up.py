@@ -68,7 +68,7 @@ class Post(Protocol):
     def post_response(self, response: UMessage, came_by: str) -> list[Failure]:
         """Store the response to a request; return what could not be delivered because of it."""
 
-    def post_letters(self, letters: Sequence[UMessage]) -> list[Failure]:
+    def post_letters(self, letters: Sequence[Letter], topic: UUri) -> list[Failure]:
         """Store dead letters for those who subscribed to them, as far as there is room."""
 
 
@@ -131,7 +131,7 @@ class GivingUp:
         new = self._dead.new(letters)
         # Told of before it is written down: a crash in between makes that twice, never not at all.
         if new:
-            caused += self._post.post_letters([letter.to_message(self.topic) for letter in new])
+            caused += self._post.post_letters(new, self.topic)
         self._dead.write(new)
         _settle(failures)
         self._ledger.add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ID_SIZE", "places", "with_attributes"]
+__all__ = ["ID_SIZE", "places", "tagged", "with_attributes"]
 
 #: Bytes of the id with its tags, which are the first of the attributes.
 ID_SIZE: Final = 20
@@ -50,10 +50,15 @@ def places(raw: bytes) -> tuple[int, int, int] | None:
 
 def with_attributes(raw: bytes, begin: int, end: int, attributes: bytes) -> bytes:
     """Return a message whose attributes behind the id are others; `places` found them."""
-    length = ID_SIZE + len(attributes)
-    tag = bytearray(b"\x0a")
+    tag = tagged(1, ID_SIZE + len(attributes))
+    return b"".join((tag, raw[begin : begin + ID_SIZE], attributes, raw[end:]))
+
+
+def tagged(field: int, length: int) -> bytes:
+    """Return what stands before the bytes of a field of protobuf, whose number is below 16."""
+    tag = bytearray((field << 3 | 2,))
     while length > 0x7F:  # noqa: PLR2004 - a varint goes on
         tag.append(length & 0x7F | 0x80)
         length >>= 7
     tag.append(length)
-    return b"".join((tag, raw[begin : begin + ID_SIZE], attributes, raw[end:]))
+    return bytes(tag)

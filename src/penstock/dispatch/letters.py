@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import Malformed
+from penstock.dispatch.headers import tagged
 from penstock.protocols.uprotocol import (
     UUID7,
     DeadLetterReason,
@@ -33,6 +34,8 @@ STREAMER_VERSION: Final = 1
 DLT_RESOURCE: Final = 0x8001
 
 _LONGEST_TEXT = 1024
+_FIELDS: Final = proto.DeadLetter.DESCRIPTOR.fields_by_name
+_FULL, _HEADER = (int(_FIELDS[name].number) for name in ("full", "header"))
 _VERSION: Final = 0x7000
 _VARIANT: Final = 0b10 << 62
 
@@ -79,9 +82,17 @@ class Letter:
     original: UMessage | None = None
     #: Its number in the log of dead letters; -1 outside of it.
     number: int = -1
+    #: Its protobuf form, once that was asked for.
+    record: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def to_bytes(self) -> bytes:
         """Write the protobuf form."""
+        if not self.record:
+            # Kept beside the fields: it is written to a log, and sent to each who subscribed.
+            object.__setattr__(self, "record", self._to_bytes())
+        return self.record
+
+    def _to_bytes(self) -> bytes:
         record = proto.DeadLetter(
             code=int(self.code),
             reason=int(self.reason),
@@ -95,14 +106,13 @@ class Letter:
         )
         if self.receiver is not None:
             record.receiver.CopyFrom(self.receiver.to_proto())
-        if self.original is not None:
-            record.full.MergeFromString(self.original.to_bytes())
-            record.full.SetInParent()
-        else:
-            record.header.MergeFromString(self.header.to_bytes())
-            record.header.SetInParent()
         data: bytes = record.SerializeToString()
-        return data
+        # The message as it is: to read it into the record would be to write it once more.
+        if self.original is None:
+            number, part = _HEADER, self.header.to_bytes()
+        else:
+            number, part = _FULL, self.original.to_bytes()
+        return b"".join((data, tagged(number, len(part)), part))
 
     @classmethod
     def from_bytes(cls, data: bytes, number: int = -1) -> Letter:

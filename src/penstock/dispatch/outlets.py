@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.dispatch.giving_up import Failure
-    from penstock.dispatch.outbox import Entry
+    from penstock.dispatch.outbox import Columns, Entry
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol import UMessage
     from penstock.protocols.uprotocol.transports import Ingest
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _NAME: Final = "receiver"
 _RETIRED: Final = "retired"
+_GONE: Final = ".gone"
 
 
 class ReceiverInfo(NamedTuple):
@@ -80,7 +81,10 @@ class Outlets:
         self._is_closed = False
         with storage_errors("creating", str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
-        self._retired = self._retired_before = _read_retired(folder / _RETIRED)
+        self._retired, counted = _read_retired(folder / _RETIRED)
+        self._retired_before = self._retired
+        with storage_errors("opening", str(folder)):
+            self._tidy_up(counted)
         try:
             for path in sorted(folder.iterdir()):
                 receiver = _read_receiver(path / _NAME) if path.is_dir() else None
@@ -130,7 +134,7 @@ class Outlets:
     def store(
         self,
         outlet: Outlet,
-        entries: Sequence[Entry],
+        entries: Sequence[Entry] | Columns,
         latest: Mapping[int, bytes] | None = None,
         came_by: str = "",
     ) -> list[Failure]:
@@ -155,19 +159,35 @@ class Outlets:
 
         :raises NoRoom: messages wait for all of them.
         """
-        outlet = next((each for each in self._outlets.values() if not each.outbox.queued), None)
+        # Closed at once: what somebody stores between a look and that would go with the folder.
+        outlet = next((it for it in self._outlets.values() if it.outbox.close_if_empty()), None)
         if outlet is None:
             limit = self._around.limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")
         receiver = outlet.receiver
-        self._on_retired(outlet)
         self._outlets = {key: each for key, each in self._outlets.items() if key != receiver}
-        outlet.outbox.close()
+        self._on_retired(outlet)
         self._retired = added([self._retired, outlet.outbox.books()])
         self._retired_before = added([self._retired_before, outlet.before])
-        text = json.dumps(self._retired._asdict()).encode()
+        # Whatever a crash leaves of this, its messages are counted once.
+        folder = self._folder / receiver.folder
+        gone = folder.with_name(f"{folder.name}{_GONE}")
+        with storage_errors("removing", str(folder)):
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
+        notes = {**self._retired._asdict(), "last_folder": folder.name}
+        text = json.dumps(notes).encode()
         save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
-        shutil.rmtree(self._folder / receiver.folder, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _tidy_up(self, counted: str) -> None:
+        """Do what a crash left of making room; the books have the outbox of this folder."""
+        for gone in self._folder.glob(f"*{_GONE}"):
+            folder = gone.with_name(gone.name.removesuffix(_GONE))
+            if folder.name == counted or folder.exists():
+                shutil.rmtree(gone, ignore_errors=True)
+            else:
+                gone.rename(folder)
 
     def all(self) -> list[Outlet]:
         return list(self._outlets.values())
@@ -262,12 +282,14 @@ def _read_receiver(path: Path) -> Receiver | None:
         raise Malformed(str(path), "the receiver's name", "JSON of this program", error) from error
 
 
-def _read_retired(path: Path) -> OutboxBooks:
+def _read_retired(path: Path) -> tuple[OutboxBooks, str]:
+    """Return the books of outboxes that are gone, and the folder of the last of them."""
     with storage_errors("reading", str(path)):
         try:
             fields = json.loads(path.read_bytes())
-            return OutboxBooks(**{name: int(fields.get(name, 0)) for name in OutboxBooks._fields})
+            books = {name: int(fields.get(name, 0)) for name in OutboxBooks._fields}
+            return OutboxBooks(**books), str(fields.get("last_folder", ""))
         except FileNotFoundError:
-            return NO_COPIES
+            return NO_COPIES, ""
         except (ValueError, AttributeError, TypeError) as error:
             raise Malformed(str(path), "the books", "JSON of this program", error) from error

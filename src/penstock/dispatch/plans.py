@@ -9,6 +9,7 @@ from penstock.core.errors import DamagedQueue
 from penstock.dispatch.headers import ID_SIZE
 from penstock.dispatch.outbox.records import key_of
 from penstock.dispatch.policies import Delivery
+from penstock.dispatch.tokens import Tokens
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
     InvalidMessage,
@@ -88,6 +89,8 @@ class Plan:
     ttl: int = 0
     priority: int = 1
     source: int = 0
+    #: The entity that it comes from.
+    sender: int = 0
     #: The source as it is in the keys of the window of duplicates.
     source_bytes: bytes = b""
     copies: tuple[Copy, ...] = ()
@@ -96,7 +99,7 @@ class Plan:
     refused_copies: tuple[Refusal, ...] = ()
     #: Whether its transport has brought it there already.
     is_there: bool = False
-    #: Whether there is one copy that is the same for all, whenever they come.
+    #: Whether there is one copy, which is as the message came.
     is_simple: bool = False
 
 
@@ -117,9 +120,11 @@ class Planner:
         limits: Limits,
         outlets: Outlets,
         *,
+        tokens: Tokens | None = None,
         is_trusted: bool = False,
     ) -> None:
         """Take over what it decides by; `is_trusted`: whoever sends may do so."""
+        self._tokens = tokens or Tokens()
         self._routing = routing
         self._access = access
         self._policies = policies
@@ -197,6 +202,10 @@ class Planner:
                 DeadLetterReason.UNAUTHENTICATED,
                 f"{source.authority_name} is not behind the leg {leg}",
             )
+        why = self._tokens.refuses(own)
+        if why is not None:
+            reason = DeadLetterReason.UNAUTHENTICATED
+            return Refusal("unauthenticated", UCode.UNAUTHENTICATED, reason, why)
         if not self._access.allows(own):
             return Refusal(
                 "forbidden",
@@ -225,6 +234,7 @@ class Planner:
         plan.ttl = own.ttl or 0
         plan.priority = min(max(own.effective_priority - 1, 0), 6)
         plan.source = key_of(source.to_bytes())
+        plan.sender = key_of(source.with_resource(0).to_bytes())
         plan.source_bytes = plan.source.to_bytes(8, "little")
         hops = self._routing.hops(own, leg)
         if hops is None:
@@ -269,7 +279,6 @@ class Planner:
         plan.is_simple = (
             len(copies) == 1
             and not refused
-            and not plan.ttl
             and copies[0].limit == FOR_EVER
             and copies[0].latest is None
             and copies[0].attributes is None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.outlets import Outlets
     from penstock.dispatch.routing import Routing
     from penstock.dispatch.switches import Switches
+    from penstock.protocols.uprotocol import UUri
     from penstock.protocols.uprotocol.transports import Leg
 
 __all__ = ["Posting"]
@@ -77,16 +78,18 @@ class Posting:
         code = UCode.RESOURCE_EXHAUSTED if is_full else UCode.UNAVAILABLE
         return Failure(message.to_bytes(), code, reason, text, receiver=receiver)
 
-    def post_letters(self, letters: Sequence[UMessage]) -> list[Failure]:
+    def post_letters(self, letters: Sequence[Letter], topic: UUri) -> list[Failure]:
         """Store dead letters for those who subscribed to them, as far as there is room."""
-        topic = letters[0].attributes.source
-        assert topic is not None
-        hops = self._routing.hops(letters[0].attributes, None) or ()
+        attributes = letters[0].to_message(topic).attributes
+        hops = self._routing.hops(attributes, None)
+        if not hops:
+            return []
+        messages = [letter.to_message(topic) for letter in letters]
         failures: list[Failure] = []
         for receiver, _ in hops:
             stop = self._switches.find(topic, receiver.address)
-            sink = self._routing.sink_to(receiver, letters[0].attributes)
-            entries = [_entry(each.with_attributes(sink=sink)) for each in letters]
+            sink = self._routing.sink_to(receiver, attributes)
+            entries = [_entry(each.with_attributes(sink=sink)) for each in messages]
             try:
                 outlet = self.outlets.outlet(receiver)
             except NoRoom:

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from penstock.dispatch.dispatcher import Dispatcher
     from penstock.dispatch.letters import Letter
     from penstock.dispatch.outlets import ReceiverInfo
+    from penstock.dispatch.quarantine import Stray
 
-__all__ = ["described", "described_letter"]
+__all__ = ["described", "described_letter", "described_stray"]
 
 
 def described(dispatcher: Dispatcher) -> dict[str, Any]:
@@ -87,3 +88,18 @@ def described_letter(letter: Letter, *, payload: bool = False) -> dict[str, Any]
         if payload:
             found["payload"] = content.hex()
     return found
+
+
+def described_stray(stray: Stray, *, data: bool = False) -> dict[str, Any]:
+    """Return bytes that could not be decoded, ready for JSON.
+
+    :param data: also what is kept of them, as hexadecimal digits
+    """
+    found = {
+        "number": stray.number,
+        "came_ms": stray.came_ms,
+        "leg": stray.leg,
+        "bytes": stray.size,
+        "is_whole": stray.size == len(stray.data),
+    }
+    return {**found, "data": stray.data.hex()} if data else found

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import InvalidOption, LockTimeout, NotFound, PenstockError
+from penstock.core.errors import InvalidOption, LockTimeout, NotFound
 from penstock.core.units import format_time
 from penstock.dispatch.building import build
 from penstock.dispatch.control import ControlServer
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _LOCK: Final = "lock"
 _LOCKED_BYTE: Final = 1 << 40
 _AGAIN: Final = "again"
+#: Letters that are not there, of which an error tells the ids.
+_NAMED: Final = 10
 #: Who uses the state, for those who have only the folder.
 NAME_FILE: Final = "dispatcher"
 
@@ -117,11 +119,13 @@ class Running:
         ids = letters_to_retry(self.config.state)
         if not ids:
             return
-        for letter in [one for one in self.bus.dispatcher.dead_letters if str(one.id) in set(ids)]:
-            try:
-                self.bus.dispatcher.retry_dead_letters([letter])
-            except PenstockError as error:
-                log.warning("the dead letter %s stays one: %s", letter.id, error)
+        wanted = set(ids)
+        dispatcher = self.bus.dispatcher
+        letters = [letter for letter in dispatcher.dead_letters if str(letter.id) in wanted]
+        dispatcher.retry_dead_letters(
+            letters,
+            lambda letter, error: log.warning("%s stays a dead letter: %s", letter.id, error),
+        )
         save_letters_to_retry(self.config.state, [])
 
     def status(self) -> dict[str, Any]:
@@ -159,26 +163,26 @@ class Running:
             "start": lambda: dispatcher.start_topic(
                 _address(question, "topic"), _address(question, "receiver")
             ),
-            "retry": lambda: self._retry(_ids(question)),
-            "drop": lambda: self._drop(_ids(question)),
+            "retry": lambda: dispatcher.retry_dead_letters(self._letters(question)),
+            "drop": lambda: dispatcher.dead_letters.drop(self._letters(question)),
         }
         command = str(question.get("command"))
         if command not in commands:
             raise InvalidOption("command", command, f"should be one of {', '.join(commands)}")
         return commands[command]()
 
-    def _retry(self, ids: list[UUID7]) -> None:
-        self.bus.dispatcher.retry_dead_letters(self._letters(ids))
-
-    def _drop(self, ids: list[UUID7]) -> None:
-        self.bus.dispatcher.dead_letters.drop(self._letters(ids))
-
-    def _letters(self, ids: list[UUID7]) -> list[Letter]:
-        wanted = set(ids)
-        found = [one for one in self.bus.dispatcher.dead_letters if one.id in wanted]
-        missing = wanted - {one.id for one in found}
+    def _letters(self, question: dict[str, Any]) -> list[Letter]:
+        missing = set(_ids(question))
+        found: list[Letter] = []
+        for letter in self.bus.dispatcher.dead_letters.since(int(question.get("from", 0))):
+            if letter.id in missing:
+                missing.discard(letter.id)
+                found.append(letter)
+                if not missing:
+                    break
         if missing:
-            raise NotFound(f"there is no dead letter {', '.join(sorted(map(str, missing)))}")
+            names = sorted(map(str, missing))[:_NAMED]
+            raise NotFound(f"there is no dead letter {', '.join(names)}")
         return found
 
     # --- the end ----------------------------------------------------------------------------------

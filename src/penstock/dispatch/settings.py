@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import InvalidOption
 from penstock.core.retry import Backoff
@@ -11,7 +11,11 @@ from penstock.core.retry import Backoff
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.dispatch.rates import Rate
+
 __all__ = ["Limits", "Retry"]
+
+_LONGEST_LINGER: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class Limits:
     message: int = 1 << 20
     #: Bytes of a message at most that a leg carries, by the leg's name; the others have no own.
     leg_messages: Mapping[str, int] = field(default_factory=dict)
+    #: How fast messages may come by a leg, by the leg's name; the others have no bound.
+    leg_rates: Mapping[str, Rate] = field(default_factory=dict)
     #: Messages and bytes that may wait for one receiver.
     queue_messages: int = 1_000_000
     queue_bytes: int = 2 << 30
@@ -32,11 +38,15 @@ class Limits:
     receivers: int = 1024
     #: Bytes of dead letters that are kept on the disk.
     dead: int = 256 << 20
+    #: Bytes on the disk of what came and could not be decoded; 0: nothing of it is kept.
+    quarantine: int = 16 << 20
     #: Messages, at least, in which one that comes again is found.
     dedupe: int = 100_000
     #: Messages and bytes of one delivery.
     batch: int = 256
     batch_bytes: int = 1 << 20
+    #: How long (seconds) a delivery that is not full yet waits for more messages.
+    linger: float = 0.0
     #: An id that is this many seconds in the future does not make its message live longer.
     clock_skew: float = 60.0
 
@@ -45,10 +55,11 @@ class Limits:
         for name in (*numbers, "batch_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(name, getattr(self, name), "must be at least 1")
-        if self.dedupe < 0:
-            raise InvalidOption("dedupe", self.dedupe, "must not be negative")
-        if not self.clock_skew >= 0:
-            raise InvalidOption("clock_skew", self.clock_skew, "must not be negative")
+        for name in ("dedupe", "quarantine", "clock_skew"):
+            if not getattr(self, name) >= 0:
+                raise InvalidOption(name, getattr(self, name), "must not be negative")
+        if not 0 <= self.linger <= _LONGEST_LINGER:
+            raise InvalidOption("linger", self.linger, f"must be 0 to {_LONGEST_LINGER:g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

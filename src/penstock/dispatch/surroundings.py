@@ -34,7 +34,7 @@ class Surroundings:
     ledger: Ledger
     clock: Clock
     rng: random.Random
-    #: Told when a message that expires has come, with the time, milliseconds since 1970 UTC.
-    expires: Callable[[int], None]
+    #: Told when an outlet has got a message that expires: milliseconds since 1970 UTC.
+    expires: Callable[[Outlet, int], None]
     #: Told that an outlet has something to do.
     wake: Callable[[Outlet], None]

@@ -7,7 +7,8 @@ creator and written by anybody (N:1).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from penstock.core.errors import CursorInUse, InvalidOption
 from penstock.core.options import parse_options
@@ -22,6 +23,7 @@ from penstock.queue.wide.writer import WideWriter
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
@@ -43,21 +45,18 @@ _PATIENCE: Final = 5.0
 #: A process that was killed lets go of what it had within this time (seconds).
 _DYING: Final = 5.0
 
-# What each side may choose; the rest follows from what a stream is.
-_OF_OUTPUT: Final = frozenset({"readers", "crc", "hold", "policy", "timeout", "keep", "sync"})
+# What the other side may choose; the rest follows from what a stream is.
 _OF_OUTPUT_READER: Final = frozenset({"hold", "wait", "type", "resume", "damaged"})
-_OF_INPUT: Final = frozenset({"readers", "crc", "type", "damaged"})
 _OF_INPUT_WRITER: Final = frozenset({"policy", "timeout", "keep", "wait", "sync"})
 
 
-class OutputStream(WideWriter):
-    """A stream that this process made and writes to; any number of others read it.
+class _Created(ABC):
+    """What the creator of a stream has, on either side of it."""
 
-        with OutputStream.create(id_for_app("my_app", "temperature"), owner="my_app") as stream:
-            stream.write(b"21.5")
-
-    It is the writer of a wide queue and does all that one does. After `close` it can still be read.
-    """
+    _kind: ClassVar[StreamKind]
+    #: The options that it may choose, and those that follow from what a stream is.
+    _choices: ClassVar[frozenset[str]]
+    _fixed: ClassVar[Mapping[str, Any]]
 
     @classmethod
     def create(
@@ -72,16 +71,50 @@ class OutputStream(WideWriter):
     ) -> Self:
         """Make a stream, or take over the one that a creator left who is no more.
 
-        One that is there keeps its messages, its numbers and its size. `options` are a writer's:
-        `hold`, `policy`, `timeout`, `keep`, `readers`, `crc` and `sync`.
+        One that is there keeps its messages, its numbers and its size, and one that is read here
+        is read on from where its last creator was. The class says which `options` there are.
 
         :raises AlreadyOwned: it has a creator; says who that is.
         :raises InvalidStreamId: the id leaves a field open.
         """
-        place = StreamPlace.of(stream, StreamKind.OUTPUT, directory)
-        chosen = _choose(options, _OF_OUTPUT, place, slots=slots, size=size, stream=stream)
+        place = StreamPlace.of(stream, cls._kind, directory)
+        fixed = {**cls._fixed, "slots": slots, "size": size, "stream": stream}
+        chosen = _choose(options, cls._choices, place, **fixed)
         with place.claimed(owner) as ownership:
-            return cls(place, ownership, chosen, place.open_or_make(chosen))
+            return cls._taken_over(place, ownership, chosen)
+
+    @classmethod
+    def _taken_over(cls, place: StreamPlace, ownership: Ownership, options: WideOptions) -> Self:
+        return cls(place, ownership, options, place.open_or_make(options))
+
+    def __init__(
+        self, place: StreamPlace, ownership: Ownership, options: WideOptions, file: QueueFile
+    ) -> None:
+        #: Its name.
+        self.stream = place.stream
+        self._place = place
+        self._ownership: Ownership | None = None
+        self._begin(options, file)
+        self._ownership = ownership
+
+    @abstractmethod
+    def _begin(self, options: WideOptions, file: QueueFile) -> None:
+        """Become the writer or the reader of the queue."""
+
+
+class OutputStream(_Created, WideWriter):
+    """A stream that this process made and writes to; any number of others read it.
+
+        with OutputStream.create(id_for_app("my_app", "temperature"), owner="my_app") as stream:
+            stream.write(b"21.5")
+
+    It is the writer of a wide queue and does all that one does, with its options `hold`, `policy`,
+    `timeout`, `keep`, `readers`, `crc` and `sync`. After `close` it can still be read.
+    """
+
+    _kind = StreamKind.OUTPUT
+    _choices = frozenset({"readers", "crc", "hold", "policy", "timeout", "keep", "sync"})
+    _fixed: ClassVar[Mapping[str, Any]] = {}
 
     @staticmethod
     def open(
@@ -102,15 +135,8 @@ class OutputStream(WideWriter):
         with place.explained():
             return open_wide_reader(place.url, place.path, Position.of(start), chosen)
 
-    def __init__(
-        self, place: StreamPlace, ownership: Ownership, options: WideOptions, file: QueueFile
-    ) -> None:
-        #: Its name.
-        self.stream = place.stream
-        self._place = place
-        self._ownership: Ownership | None = None
-        super().__init__(place.url, place.path, options, file)
-        self._ownership = ownership
+    def _begin(self, options: WideOptions, file: QueueFile) -> None:
+        WideWriter.__init__(self, self._place.url, self._place.path, options, file)
 
     def close(self) -> None:
         super().close()
@@ -124,49 +150,33 @@ class OutputStream(WideWriter):
             self._place.remove(self._ownership)
 
 
-class InputStream(WideReader):
+class InputStream(_Created, WideReader):
     """A stream that this process made and reads from; any number of others write to it.
 
         with InputStream.create(id_for_app("my_app", "commands"), owner="my_app") as stream:
             for message in stream:
                 ...
 
-    It is the reader of a wide queue and does all that one does. Messages come in the order of their
-    arrival. Producers wait for it, so none is lost: what a call returned is given back by the next
-    call, and what was being worked on when the process was killed comes again to the next creator.
+    It is the reader of a wide queue and does all that one does, with its options `readers`, `crc`,
+    `type` and `damaged`. Messages come in the order of their arrival. Producers wait for it, so
+    none is lost: what a call returned is given back by the next call, and what was being worked on
+    when the process was killed comes again to the next creator.
     """
 
+    _kind = StreamKind.INPUT
+    _choices = frozenset({"readers", "crc", "type", "damaged"})
+    _fixed: ClassVar[Mapping[str, Any]] = {"hold": _CONSUMER, "writers": "many"}
+
     @classmethod
-    def create(
-        cls,
-        stream: StreamId,
-        *,
-        owner: str,
-        directory: str | os.PathLike[str] | None = None,
-        slots: int = _SLOTS,
-        size: int | str = _SIZE,
-        **options: object,
-    ) -> Self:
-        """Make a stream, or take over the one that a creator left who is no more.
-
-        One that is there keeps its size, and is read on from where its last creator was. `options`
-        are a reader's: `readers`, `crc`, `type` and `damaged`.
-
-        :raises AlreadyOwned: it has a creator; says who that is.
-        :raises InvalidStreamId: the id leaves a field open.
-        """
-        place = StreamPlace.of(stream, StreamKind.INPUT, directory)
-        fixed = {"slots": slots, "size": size, "stream": stream, "writers": "many"}
-        chosen = _choose(options, _OF_INPUT, place, hold=_CONSUMER, **fixed)
-        with place.claimed(owner) as ownership:
-            deadline = time.monotonic() + _DYING
-            while True:
-                try:
-                    return cls(place, ownership, chosen, place.open_or_make(chosen))
-                except CursorInUse:  # the last creator is about to be gone
-                    if time.monotonic() > deadline:
-                        raise
-                time.sleep(0.01)
+    def _taken_over(cls, place: StreamPlace, ownership: Ownership, options: WideOptions) -> Self:
+        deadline = time.monotonic() + _DYING
+        while True:
+            try:
+                return super()._taken_over(place, ownership, options)
+            except CursorInUse:  # the last creator is about to be gone
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
 
     @staticmethod
     def open(
@@ -191,15 +201,9 @@ class InputStream(WideReader):
                 place.url, place.path, chosen.model_copy(update={"lock_timeout": patience})
             )
 
-    def __init__(
-        self, place: StreamPlace, ownership: Ownership, options: WideOptions, file: QueueFile
-    ) -> None:
-        #: Its name.
-        self.stream = place.stream
-        self._place = place
-        self._ownership: Ownership | None = None
-        super().__init__(place.url, place.path, Position.START, options, file)
-        self._ownership = ownership
+    def _begin(self, options: WideOptions, file: QueueFile) -> None:
+        path = self._place.path
+        WideReader.__init__(self, self._place.url, path, Position.START, options, file)
 
     def _close(self, *, finished: bool) -> None:
         super()._close(finished=finished)

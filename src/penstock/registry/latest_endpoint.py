@@ -11,13 +11,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from penstock.core.books import BookedWriter
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.endpoints import Endpoint
-from penstock.core.errors import Closed, InvalidURL, Malformed
-from penstock.core.interfaces import Bounds, BytesLike, Reader, Writer
+from penstock.core.errors import InvalidURL, Malformed
+from penstock.core.interfaces import Bounds, BytesLike, Reader
 from penstock.core.options import Options, parse_options
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics, WriterStatistics
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.lrose.ldata_body import decode_body, xml_in_body
 from penstock.protocols.lrose.ldata_info import LatestInfo
 from penstock.protocols.lrose.ldata_xml import ROOT, decode_xml, encode_xml
@@ -31,6 +32,7 @@ from penstock.registry.latest_settings import DEFAULT_NAME, InfoFiles, LatestSet
 
 if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
+    from penstock.core.interfaces import Writer
     from penstock.core.message import Message
     from penstock.core.position import Position, PositionLike
     from penstock.core.stream_id import StreamId
@@ -170,7 +172,7 @@ class LatestReader(Reader):
         self._queue.close()
 
 
-class LatestWriter(Writer):
+class LatestWriter(BookedWriter):
     """Writes latest_data_info: a payload is LROSE's XML, or the fields of an entry as JSON."""
 
     cannot_carry = ClassicReader.cannot_carry
@@ -182,9 +184,6 @@ class LatestWriter(Writer):
         self._latest = LatestDataInfo(
             directory, settings=settings, register="map" if options.datamapper else None
         )
-        self._messages = self._bytes = self._refused = self._headers_dropped = 0
-        self._last_seq: int | None = None
-        self._closed = False
 
     def write(
         self,
@@ -203,8 +202,7 @@ class LatestWriter(Writer):
         :raises Malformed: the payload is no entry.
         """
         del type, subtype, created_ns
-        if self._closed:
-            raise Closed(f"{self.url} was closed")
+        self._check_open()
         try:
             data = bytes(payload)
             self._latest.write(info=_entry(data, time_ns))
@@ -217,18 +215,8 @@ class LatestWriter(Writer):
         self._last_seq = self._latest.last_seq
         return -1 if self._last_seq is None else self._last_seq
 
-    def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._headers_dropped,
-            waited=0.0,
-            last_seq=self._last_seq,
-        )
-
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._latest.close()
 
 

@@ -141,6 +141,6 @@ class _Running:
         if lacking:
             what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())
             if options.strict:
-                raise Unsupported(f"{options.target} cannot carry every field: {what}")
-            log.warning("%s: %s", options.target, what)
+                raise Unsupported(f"{writer.url} cannot carry every field: {what}")
+            log.warning("%s: %s", writer.url, what)
         return reader, writer

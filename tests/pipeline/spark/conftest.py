@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.pipeline.session import spark_session
+from support.spark_pipelines import STAGES, stages, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,3 +38,14 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own with stages in it, and a queue of 100 messages."""
+    name = stages(tmp_path)
+    (tmp_path / f"{name}.py").write_text(STAGES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write(tmp_path, 0, 100)
+    yield tmp_path
+    sys.modules.pop(name, None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.protocols.flight.server import FlightServer
-from protocols.flight.serving import served
+from protocols.flight.serving import TOKEN, served
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +40,26 @@ def url(server: FlightServer, request: pytest.FixtureRequest) -> str:
 def local(root: Path, request: pytest.FixtureRequest) -> str:
     """Its path on the server's machine."""
     return f"{root}/tests/{request.node.name.partition('[')[0]}"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not here")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        ],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder / "cert.pem", folder / "key.pem"

@@ -17,6 +17,7 @@ from pathlib import Path
 from penstock.protocols.flight import ServerOptions
 from penstock.protocols.flight.server import FlightServer
 
+TOKEN = "a-secret-that-is-long"
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 
@@ -83,9 +84,10 @@ def server_process(root: Path, *arguments: str) -> Iterator[ServerProcess]:
 class Wire:
     """Carries connections to a port, and can be cut or kept from carrying answers."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, at: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(at)
+        self._host = at[0]
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
@@ -97,7 +99,7 @@ class Wire:
         self._thread.start()
 
     def url(self, stream: str) -> str:
-        return f"flight://127.0.0.1:{self.port}/{stream}"
+        return f"flight://{self._host}:{self.port}/{stream}"
 
     def _carry(self) -> None:
         while self._is_open:
@@ -153,6 +155,20 @@ class Wire:
         self._thread.join(5)
         self.cut()
         self._listener.close()
+
+
+@contextlib.contextmanager
+def wires_to(server: FlightServer) -> Iterator[tuple[Wire, Wire]]:
+    """Carry both ports of a server, under the same numbers, to another address."""
+    assert server.bulk_port is not None
+    host = "127.0.0.2"
+    wire = Wire(server.port, (host, server.port))
+    bulk = Wire(server.bulk_port, (host, server.bulk_port))
+    try:
+        yield wire, bulk
+    finally:
+        wire.close()
+        bulk.close()
 
 
 @contextlib.contextmanager

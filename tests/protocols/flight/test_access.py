@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import socket
 import struct
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -34,18 +32,10 @@ from penstock.protocols.flight import AccessRefused, ServerBusy
 from penstock.protocols.flight.client import TOKEN_VARIABLE, Connection, Target, list_streams
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, WriterOpened
-from protocols.flight.serving import served
+from protocols.flight.serving import TOKEN, served
 from support.waiting import SOON
 
-TOKEN = "a-secret-that-is-long"
 ID = "0123456789abcdef" * 2
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    file = tmp_path / "token"
-    file.write_text(TOKEN + "\n")
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -143,22 +133,6 @@ def test_others_are_not_served_without_a_token(tmp_path: Path, token_file: Path)
 
 
 # --- TLS ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate, and is not here")
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-            "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        ],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
-    return folder / "cert.pem", folder / "key.pem"
 
 
 def test_everything_works_encrypted(

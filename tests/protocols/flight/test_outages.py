@@ -206,7 +206,10 @@ def test_a_child_that_was_forked_is_told_to_start_anew(url: str, local: str) -> 
 def test_a_batch_whose_answer_was_cut_off_is_appended_once(
     server: FlightServer, name: str, local: str
 ) -> None:
-    with wire_to(server.port) as wire, open_writer(wire.url(name), chunk=1024) as writer:
+    with (
+        wire_to(server.port) as wire,
+        open_writer(wire.url(name), chunk=1024, bulk=False) as writer,
+    ):
         writer.write(b"first")
         wire.answers.clear()
         with background(writer.write_many, [b"%d" % i for i in range(500)]) as call:

@@ -20,29 +20,14 @@ from penstock.protocols.lrose.fmq_wire import Op, decode_init
 from penstock.protocols.lrose.sku import Decoder, encode_header
 from protocols.lrose.recordings import RECORDINGS, frames_of, recording
 from protocols.lrose.serving import Caller, served
+from support.mutation import cut, double, mutator, set_byte, set_word, sizes, truncate
 
-SIZES = [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 NUMBERS = [struct.pack(">i", n) for n in (0, 1, -1, 2, 24, 28, 64, 2**31 - 1, -(2**31), 1 << 20)]
 LIMIT = 1 << 16
-
-
-def mutated(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        at = chance.randrange(len(data) + 1)
-        match chance.randrange(6):
-            case 0:
-                data[at : at + 1] = chance.randbytes(1)
-            case 1:
-                del data[at : at + chance.randrange(1, 40)]
-            case 2 | 3:
-                at = at // 4 * 4
-                data[at : at + 4] = chance.choice(NUMBERS)
-            case 4:
-                data[at:at] = data[at : at + chance.randrange(1, 100)]
-            case _:
-                del data[at:]
-    return bytes(data)
+mutated = mutator(
+    (1, 1, 2, 5),
+    *(set_byte, cut(39), set_word(NUMBERS), set_word(NUMBERS), double(99), truncate),
+)
 
 
 def parse_message(payload: bytes) -> None:
@@ -95,7 +80,7 @@ def seeds() -> list[tuple[bytes, Callable[[bytes], None]]]:
     return found
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", sizes(20_000, 1_000_000))
 def test_fuzz_changed_sessions_are_read_or_refused_by_every_parser(count: int) -> None:
     chance = random.Random(5)
     there = seeds()

@@ -19,9 +19,9 @@ from penstock.protocols.lrose.ldata_body import decode_body
 from penstock.protocols.lrose.ldata_message import LdataMessage
 from penstock.protocols.lrose.ldata_text import decode_ascii
 from penstock.protocols.lrose.ldata_xml import decode_xml
+from support.mutation import cut, double, insert, mutator, set_byte, set_word, sizes
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "lrose"
-SIZES = [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 
 NUMBERS = [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0", b"\0\0\xff\xff"]
 TEXTS = [
@@ -33,24 +33,7 @@ TEXTS = [
 Parser = Callable[[bytes], object]
 
 
-def mutated(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(chance.randrange(1, 5)):
-        at = chance.randrange(len(data) + 1)
-        match chance.randrange(5):
-            case 0:
-                data[at : at + 1] = chance.randbytes(1)
-            case 1:
-                del data[at : at + chance.randrange(1, 40)]
-            case 2:
-                at = at // 4 * 4
-                data[at : at + 4] = chance.choice(NUMBERS)
-            case 3:
-                data[at:at] = chance.choice(TEXTS)
-            case _:
-                end = at + chance.randrange(1, 60)
-                data[at:at] = data[at:end]
-    return bytes(data)
+mutated = mutator((1, 2, 3, 4), set_byte, cut(39), set_word(NUMBERS), insert(TEXTS), double(59))
 
 
 def feed_session(data: bytes) -> None:
@@ -87,7 +70,7 @@ def refusals(data: bytes, parsers: list[Parser]) -> int:
     return refused
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", sizes(20_000, 1_000_000))
 def test_fuzz_changed_bytes_are_read_or_refused(count: int) -> None:
     chance = random.Random(7)
     there = seeds()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.core.errors import ConnectionLost, Malformed, NotFound
+from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.errors import ConnectionLost, Malformed, NotFound, StorageError
 from penstock.protocols.psi import (
     REPLAY_ALL,
     ClientHello,
@@ -202,6 +203,12 @@ def test_an_unknown_stream_is_a_typed_error_that_names_those_that_are_there() ->
         assert "Numbers" in str(caught.value.hint)
         with pytest.raises(UnknownStream):
             importer.remote_stream("Words")
+        with pytest.raises(NotFound) as caught:
+            open_reader(f"psi://{HOST}:{exporter.port}/Words?wait=500ms")
+        assert "Numbers" in str(caught.value.hint)
+        with pytest.raises(StorageError, match="in use") as in_use:
+            open_writer(f"psi://{HOST}:{exporter.port}/Words")
+        assert "another port" in str(in_use.value.hint)
     with RemoteImporter(HOST, 1, longest_wait=0.1) as nobody, pytest.raises(ConnectionLost):
         nobody.open_stream("Words", timeout=0.2)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.endpoints import describe, open_reader, open_writer
-from penstock.core.errors import InvalidOption, InvalidURL, NotFound, PositionError
+from penstock.core.errors import Closed, InvalidOption, InvalidURL, NotFound, PositionError
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.relay.copy import copy, fields_lost
 
@@ -92,3 +92,25 @@ def test_urls_positions_and_streams_that_do_not_fit_are_refused() -> None:
             open_reader(f"{url}/B", wait="200ms")
         with pytest.raises(InvalidOption):
             open_reader(f"{url}/A", nonsense=1)
+
+
+def test_what_nobody_came_for_is_told_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    with open_writer("psi://127.0.0.1:0/Bytes") as writer:
+        writer.write_many([b"1", b"2", b"3"])
+    assert "before anybody came: 3 messages are gone" in caplog.text
+
+
+def test_a_writer_keeps_its_books_and_takes_nothing_when_it_is_closed() -> None:
+    with open_writer("psi://127.0.0.1:0/Bytes") as writer:
+        assert writer.statistics().last_seq is None
+        assert writer.write_many([]) is None
+        assert writer.write(b"one", attributes=b"x") == 1
+        assert writer.write_many([b"two", b"three"]) == 3
+    books = writer.statistics()
+    assert (books.messages, books.bytes, books.refused) == (3, 11, 0)
+    assert (books.headers_dropped, books.last_seq) == (1, 3)
+    with pytest.raises(Closed):
+        writer.write(b"four")
+    with pytest.raises(Closed):
+        writer.write_many([b"four"])
+    assert writer.statistics() == books

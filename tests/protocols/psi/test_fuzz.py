@@ -26,43 +26,14 @@ from penstock.protocols.psi import (
 from penstock.protocols.psi.clock_wire import ClockReplyDecoder
 from penstock.protocols.psi.interop_wire import FrameDecoder, decode_json, decode_timed_text
 from penstock.protocols.psi.rendezvous_wire import RendezvousClientDecoder, decode_updates
+from protocols.psi.mutations import mutated
 from protocols.psi.recordings import VECTORS, catalog_of, expected, messages_of, recording
+from support.mutation import sizes
 
-SIZES = [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
-NUMBERS = [
-    *(b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\0\0\0\x80", b"\xff\xff\0\0"),
-    *(
-        b"\0\0\0\x40",
-        b"\x01\0\0\x40",
-        b"\xd5\xc7\x26\xcb",
-        b"\x85\xe8\xfb\xf4",
-        b"\xfe\xff\xff\xff",
-    ),
-]
 Parser = Callable[[bytes], object]
 
 CATALOG = catalog_of("types")
 LIBRARY = CodecLibrary(CATALOG.schemas.values())
-
-
-def mutated(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(chance.randrange(1, 5)):
-        at = chance.randrange(len(data) + 1)
-        match chance.randrange(5):
-            case 0:
-                data[at : at + 1] = chance.randbytes(1)
-            case 1:
-                del data[at : at + chance.randrange(1, 40)]
-            case 2:
-                at = at // 4 * 4
-                data[at : at + 4] = chance.choice(NUMBERS)
-            case 3:
-                data[at : at + 1] = chance.choice(NUMBERS)
-            case _:
-                end = at + chance.randrange(1, 60)
-                data[at:at] = data[at:end]
-    return bytes(data)
 
 
 def parse_meta(data: bytes) -> None:
@@ -173,7 +144,7 @@ def refused(data: bytes, parse: Parser) -> bool:
     return True
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", sizes(20_000, 1_000_000))
 def test_fuzz_changed_bytes_are_read_or_refused(count: int) -> None:
     chance = random.Random(7)
     there = seeds()
@@ -199,9 +170,7 @@ def test_fuzz_changed_bytes_cost_no_memory() -> None:
     assert peak < 16 << 20
 
 
-@pytest.mark.parametrize(
-    "count", [150, pytest.param(5_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
-)
+@pytest.mark.parametrize("count", sizes(150, 5_000))
 def test_fuzz_changed_stores_are_read_or_refused(tmp_path: Path, count: int) -> None:
     chance = random.Random(9)
     files = {

@@ -37,14 +37,11 @@ from penstock.protocols.psi.metadata import Record
 from penstock.protocols.psi.rendezvous import RendezvousServer
 from penstock.protocols.psi.store_counts import KeptCounts, keep_counts, load_counts
 from penstock.relay.journal import Journal, Note
+from protocols.psi.mutations import mutated
 from protocols.psi.recordings import recording
-from protocols.psi.test_fuzz import mutated
+from support.mutation import sizes
 
 HOST = "127.0.0.1"
-
-
-def sizes(quick: int, full: int) -> list[object]:
-    return [quick, pytest.param(full, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 
 
 class _Session:

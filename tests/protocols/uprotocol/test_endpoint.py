@@ -19,6 +19,7 @@ from penstock.core.errors import (
     InvalidURL,
     MessageTooLarge,
     PositionError,
+    StorageError,
     Unacknowledged,
 )
 from penstock.core.interfaces import Reader, Writer
@@ -26,6 +27,7 @@ from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.protocols.uprotocol import UAttributes, UMessageType, UPriority, UUri
 from support.mosquitto import Mosquitto, free_port, mosquitto
+from support.mqtt_client import PlainClient
 from support.until import until
 
 TOPIC = "up://vehicle1/10AB/1/8001"
@@ -181,8 +183,35 @@ def test_who_is_not_there_is_told_in_time() -> None:
     for scheme in ("up+mqtt", "up+zenoh"):
         place = f"{scheme}://127.0.0.1:{free_port()}/?topic={TOPIC}&wait=300ms"
         for open_one in (open_reader, open_writer):
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(ConnectionLost) as told:
                 open_one(place)
+            assert "Errno" not in str(told.value)
+            assert "listening there?" in str(told.value.hint)
+
+
+def test_a_topic_or_an_authority_that_is_none_is_told_before_anybody_is_connected_to() -> None:
+    nobody = f"up+mqtt://127.0.0.1:{free_port()}/"
+    for options, option in (
+        ("", "topic"),
+        ("?topic=up://vehicle1/10AB/1", "topic"),
+        ("?topic=up://vehicle1/10AB/1/1", "topic"),
+        (f"?topic={TOPIC}&authority=*", "authority"),
+        (f"?topic={TOPIC}&authority=Vehicle1", "authority"),
+    ):
+        with pytest.raises(InvalidOption) as told:
+            open_reader(nobody + options)
+        assert told.value.option == option
+        assert told.value.hint
+
+
+def test_what_is_no_message_of_the_topic_is_in_the_books_of_the_reader(broker: Mosquitto) -> None:
+    plain = PlainClient(broker.port)
+    with open_reader(url(broker)) as reader:
+        for _ in range(3):
+            plain.client.publish("vehicle1/10AB/0/1/8001", b"garbage", 1)
+        until(lambda: reader.statistics().filtered == 3)
+        assert reader.read(0) is None
+    plain.close()
 
 
 def test_a_message_that_does_not_fit_is_refused(broker: Mosquitto) -> None:
@@ -249,3 +278,50 @@ def test_cp_publishes_a_stream_and_records_a_topic(broker: Mosquitto, tmp_path: 
         messages = reader.read_many(5000)
     assert [message.payload for message in messages] == [b"%d" % n for n in range(1000)]
     assert all(message.attributes for message in messages)
+
+
+def test_nobody_is_told_the_password(tmp_path: Path) -> None:
+    nobody = f"127.0.0.1:{free_port()}/?topic={TOPIC}&wait=100ms"
+    with pytest.raises(ConnectionLost) as lost:
+        open_reader(f"up+mqtt://{nobody}&username=me&password=hunter2&largest=1000")
+    assert "hunter2" not in str(lost.value)
+    assert "largest=1000" in str(lost.value)
+    with pytest.raises(InvalidURL, match="user before the host") as refused:
+        open_reader(f"up+mqtt://me:hunter2@{nobody}")
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(StorageError):
+        open_reader(f"up+mqtt://{nobody}&password_file={tmp_path}/none")
+
+
+def test_a_password_is_read_from_a_file(tmp_path: Path) -> None:
+    passwords, mine = tmp_path / "passwords", tmp_path / "mine"
+    subprocess.run(
+        ["mosquitto_passwd", "-b", "-c", str(passwords), "me", "secret"],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    passwords.chmod(0o644)
+    with mosquitto(tmp_path, [f"password_file {passwords}"], is_open=False) as broker:
+        mine.write_text("secret\n")
+        place = url(broker, username="me", password_file=mine, wait="2s")
+        with open_writer(place) as writer:
+            writer.write(b"x")
+        mine.write_text("wrong\n")
+        with pytest.raises(ConnectionLost, match="refuses") as told:
+            open_writer(place)
+        assert "username=" in str(told.value.hint)
+
+
+def test_a_reader_says_that_a_link_was_lost(caplog: pytest.LogCaptureFixture) -> None:
+    place = f"up+zenoh://127.0.0.1:{free_port()}/?topic={TOPIC}"
+    with open_reader(f"{place}&listen=true") as reader:
+        with open_writer(place) as writer:
+            writer.write(b"1")
+            assert read(reader, 1) == [b"1"]
+
+        def has_said() -> bool:
+            assert reader.read(0) is None
+            return "lost a link" in caplog.text
+
+        until(has_said)

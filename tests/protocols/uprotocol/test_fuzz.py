@@ -34,8 +34,17 @@ from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import RULES
 from penstock.protocols.uprotocol.zenoh_wire import decode_attachment, encode_attachment, key_of
 from protocols.uprotocol.vectors import cases
+from support.mutation import (
+    cut,
+    double,
+    insert,
+    mutator,
+    set_byte,
+    set_piece,
+    sizes,
+    truncate,
+)
 
-SIZES = [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 TYPED = (InvalidMessage, InvalidUUID, InvalidUUri)
 WORDS = [
     *("", "*", "/", "//", ":", "up:", "0", "FF", "FFFF", "FFFFFFFF", "100000000", "-", "A", "\n"),
@@ -52,24 +61,9 @@ PIECES = [
 ]
 
 
-def changed_bytes(seed: bytes, chance: random.Random) -> bytes:
-    data = bytearray(seed)
-    for _ in range(chance.choice((1, 1, 2, 5))):
-        at = chance.randrange(len(data) + 1)
-        match chance.randrange(6):
-            case 0:
-                data[at : at + 1] = chance.randbytes(1)
-            case 1:
-                del data[at : at + chance.randrange(1, 20)]
-            case 2:
-                data[at:at] = chance.choice(PIECES)
-            case 3:
-                data[at : at + 1] = chance.choice(PIECES)
-            case 4:
-                data[at:at] = data[at : at + chance.randrange(1, 40)]
-            case _:
-                del data[at:]
-    return bytes(data)
+changed_bytes = mutator(
+    (1, 1, 2, 5), set_byte, cut(19), insert(PIECES), set_piece(PIECES), double(39), truncate
+)
 
 
 def changed_text(seed: str, chance: random.Random) -> str:
@@ -280,7 +274,7 @@ ALL: list[tuple[Fuzz, Callable[[], list[Any]]]] = [
 NAMES = [fuzz.__name__ for fuzz, _ in ALL]
 
 
-@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("count", sizes(20_000, 1_000_000))
 @pytest.mark.parametrize(("fuzz", "make"), ALL, ids=NAMES)
 def test_fuzz_what_is_changed_is_read_or_refused(
     fuzz: Fuzz, make: Callable[[], list[Any]], count: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -37,6 +36,7 @@ from support.log_files import (
     stored,
     url_of,
 )
+from support.small_disks import small_disk_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,19 +347,8 @@ def test_messages_are_synced_as_asked(path: Path, sync: str) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "penstock-test", str(place)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system can be mounted here: {error}")
-    try:
+    with small_disk_at(tmp_path / "disk", "1m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_a_full_disk_refuses_the_message_and_what_is_stored_stays(small_disk: Path) -> None:

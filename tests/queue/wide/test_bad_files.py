@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from penstock import (
 )
 from penstock.queue.endpoint import check
 from penstock.queue.wide.writer import WideWriter
+from support.small_disks import small_disk_at
 from support.unprivileged import run_without_rights
 from support.wide_files import SMALL, row, stored
 from support.wide_opening import wide_reader, wide_writer
@@ -254,19 +253,8 @@ def test_a_queue_that_may_only_be_read_can_be_read(open_folder: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "penstock-test", str(place)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system can be mounted here: {error}")
-    try:
+    with small_disk_at(tmp_path / "disk", "4m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_a_queue_for_which_there_is_no_space_is_not_made(small_disk: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock import describe
 from penstock.core.errors import CursorInUse, InvalidOption
+from support.held_readers import fill, taken
 from support.lives import Lives, Report, until
 from support.self_describing import Maker
 from support.waiting import SOON, background, waits
@@ -19,26 +20,6 @@ from support.wide_oracle import ReaderEntry, list_queue
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from penstock.queue.wide.reader import WideReader
-    from penstock.queue.wide.writer import WideWriter
-
-
-@pytest.fixture
-def url(queue_path: str) -> str:
-    """A queue of four messages."""
-    url = f"fmq:{queue_path}"
-    wide_writer(f"{url}?slots=4&size=16384").close()
-    return url
-
-
-def fill(writer: WideWriter, count: int = 4) -> None:
-    for _ in range(count):
-        writer.write(b"before")
-
-
-def taken(reader: WideReader) -> list[int]:
-    return [message.seq for message in reader.read_many(100)]
 
 
 def row_of(url: str, name: str) -> ReaderEntry:

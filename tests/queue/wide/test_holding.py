@@ -11,6 +11,7 @@ import pytest
 
 from penstock.core.errors import Closed, WriteTimeout
 from penstock.core.overflow import DropReason, QueueFull
+from support.held_readers import fill, taken
 from support.lives import Lives, Report
 from support.waiting import A_WHILE, SOON, background, waits
 from support.wide_lives import LAST_TYPE
@@ -22,24 +23,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from penstock.queue.wide.reader import WideReader
-    from penstock.queue.wide.writer import WideWriter
-
-
-@pytest.fixture
-def url(queue_path: str) -> str:
-    """A queue of four messages."""
-    url = f"fmq:{queue_path}"
-    wide_writer(f"{url}?slots=4&size=16384").close()
-    return url
-
-
-def fill(writer: WideWriter, count: int = 4) -> None:
-    for _ in range(count):
-        writer.write(b"before")
-
-
-def taken(reader: WideReader) -> list[int]:
-    return [message.seq for message in reader.read_many(100)]
 
 
 # --- the writer waits ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from penstock.dispatch.outbox.books import OutboxBooks
 from penstock.dispatch.outbox.outbox import Appended, Order, Outbox
-from penstock.dispatch.outbox.records import Entry, Item
+from penstock.dispatch.outbox.records import Columns, Entry, Item
 from penstock.dispatch.outbox.settled import Reason
 
-__all__ = ["Appended", "Entry", "Item", "Order", "Outbox", "OutboxBooks", "Reason"]
+__all__ = ["Appended", "Columns", "Entry", "Item", "Order", "Outbox", "OutboxBooks", "Reason"]

@@ -330,10 +330,13 @@ class Lane:
     def next_expiry_ms(self) -> int | None:
         return self._expiries.next_ms()
 
-    def expired(self, now_ms: int) -> list[Item]:
-        """Return the messages whose time is over, except those in flight; they are not settled."""
+    def expired(self, now_ms: int, enough: int) -> list[Item]:
+        """Return the messages whose time is over, except those in flight; they are not settled.
+
+        It stops at the end of a block when there are enough.
+        """
         found: list[Item] = []
-        while (block := self._expiries.due(now_ms)) is not None:
+        while len(found) < enough and (block := self._expiries.due(now_ms)) is not None:
             if not self._expiries.knows(block):
                 self._learn(block)
             unloaded = []

@@ -181,18 +181,23 @@ class Lanes:
     def _notes(self) -> bytes:
         return pack_notes({lane.priority: lane.notes() for lane in self._lanes.values()})
 
-    def bring_to_disk(self, lanes: Sequence[Lane], notes: bytes | None) -> None:
+    def bring_to_disk(self, lanes: Sequence[Lane]) -> None:
         """Bring all that is written to the disk; without the lock, but not while this closes.
 
         :raises StorageError: the device refuses.
         """
+        if self._syncs:
+            for lane in lanes:
+                lane.log.sync()
+            self._state.sync()
+
+    def save_notes(self, notes: bytes) -> None:
+        """Keep what is known above the floors; without the lock, but not while this closes.
+
+        :raises StorageError: there is no space; then more comes again after a crash, no more.
+        """
         try:
-            if self._syncs:
-                for lane in lanes:
-                    lane.log.sync()
-                self._state.sync()
-            if notes is not None:
-                save_notes(self._folder / _NOTES, notes, sync=self._syncs)
+            save_notes(self._folder / _NOTES, notes, sync=self._syncs)
         except BaseException:
             self._noted = {}  # the next time again
             raise
@@ -213,7 +218,12 @@ class Lanes:
         :raises StorageError: the device refuses.
         """
         with self._at_end:
-            self.bring_to_disk(list(self._lanes.values()), self._notes())
+            self.bring_to_disk(list(self._lanes.values()))
+            self.save_notes(self._notes())
+
+    def let_go(self) -> None:
+        """Close all files as they are."""
+        self._at_end.close()
 
     def _suspend(self) -> None:
         with contextlib.ExitStack() as each:

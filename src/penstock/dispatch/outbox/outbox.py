@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
@@ -97,7 +98,7 @@ class Outbox:
 
     # --- in -------------------------------------------------------------------------------------
 
-    def append(self, entries: Iterable[Entry], *, settle: bool = True) -> Appended:
+    def append(self, entries: Iterable[Entry] | Columns, *, settle: bool = True) -> Appended:
         """Store messages; return when they are.
 
         When there is no room, messages of lower classes make it: the lowest class first, the oldest
@@ -107,29 +108,31 @@ class Outbox:
         :raises MessageTooLarge: one of them fits in no segment; none was stored.
         :raises StorageError: there is no space; of these messages, some may be stored.
         """
-        entries = list(entries)
-        if not entries:
+        if isinstance(entries, Columns):
+            columns = entries
+        elif given := list(entries):
+            columns = Columns.of(given)
+        else:
             return Appended(0, [], [])
-        columns = self._checked(entries)
+        self._check(columns)
+        count = len(columns.raws)
         with self._lock:
             self._check_open()
             messages, size = self._lanes.held()
             size += sum(map(len, columns.raws))
-            if messages + len(entries) <= self._limits.messages and size <= self._limits.bytes:
+            if messages + count <= self._limits.messages and size <= self._limits.bytes:
                 self._store(columns)
-                return Appended(len(entries), [], [])
-            return self._append_crowded(entries, settle=settle)
+                return Appended(count, [], [])
+            return self._append_crowded(columns.entries(), settle=settle)
 
-    def _checked(self, entries: Sequence[Entry]) -> Columns:
-        """Return the columns of messages that can be stored."""
-        columns = Columns.of(entries)
+    def _check(self, columns: Columns) -> None:
+        """Make sure that messages can be stored."""
         for priority in set(columns.priorities):
             if not 0 <= priority < CLASSES:
                 raise ValueError(f"class {priority}; there are 0 to {CLASSES - 1}")
         if (size := max(map(len, columns.raws))) > self._largest:
             hint = "open the outbox with larger segments"
             raise MessageTooLarge(size, self._largest, hint=hint)
-        return columns
 
     def append_latest(self, key: int | bytes, entry: Entry, *, settle: bool = True) -> Appended:
         """Store a message in the place of the one of the same key, if that waits.
@@ -137,7 +140,7 @@ class Outbox:
         Everything else is as with `append`.
         """
         number = key_of(key)
-        self._checked([entry])
+        self._check(Columns.of([entry]))
         with self._lock:
             self._check_open()
             old = self._lanes.waiting_of(number)
@@ -246,8 +249,10 @@ class Outbox:
             times = [lane.next_expiry_ms() for lane in self._lanes]
             return min((ms for ms in times if ms is not None), default=None)
 
-    def expire(self, now_ms: int, *, settle: bool = True) -> list[Item]:
+    def expire(self, now_ms: int, *, settle: bool = True, enough: int = sys.maxsize) -> list[Item]:
         """Return the messages whose time is over, except those in flight; they are settled.
+
+        Where there are enough of them, some may be left: then `next_expiry_ms` is past.
 
         With `settle=False` they are in flight instead: whoever calls settles them as EXPIRED when
         the dead letters are written, so that a crash between the two loses none.
@@ -256,7 +261,7 @@ class Outbox:
             self._check_open()
             found: list[Item] = []
             for lane in self._lanes:
-                due = lane.expired(now_ms)
+                due = lane.expired(now_ms, enough - len(found))
                 due.sort(key=lambda item: item.seq)
                 lane.leave(due)
                 found += due
@@ -336,13 +341,16 @@ class Outbox:
                 lanes = list(self._lanes)
                 notes = self._lanes.new_notes()
                 floors = [lane.settled.floor for lane in lanes]
-            self._lanes.bring_to_disk(lanes, notes)
+            self._lanes.bring_to_disk(lanes)
             # Only now: a floor that is lost with the machine must not be in a segment that is gone.
             for lane, floor in zip(lanes, floors, strict=True):
                 lane.log.free(floor)
             with self._lock:
                 self._lanes.rest()
             self._prepare(lanes)
+            # Last, since a disk that is full refuses this, and gets room by what was before.
+            if notes is not None:
+                self._lanes.save_notes(notes)
 
     def _prepare(self, lanes: Sequence[Lane]) -> None:
         """Read what will expire soon, so that it does in time."""
@@ -363,9 +371,25 @@ class Outbox:
                 self._is_closed = True
                 self._lanes.close()
 
+    def close_if_empty(self) -> bool:
+        """Close it for good, unless something is queued; tell whether it is closed.
+
+        Nothing is brought to the disk: whoever calls removes the folder.
+        """
+        with self._upkeep, self._lock:
+            if not self._is_closed and not any(lane.queued for lane in self._lanes):
+                self._is_closed = True
+                self._lanes.let_go()
+            return self._is_closed
+
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody works with it just now, so that any other call has to wait."""
+        return self._lock.locked()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -92,6 +92,10 @@ class Columns(NamedTuple):
         """Return the columns of messages, of which there is at least one."""
         return cls(*zip(*entries, strict=True))
 
+    def entries(self) -> list[Entry]:
+        """Return the messages one by one."""
+        return list(map(Entry._make, zip(*self, strict=True)))
+
     def first(self, count: int) -> Columns:
         """Return those of the first messages."""
         return self if count == len(self.raws) else Columns._make(column[:count] for column in self)

@@ -8,6 +8,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.errors import PenstockError
+
 if TYPE_CHECKING:
     from penstock.dispatch.outbox.outbox import Outbox
 
@@ -63,6 +65,8 @@ class _Upkeep:
         for outbox in due:
             try:
                 outbox.tend()
+            except PenstockError as error:
+                log.warning("%s: it could not be brought to the disk: %s", outbox.folder, error)
             except Exception:
                 log.exception("%s: it could not be brought to the disk", outbox.folder)
         del due

@@ -140,6 +140,10 @@ class Answers:
             raise Malformed("flight action", "type", ", ".join(ActionKind), kind[:60])
         return answer(body, peer).to_bytes()
 
+    def offer(self, kind: ActionKind, answer: Callable[[bytes, str], Record]) -> None:
+        """Answer one more action."""
+        self._actions[kind] = answer
+
     def expire(self) -> None:
         for each in (self.readers, self.holds, self.writers):
             each.expire(self._options.idle)
@@ -267,6 +271,8 @@ class Answers:
         pen.begin(asked.attempt)
 
         def append(batch: Batch, piece: Piece) -> Outcome:
+            if self.writers.pen(asked.writer) is not pen:
+                raise UnknownWriter("the server has forgotten this writer")
             if batch.nbytes > self._options.max_message:
                 return pen.refuse(piece, batch.nbytes, self._options.max_message)
             check_buffers(batch)

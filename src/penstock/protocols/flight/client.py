@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -33,6 +34,7 @@ from penstock.protocols.flight.wire import (
     Create,
     Described,
     Failure,
+    Forget,
     Record,
     Stream,
     encode_name,
@@ -128,6 +130,14 @@ class Target(NamedTuple):
     def is_encrypted(self) -> bool:
         return self.location.startswith("grpc+tls")
 
+    @property
+    def host(self) -> str:
+        return self.server.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.server.rpartition(":")[2])
+
     def names(self, **more: Any) -> dict[str, Any]:
         """Return the fields of a record that name the stream."""
         return {"stream": self.stream, "kind": self.options.kind, **more}
@@ -156,6 +166,13 @@ class Connection:
             )
         return self._client
 
+    def check_process(self) -> None:
+        """Make sure that this is not a child of the process that connected.
+
+        :raises Unsupported: it is.
+        """
+        _check_fork()
+
     def options(self, timeout: float | None = None) -> Any:
         """Return what goes with every call: the token, and how long it may take."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -176,6 +193,13 @@ class Connection:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise self.understood(error) from None
         return body
+
+    def check(self) -> None:
+        """Make sure that the server is there: ask for something that changes nothing.
+
+        :raises ConnectionLost: it is not.
+        """
+        self.ask(ActionKind.FORGET, Forget(reader=secrets.token_hex(16)))
 
     def understood(self, error: BaseException) -> PenstockError:
         """Return what an error of Flight means."""

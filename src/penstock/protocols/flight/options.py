@@ -33,6 +33,8 @@ class ClientOptions(Options):
     call_timeout: Annotated[Duration, Field(gt=0)] = 20.0
     #: Bytes of one record batch.
     chunk: Annotated[Size, Field(ge=1024, le=1 << 30)] = 1 << 20
+    #: Send much by a connection of its own, past gRPC, where the server has a port for that.
+    bulk: bool = True
     #: Wait for the server and the stream to appear: `true`, or for how long.
     wait: Patience = 0.0
     #: Reader: be the one of that name, which the writer waits for. A log's `cursor` is the same.
@@ -53,6 +55,9 @@ class ServerOptions(Options):
     host: str = "127.0.0.1"
     #: 0: any that is free.
     port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
+    #: Where writers of much may come, too; 0: any that is free; `off`: nowhere. Without it: any
+    #: that is free if only this machine can reach it, and otherwise nowhere.
+    bulk_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     #: A file with the token that clients have to give.

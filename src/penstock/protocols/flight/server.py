@@ -16,6 +16,7 @@ from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
 from penstock.protocols.flight.access import Clients, TokenGate, load_token
 from penstock.protocols.flight.answering import Answers
+from penstock.protocols.flight.bulk_server import BulkPort
 from penstock.protocols.flight.errors import AccessRefused
 from penstock.protocols.flight.failures import describe_error
 from penstock.protocols.flight.options import ServerOptions, is_loopback
@@ -63,6 +64,8 @@ class FlightServerStatistics(NamedTuple):
     readers: int
     writers: int
     holds: int
+    #: Connections of writers past gRPC that are open now.
+    bulk: int
 
 
 class _Traffic:
@@ -121,11 +124,28 @@ class FlightServer:
                 "listening on", f"{host}:{options.port}", cause, hint="choose another --port"
             ) from error
         self.port: int = self._service.port
+        self._bulk = self._open_bulk_port()
+        #: Where writers of much may come, too; None: nowhere.
+        self.bulk_port = None if self._bulk is None else self._bulk.port
         scheme = "flight+tls" if certificates else "flight"
         #: Where streams are found: append their names.
         self.url = f"{scheme}://{host}:{self.port}/"
         self._rounds = threading.Thread(target=self._make_rounds, daemon=True, name="flight rounds")
         self._rounds.start()
+
+    def _open_bulk_port(self) -> BulkPort | None:
+        if not BulkPort.is_wanted(self.options):
+            return None
+        try:
+            with storage_errors("listening on", f"{self.options.host}:{self.options.bulk_port}"):
+                bulk = BulkPort(
+                    self.port, self.options, self._answers, self._clients, self._traffic.appended
+                )
+        except StorageError:
+            self._service.shutdown()
+            raise
+        self._answers.offer(ActionKind.OPEN_BULK, bulk.open)
+        return bulk
 
     def _make_rounds(self) -> None:
         pause = min(_BETWEEN_ROUNDS, self.options.idle / 2)
@@ -151,6 +171,7 @@ class FlightServer:
             readers=len(answers.readers),
             writers=len(answers.writers),
             holds=len(answers.holds),
+            bulk=0 if self._bulk is None else len(self._bulk),
         )
 
     def close(self, grace: float = _GRACE) -> bool:
@@ -163,6 +184,8 @@ class FlightServer:
         # holds up its call, and Flight has no way to end that.
         ending = threading.Thread(target=self._service.shutdown, daemon=True, name="flight end")
         ending.start()
+        if self._bulk is not None:
+            self._bulk.close(grace)
         ending.join(grace)
         self._rounds.join(grace)
         self._answers.close()

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_RECORD",
     "Acknowledge",
     "ActionKind",
+    "BulkOpened",
     "CloseWriter",
     "Create",
     "Described",
@@ -78,6 +79,8 @@ class ActionKind(StrEnum):
     CREATE = "create"
     OPEN_WRITER = "open_writer"
     CLOSE_WRITER = "close_writer"
+    #: Its body is a `Put`.
+    OPEN_BULK = "open_bulk"
 
 
 # --- how a record is written and read -------------------------------------------------------------
@@ -319,6 +322,16 @@ class WriterOpened(Record):
     max_message: Annotated[int, Field(ge=1, lt=_INT64)]
     #: Fields of messages that the stream has no place for, and what becomes of each.
     cannot_carry: Annotated[dict[_Label, _Text], Field(max_length=16)] = {}
+
+
+class BulkOpened(Record):
+    """A writer may come to another port of the same host, too; see `bulk_wire`."""
+
+    port: Annotated[int, Field(ge=1, le=65535)]
+    #: To be said there, once and soon.
+    key: _Id
+    #: The port of the server itself. Who came by another one came through something between.
+    serves: Annotated[int, Field(ge=1, le=65535)]
 
 
 class Outcome(Record):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-from pyarrow import flight
-
-from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
+from penstock.core.batch import batch_from_messages, check_batch
 from penstock.core.books import BookedWriter
 from penstock.core.errors import (
     ConnectionLost,
@@ -25,10 +22,12 @@ from penstock.core.errors import (
 )
 from penstock.core.message import Message
 from penstock.core.retry import retry
+from penstock.protocols.flight.bulk_client import open_bulk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
 from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import error_from
 from penstock.protocols.flight.pieces import OVERHEAD, payload_bytes, pieces_of
+from penstock.protocols.flight.sending import BROKEN, Call, PutStream
 from penstock.protocols.flight.sources import EMPTY
 from penstock.protocols.flight.wire import (
     ActionKind,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
     from penstock.core.stream_id import StreamId
+    from penstock.protocols.flight.bulk_client import BulkStream
+    from penstock.protocols.flight.sending import Stream
 
 __all__ = ["FlightWriter"]
 
@@ -55,47 +56,10 @@ log = logging.getLogger(__name__)
 _AHEAD: Final = 8
 #: Messages of `write_many` in one batch, at most.
 _AT_ONCE: Final = 8192
+#: Where no bulk connection was to be had, it is not tried again for so long (seconds).
+_BETWEEN_TRIES: Final = 10.0
 #: While a stream is not there yet, look this often (seconds).
 _LOOK_FOR_STREAM: Final = 0.1
-
-_BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A batch that the server has not answered for yet."""
-
-    batch: Batch
-    piece: Piece
-    #: It was on its way when a connection broke.
-    is_in_doubt: bool = False
-
-
-class _Call:
-    """One call of a user: what it still has to send, and what the server said so far."""
-
-    def __init__(self, batches: Iterator[tuple[Batch, Piece]]) -> None:
-        self._coming = batches
-        self.sent: deque[_Sent] = deque()
-        self.written = 0
-        self.last_seq: int | None = None
-        #: Why there is nothing more to send, if it is not the end.
-        self.failure: Exception | None = None
-
-    def next(self) -> _Sent | None:
-        """Return what is to be sent next; None: that was all."""
-        try:
-            for batch, piece in self._coming:
-                one = _Sent(batch, piece)
-                self.sent.append(one)
-                return one
-        except Exception as error:  # noqa: BLE001 - raised when what was sent is answered
-            self.failure = error
-        return None
-
-    @property
-    def in_doubt(self) -> int:
-        return sum(one.batch.num_rows for one in self.sent if one.is_in_doubt)
 
 
 class FlightWriter(BookedWriter):
@@ -109,6 +73,7 @@ class FlightWriter(BookedWriter):
         super().__init__(target.url)
         self._target = target
         self._connection = Connection(target)
+        self._bulk: BulkStream | None = None
         self._id = ""
         try:
             self._open_when_there()
@@ -146,6 +111,7 @@ class FlightWriter(BookedWriter):
         opened = WriterOpened.from_bytes(answer)
         self._instance = opened.instance
         self._largest = min(opened.max_message, 1 << 30)
+        self._bulk_from = 0.0 if self._target.options.bulk else math.inf
         if before:
             self._forget(before)
         self.cannot_carry = opened.cannot_carry  # type: ignore[misc]
@@ -190,7 +156,7 @@ class FlightWriter(BookedWriter):
         def piece() -> Iterator[tuple[Batch, Piece]]:
             yield EMPTY, self._piece(flush=True)  # numbered when it is sent, not before
 
-        self._deliver(_Call(piece()))
+        self._deliver(Call(piece()))
 
     def _append(self, batches: Iterable[Batch], *, exact: bool = False) -> int | None:
         def pieces() -> Iterator[tuple[Batch, Piece]]:
@@ -199,7 +165,7 @@ class FlightWriter(BookedWriter):
                     self._check_size(piece)
                     yield piece, self._piece(exact=exact)
 
-        return self._deliver(_Call(pieces()))
+        return self._deliver(Call(pieces()))
 
     def _piece(self, *, flush: bool = False, exact: bool = False) -> Piece:
         self._number += 1
@@ -216,7 +182,7 @@ class FlightWriter(BookedWriter):
 
     # --- one call, over as many connections as it takes ------------------------------------------
 
-    def _deliver(self, call: _Call) -> int | None:
+    def _deliver(self, call: Call) -> int | None:
         try:
             # The time to mend a connection is counted from when it broke, and each time anew.
             while not retry(
@@ -239,7 +205,7 @@ class FlightWriter(BookedWriter):
             raise call.failure
         return call.last_seq
 
-    def _get_on_with(self, call: _Call) -> bool:
+    def _get_on_with(self, call: Call) -> bool:
         """Send what is left; False: the connection broke, but it got on."""
         before = call.sent[0] if call.sent else None
         try:
@@ -252,7 +218,7 @@ class FlightWriter(BookedWriter):
             return False
         return True
 
-    def _unacknowledged(self, call: _Call, reason: str) -> Unacknowledged:
+    def _unacknowledged(self, call: Call, reason: str) -> Unacknowledged:
         return Unacknowledged(
             self._target.server,
             reason,
@@ -263,6 +229,7 @@ class FlightWriter(BookedWriter):
 
     def _begin_afresh(self) -> None:
         """Make sure that nothing of a call that failed is taken for a part of the next."""
+        self._drop_bulk()
         self._connection.drop()
         self._instance = ""
 
@@ -271,48 +238,56 @@ class FlightWriter(BookedWriter):
             log.warning("%s: %s; trying again", self.url, error)
         del delay
 
-    def _attempt_to_send(self, call: _Call) -> None:
+    def _attempt_to_send(self, call: Call) -> None:
         if not self._instance:
             self._open_again(call)
-        self._attempt += 1
-        command = Put(writer=self._id, instance=self._instance, attempt=self._attempt)
-        descriptor = flight.FlightDescriptor.for_command(command.to_bytes())
         try:
-            client, options = self._connection.client, self._connection.options()
-            stream, answers = client.do_put(descriptor, BATCH_SCHEMA, options)
-            self._exchange(call, stream, answers)
+            self._exchange(call, self._stream())
         except PenstockError as error:
-            if isinstance(error, ConnectionLost):
-                self._handle(call, error)
-            raise
-        except _BROKEN as error:
+            self._handle(call, error)
+        except BROKEN as error:
             self._handle(call, self._connection.understood(error))
 
-    def _exchange(self, call: _Call, stream: Any, answers: Any) -> None:
+    def _stream(self) -> Stream:
+        """Return what carries the next pieces: who comes again gets a connection that stays."""
+        self._connection.check_process()
+        is_first = not self._attempt
+        if self._bulk is not None and not self._bulk.is_whole:
+            self._drop_bulk()  # it ended while nothing was under way, so nothing is in doubt
+        if self._bulk is None and not is_first and time.monotonic() >= self._bulk_from:
+            self._bulk = open_bulk(self._connection, self._next_put())
+            if self._bulk is None:
+                self._bulk_from = time.monotonic() + _BETWEEN_TRIES
+        return self._bulk or PutStream(self._connection, self._next_put())
+
+    def _next_put(self) -> Put:
+        self._attempt += 1
+        return Put(writer=self._id, instance=self._instance, attempt=self._attempt)
+
+    def _drop_bulk(self) -> None:
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            bulk.close()
+
+    def _exchange(self, call: Call, stream: Stream) -> None:
         """Send batches, some ahead of the answers, until all of them are answered."""
         again = deque(call.sent)
         waiting = 0
         while True:
             while waiting < _AHEAD and (one := again.popleft() if again else call.next()):
-                stream.write_with_metadata(one.batch, one.piece.to_bytes())
+                stream.send(one.batch, one.piece)
                 waiting += 1
             if not waiting:
-                with suppress(*_BROKEN):  # everything is answered
-                    stream.close()
+                stream.end()
                 return
-            answer = answers.read()
-            if answer is None:
-                stream.close()  # says why
-                raise ConnectionLost(self._target.server, "it ended the call")
+            outcome = stream.receive()
             waiting -= 1
-            outcome = Outcome.from_bytes(answer.to_pybytes())
             self._enter(call, outcome)
             if outcome.failure is not None:
-                with suppress(*_BROKEN):
-                    stream.close()
+                stream.end()
                 raise self._refusal(call, outcome)
 
-    def _enter(self, call: _Call, outcome: Outcome) -> None:
+    def _enter(self, call: Call, outcome: Outcome) -> None:
         """Take over what became of a batch."""
         one = call.sent[0]
         if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
@@ -328,15 +303,16 @@ class FlightWriter(BookedWriter):
         if outcome.last_seq is not None:
             call.last_seq = self._last_seq = outcome.last_seq
 
-    def _refusal(self, call: _Call, outcome: Outcome) -> PenstockError:
+    def _refusal(self, call: Call, outcome: Outcome) -> PenstockError:
         assert outcome.failure is not None
         self._refused += sum(one.batch.num_rows for one in call.sent)
         error = error_from(outcome.failure)
         error.add_note(f"{call.written:,} messages of this call are appended")
         return error
 
-    def _handle(self, call: _Call, failure: PenstockError) -> None:
+    def _handle(self, call: Call, failure: PenstockError) -> None:
         """Decide what a failed attempt means for what is not answered."""
+        self._drop_bulk()
         if isinstance(failure, ConnectionLost):
             self._connection.drop()
             for one in call.sent:
@@ -351,7 +327,7 @@ class FlightWriter(BookedWriter):
         self._instance = ""
         raise ConnectionLost(self._target.server, str(failure))
 
-    def _open_again(self, call: _Call) -> None:
+    def _open_again(self, call: Call) -> None:
         """Become known anew, and number what is not sent yet from the beginning."""
         self._open()
         for one in call.sent:
@@ -364,6 +340,7 @@ class FlightWriter(BookedWriter):
         if self._is_closed:
             return
         self._is_closed = True
+        self._drop_bulk()
         self._forget(self._id)
         self._connection.drop()
 

@@ -12,9 +12,10 @@ import threading
 import time
 from collections import deque
 from statistics import median_low
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import ConnectionLost, InvalidOption, PenstockError
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.clock_wire import (
     CLOCK_PORT,
     ClockReply,
@@ -24,16 +25,17 @@ from penstock.protocols.psi.clock_wire import (
     encode_clock_request,
 )
 from penstock.protocols.psi.serving import Listener, hear_one, listen_tcp, tune
+from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
 __all__ = ["ClockSample", "RemoteClock", "RemoteClockServer", "ask_clock", "filtered_offset_ns"]
 
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = 5.0
+_NO_CLOCK: Final = "is a psi remote clock served there? see host and port"
 
 
 class ClockSample(NamedTuple):
@@ -46,7 +48,7 @@ class ClockSample(NamedTuple):
     machine: str
 
 
-class RemoteClockServer:
+class RemoteClockServer(Closable):
     """Tells psi's and our machines the time of this one."""
 
     def __init__(
@@ -78,17 +80,6 @@ class RemoteClockServer:
         """Stop. Closing twice is fine."""
         self._listener.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def ask_clock(host: str, port: int = CLOCK_PORT, timeout: float = _PATIENCE) -> ClockSample:
     """Ask a server once.
@@ -106,9 +97,9 @@ def ask_clock(host: str, port: int = CLOCK_PORT, timeout: float = _PATIENCE) -> 
             # The wall clock may be set meanwhile; what passed is not asked of it.
             passed_ns = time.perf_counter_ns() - began
     except OSError as error:
-        raise ConnectionLost(where, str(error)) from error
+        raise ConnectionLost(where, why_unreachable(error, host, port), hint=_NO_CLOCK) from error
     if reply is None:
-        raise ConnectionLost(where, "it gave no answer", hint="see that a clock is served there")
+        raise ConnectionLost(where, "it gave no answer", hint=_NO_CLOCK)
     offset_ns = clock_offset_ns(reply.time_ns, sent_ns, sent_ns + passed_ns)
     return ClockSample(offset_ns, passed_ns, reply.machine)
 
@@ -124,7 +115,7 @@ def filtered_offset_ns(samples: Iterable[ClockSample]) -> int:
     return median_low(sample.offset_ns for sample in best[: (len(best) + 1) // 2])
 
 
-class RemoteClock:
+class RemoteClock(Closable):
     """Follows a server's clock, by samples that are taken again and again."""
 
     def __init__(
@@ -191,14 +182,3 @@ class RemoteClock:
         """Ask no more. Closing twice is fine."""
         self._stop.set()
         self._thread.join(timeout=2 * _PATIENCE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

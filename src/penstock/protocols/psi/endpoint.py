@@ -11,10 +11,11 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.batch import messages_from_batch
+from penstock.core.books import BookedWriter
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption, InvalidURL, PositionError
 from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Reader, Writer
+from penstock.core.interfaces import Reader
 from penstock.core.options import parse_options
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.protocols.psi.codecs.type_names import parse_type_name
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.core.batch import Batch
-    from penstock.core.interfaces import BytesLike
+    from penstock.core.interfaces import BytesLike, Writer
     from penstock.core.message import Message
     from penstock.core.position import Position, PositionLike
     from penstock.core.stream_id import StreamId
@@ -257,7 +258,7 @@ def _make_exporter(options: PsiWriterOptions) -> RemoteExporter:
     return exporter
 
 
-class PsiWriter(Writer):
+class PsiWriter(BookedWriter):
     """Writes one stream of an exporter that listens at the URL's port."""
 
     cannot_carry: ClassVar[Mapping[str, str]] = {
@@ -270,8 +271,6 @@ class PsiWriter(Writer):
     def __init__(self, url: str, name: str, options: PsiWriterOptions) -> None:
         super().__init__(url)
         self._options = options
-        self._is_closed = False
-        self._messages = self._bytes = self._refused = self._dropped = 0
         self.exporter = _shared.get(options)
         try:
             self._stream: ExportedStream = self.exporter.exporter.write(None, name, options.type)
@@ -290,15 +289,18 @@ class PsiWriter(Writer):
         attributes: bytes | None = None,
     ) -> int:
         del type, subtype, created_ns
+        self._check_open()
+        data = bytes(payload)
         try:
-            self._stream.post_bytes(bytes(payload), time_ns)
+            self._stream.post_bytes(data, time_ns)
         except BaseException:
             self._refused += 1
             raise
-        self._dropped += (stream is not None) + (attributes is not None)
+        self._headers_dropped += (stream is not None) + (attributes is not None)
         self._messages += 1
-        self._bytes += len(payload)
-        return self._last_seq()
+        self._bytes += len(data)
+        self._last_seq = newest = self._newest()
+        return newest
 
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
@@ -308,34 +310,36 @@ class PsiWriter(Writer):
 
     def write_batch(self, batch: Batch) -> int | None:
         messages = list(messages_from_batch(batch))
-        self._dropped += sum((m.stream is not None) + (m.attributes is not None) for m in messages)
-        return self._post([(message.payload, message.time_ns) for message in messages])
+        before = self._messages
+        try:
+            return self._post([(message.payload, message.time_ns) for message in messages])
+        finally:
+            for message in messages[: self._messages - before]:
+                self._headers_dropped += message.stream is not None
+                self._headers_dropped += message.attributes is not None
 
     def _post(self, posts: list[tuple[bytes, int | None]]) -> int | None:
+        self._check_open()
         if not posts:
             return None
-        before = self._last_seq()
+        before = self._newest()
         try:
             self._stream.post_many(posts)
         finally:
-            done = min(self._last_seq() - before, len(posts))
+            newest = self._newest()
+            done = min(newest - before, len(posts))
             self._messages += done
             self._bytes += sum(len(payload) for payload, _ in posts[:done])
             self._refused += len(posts) - done
-        return self._last_seq()
+            if self._messages:
+                self._last_seq = newest
+        return newest
 
-    def _last_seq(self) -> int:
+    def _newest(self) -> int:
         return self._stream.store.last_sequence(self._stream.id)
 
     def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._dropped,
-            waited=self.exporter.statistics().waited,
-            last_seq=None if self._is_closed or not self._messages else self._last_seq(),
-        )
+        return super().statistics()._replace(waited=self.exporter.statistics().waited)
 
     def close(self) -> None:
         if self._is_closed:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.options import parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.exporter_doors import open_door
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_sessions import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
     from uuid import UUID
 
     from penstock.core.quota import Quota
@@ -59,7 +58,7 @@ _LOOK: Final = 0.1
 _ENDING: Final = 1.0
 
 
-class RemoteExporter:
+class RemoteExporter(Closable):
     """Sends the streams of a store to any number of clients at once.
 
     `store`: none makes one in memory; a path opens or makes a persisted one, or opens one of psi's
@@ -289,8 +288,12 @@ class RemoteExporter:
     def _send_datagrams(
         self, session: Session, sock: socket.socket, address: tuple[Any, ...]
     ) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self._run(session, datagram_sender(sock, address))
+        except OSError as error:
+            # With datagrams the client would not notice: it has to come again, and ask again.
+            log.info("psi: %s can no more be sent to: %s", session.peer, error)
+            session.end()
 
     # --- the whole --------------------------------------------------------------------------
 
@@ -336,6 +339,29 @@ class RemoteExporter:
                 return False
             time.sleep(0.01)
 
+    def _say_what_goes(self, *, is_drained: bool) -> None:
+        """Say what is gone with a store in memory, and nobody or not everybody got."""
+        messages = self.store.newest_seq() + 1
+        if not self.store.is_volatile or not messages:
+            return
+        if not self._seen:
+            log.warning(
+                "%s is closed before anybody came: %s messages are gone with it; store=DIRECTORY "
+                "keeps them",
+                self.address,
+                f"{messages:,}",
+            )
+        elif not is_drained:
+            with self._lock:
+                places = [session.sender or session for session in self._sessions.values()]
+            lacking = messages - min((place.next_seq for place in places), default=messages)
+            log.warning(
+                "%s is closed before all clients got everything: up to %s messages are gone; "
+                "linger= waits longer",
+                self.address,
+                f"{lacking:,}",
+            )
+
     def close(self, linger: float = 2.0) -> None:
         """Stop. A store of its own is ended: clients hear it, and have so long to get the rest.
 
@@ -347,7 +373,7 @@ class RemoteExporter:
             self._pressure.open()
         if self.owns_store:
             self.exporter.close()
-            self.drain(linger)
+            self._say_what_goes(is_drained=self.drain(linger))
         self._is_closed = True
         self._stop.set()
         self._meta.close()
@@ -356,17 +382,6 @@ class RemoteExporter:
             self.store.gates.remove(self._pressure)
         if self.owns_store:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _exporter_of(

@@ -173,7 +173,10 @@ class Sender:
             self.lost = books.lost
             if found:
                 size = sum(message.size for message in found)
-                self._pass_on([psi_message(message) for message in found], stop)
+                if not self._pass_on([psi_message(message) for message in found], stop):
+                    # It takes nothing on its meta connection: it has to come again, and ask again.
+                    self.session.end()
+                    return
                 # As many as fit: large messages are read one by one.
                 average = max(1, size // len(found))
                 limit = max(1, min(_MOST_AT_ONCE, limit * 4, _BYTES_AT_ONCE // average))
@@ -187,7 +190,8 @@ class Sender:
                 if self._has_gone():
                     return
 
-    def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> None:
+    def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> bool:
+        """Send what is in the client's interval; False if it was not told of a stream."""
         covers = self.session.hello.covers
         wanted = [message for message in messages if covers(message.creation_ns)]
         self.skipped += len(messages) - len(wanted)
@@ -198,7 +202,7 @@ class Sender:
         for message in wanted:
             if message.source_id not in known:
                 if not self.session.wait_for_announcement(message.source_id):
-                    return
+                    return False
                 known.add(message.source_id)
             batch.append(message)
             size += len(message.payload) + 28
@@ -207,6 +211,7 @@ class Sender:
                 batch, size = [], 0
         if batch:
             self._give(batch, size, stop)
+        return True
 
     def _give(self, batch: list[PsiMessage], size: int, stop: threading.Event) -> None:
         if self._quota is not None:

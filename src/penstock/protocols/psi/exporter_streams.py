@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError, Unsupported
 from penstock.core.interfaces import Reader
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.codecs.type_names import parse_type_name
 from penstock.protocols.psi.store_set import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
     from penstock.core.overflow import BufferStatistics
     from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
@@ -43,7 +43,7 @@ class _Waiting(NamedTuple):
     originating_ns: int
 
 
-class ExportedStream:
+class ExportedStream(Closable):
     """One stream that is written to. Any thread may post.
 
     Without a policy a message goes to the store at once, and who posts waits while the store is
@@ -152,17 +152,6 @@ class ExportedStream:
             self.last_error = error
             log.exception("the stream %s of %s ended", self.name, self.store.name)
             self._queue.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Exporter:

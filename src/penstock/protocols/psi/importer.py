@@ -7,7 +7,7 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.errors import (
@@ -21,6 +21,7 @@ from penstock.core.options import parse_options
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
@@ -32,11 +33,11 @@ from penstock.protocols.psi.options import ImporterOptions
 from penstock.protocols.psi.store_opening import open_or_make
 from penstock.protocols.psi.store_set import Store
 from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
+from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Container
     from pathlib import Path
-    from types import TracebackType
 
     from penstock.protocols.psi.importer_arrivals import Gap
     from penstock.protocols.psi.metadata import StreamMetadata
@@ -83,7 +84,7 @@ class ImporterStatistics(NamedTuple):
     gaps: tuple[Gap, ...]
 
 
-class RemoteImporter:
+class RemoteImporter(Closable):
     """Brings the streams of an exporter into a local store, for as long as it is open.
 
     An outage is a delay: it connects again, and asks for what it may have missed. `store`: none
@@ -184,12 +185,17 @@ class RemoteImporter:
     def _not_found(self, name: str) -> PenstockError:
         where = f"{self.host}:{self.port}"
         if not self._connections:
-            reason = str(self.last_error or "no answer")
-            return ConnectionLost(where, reason, hint="see that an exporter runs there")
-        there = ", ".join(stream.name for stream in self.store.catalog.streams.values())
+            error = self.last_error
+            return ConnectionLost(
+                where,
+                "no answer" if error is None else why_unreachable(error, self.host, self.port),
+                hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
+                f"psi://{where}/NAME` is one; wait=1m waits longer",
+            )
+        there = ", ".join(stream.name for stream in self._intake.remote.streams.values())
         return NotFound(
             f"the exporter at {where} has no stream {name!r}",
-            hint=f"there are: {there}" if there else "it has none yet",
+            hint=f"there are: {there}" if there else "it has none yet; wait=1m waits for it",
         )
 
     def remote_stream(self, name: str) -> StreamMetadata:
@@ -223,17 +229,6 @@ class RemoteImporter:
             self._thread.join(timeout=10)
         if self._owns_store:
             self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- connections --------------------------------------------------------------------------
 
@@ -303,6 +298,8 @@ class RemoteImporter:
                     data.start()
                     self._connected.set()
             if data.is_over:
+                if data.error is not None:
+                    raise data.error
                 return
             self._end_streams(data)
             if self._is_stuck(data):

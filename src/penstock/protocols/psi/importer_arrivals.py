@@ -7,7 +7,7 @@ its number and its time; numbers that are missing are a gap.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
@@ -59,6 +59,42 @@ class Arrivals:
         self._newest_creation_ns = MIN_NS
         #: How far creation times were seen to go back: streams of psi are merged.
         self._disorder_ns = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Remember how it is now, for `undo`."""
+        self._before: dict[str, _Last | None] = {}
+        self._gaps_since = 0
+        self._counts_before = self._counts()
+
+    def undo(self) -> None:
+        """Forget what came since `begin`: it could not be kept, and has to come again."""
+        for stream, last in self._before.items():
+            if last is None:
+                self._last.pop(stream, None)
+            else:
+                self._last[stream] = last
+        for _ in range(min(self._gaps_since, len(self._gaps))):
+            self._gaps.pop()
+        (
+            self.taken,
+            self.repeated,
+            self.lost,
+            self.restarts,
+            self._newest_creation_ns,
+            self._disorder_ns,
+        ) = self._counts_before
+        self.begin()
+
+    def _counts(self) -> tuple[int, ...]:
+        return (
+            self.taken,
+            self.repeated,
+            self.lost,
+            self.restarts,
+            self._newest_creation_ns,
+            self._disorder_ns,
+        )
 
     def resume(self, stream: str, sequence: int, originating_ns: int, creation_ns: int) -> None:
         """Note what an earlier process has received."""
@@ -69,6 +105,8 @@ class Arrivals:
         """Tell whether a message is new, and count it."""
         sequence, originating_ns, creation_ns = message[1:4]
         last = self._last.get(stream)
+        if stream not in self._before:
+            self._before[stream] = None if last is None else replace(last)
         if last is None:
             if self.from_first and sequence > 1:
                 self._miss(stream, 1, sequence - 1)
@@ -125,3 +163,4 @@ class Arrivals:
         gap = Gap(stream, first, last)
         self.lost += gap.messages
         self._gaps.append(gap)
+        self._gaps_since += 1

@@ -130,7 +130,9 @@ class Intake:
     def take_messages(self, messages: list[PsiMessage]) -> None:
         """Append those that are new to the store."""
         self._came_at = time.monotonic()
+        self.arrivals.begin()
         kept: list[PsiMessage] = []
+        came: list[tuple[str, PsiMessage]] = []
         for message in messages:
             if message.sequence_id == CLOSING_SEQUENCE_ID:
                 continue
@@ -147,23 +149,30 @@ class Intake:
             id, name = place
             if self.arrivals.take(name, message):
                 kept.append(PsiMessage(id, *message[1:4], self._trimmed(message)))
-        if not kept:
-            return
+                came.append((name, message))
+        done: list[PsiMessage] = []
+        refused = self.refused
         try:
-            self.store.append_messages(kept)
-        except MessageTooLarge:
-            self._append_each(kept)
+            self._append(kept, done)
+        except BaseException as error:
+            # What is not in the store has not come: it is asked for with the next connection.
+            self.arrivals.undo()
+            for name, message in came[: len(done)]:
+                self.arrivals.take(name, message)
+            log.warning("%s messages are not stored yet: %s", f"{len(kept) - len(done):,}", error)
+            raise
+        finally:
+            self.arrivals.taken -= self.refused - refused
 
-    def _append_each(self, messages: list[PsiMessage]) -> None:
-        """Append all but those that do not fit."""
-        done = self.store.last_sequence
-        for message in messages:
-            if message.sequence_id <= done(message.source_id):
-                continue  # was appended before the one that does not fit
+    def _append(self, messages: list[PsiMessage], done: list[PsiMessage]) -> None:
+        """Append all but those that do not fit, and refuse these; `done` gets both."""
+        while len(done) < len(messages):
             try:
-                self.store.append_messages([message])
+                self.store.append_messages(messages[len(done) :], done)
             except MessageTooLarge as error:
+                message = messages[len(done)]
                 self.refused += 1
+                done.append(message)
                 log.warning("a message of source %s is refused: %s", message.source_id, error)
 
     def _trimmed(self, message: PsiMessage) -> bytes:

@@ -128,6 +128,8 @@ class DataThread:
     ) -> None:
         self.hello: ServerHello | None = None
         self.has_received = False
+        #: What ended it before the exporter did.
+        self.error: Exception | None = None
         self.datagrams_refused = self.datagrams_lost = 0
         self._host = host
         self._options = options
@@ -168,8 +170,10 @@ class DataThread:
                     return
                 self._stop.wait(_BETWEEN_ATTEMPTS)
         except (OSError, PenstockError) as error:
+            self.error = error
             log.info("the data connection to %s: %s", self._host, error)
-        except Exception:
+        except Exception as error:
+            self.error = error
             log.exception("the data connection to %s", self._host)
 
     def _close(self, channel: DataChannel) -> None:

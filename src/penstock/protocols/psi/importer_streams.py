@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from penstock.core.message import Message
     from penstock.core.overflow import BufferStatistics
@@ -36,7 +36,7 @@ class Received(NamedTuple):
     sequence_id: int
 
 
-class ImportedStream:
+class ImportedStream(Closable):
     """Reads one stream of a store, and follows it to its end. For one thread.
 
     With a policy messages wait in a queue between the store and whoever reads: what does not fit
@@ -155,14 +155,3 @@ class ImportedStream:
             self._queue.close()
             self._thread.join()
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

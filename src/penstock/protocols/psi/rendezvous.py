@@ -12,11 +12,12 @@ import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.rendezvous_wire import (
     RENDEZVOUS_PORT,
     AddProcess,
@@ -32,10 +33,10 @@ from penstock.protocols.psi.rendezvous_wire import (
     encode_update,
 )
 from penstock.protocols.psi.serving import Listener, hang_up, listen_tcp, tune
+from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 __all__ = ["RendezvousClient", "RendezvousServer"]
 
@@ -51,7 +52,7 @@ _WAITING: Final = 10_000
 _MOST_PROCESSES: Final = 10_000
 
 
-class RendezvousServer:
+class RendezvousServer(Closable):
     """Keeps the list of processes. As psi's, it keeps those of a client that has left."""
 
     def __init__(
@@ -165,17 +166,6 @@ class RendezvousServer:
             client.close()
         self._listener.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class _Client:
     """What waits to be sent to a client, so that a slow one holds up nobody."""
@@ -209,7 +199,7 @@ class _Client:
             self._thread.join(timeout=2)
 
 
-class RendezvousClient:
+class RendezvousClient(Closable):
     """Knows the processes at a server, and keeps its own there through broken connections."""
 
     def __init__(
@@ -261,7 +251,12 @@ class RendezvousClient:
                 return self.processes[name]
             if self.address is None:
                 where = ":".join(map(str, self._server))
-                raise ConnectionLost(where, str(self.last_error or "no answer"))
+                error = self.last_error
+                raise ConnectionLost(
+                    where,
+                    "no answer" if error is None else why_unreachable(error, *self._server),
+                    hint="is a rendezvous server running there? see host and port",
+                )
             there = ", ".join(sorted(self.processes)[:8])
             raise NotFound(
                 f"no process {name!r} came to the rendezvous",
@@ -334,14 +329,3 @@ class RendezvousClient:
         """Leave. What was added stays at a server that keeps it; remove it first."""
         self._stop.set()
         self._thread.join(timeout=_STALLED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

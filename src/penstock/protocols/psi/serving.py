@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.core.errors import Malformed
+from penstock.core.errors import Malformed, StorageError
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ _KEEP_ALIVE: Final = (10, 5, 4)
 _LAST_WORDS: Final = 2.0
 #: Seconds to read what is there: some kernels forget it when a reset comes.
 _READING: Final = 0.05
+#: Seconds until a connection is awaited again after that failed.
+_BETWEEN_ACCEPTS: Final = 0.05
+_LISTEN_HINTS: Final = {
+    errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
+    errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
+    errno.EACCES: "choose another port: those below 1024 are the administrator's",
+}
 #: Linux's number of that state of a connection.
 _ESTABLISHED: Final = 1
 
@@ -146,9 +153,16 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     :raises StorageError: the address cannot be had.
     """
     host = host.strip("[]")
-    with storage_errors("listening on", f"{host}:{port}"):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        # The library adds the address to the text, which is said already.
+        plain = error
+        if error.errno in _LISTEN_HINTS:
+            plain = OSError(error.errno, os.strerror(error.errno))
+        hint = _LISTEN_HINTS.get(error.errno or 0, "check the host and the port to listen at")
+        raise StorageError("listening on", f"{host}:{port}", plain, hint=hint) from error
 
 
 def listen_unix(path: str) -> socket.socket:
@@ -210,11 +224,12 @@ class Listener:
             try:
                 connection, address = self.socket.accept()
             except OSError as error:
-                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ECONNABORTED}:
-                    threading.Event().wait(0.05)
-                    continue
-                log.debug("%s ends: %s", self._name, error)  # it was closed
-                return
+                if self._is_closed or error.errno in {errno.EBADF, errno.EINVAL}:
+                    log.debug("%s ends: %s", self._name, error)
+                    return
+                # Whatever there is too little of now, or a client's network: others may come.
+                time.sleep(_BETWEEN_ACCEPTS)
+                continue
             self._admit(connection, address)
 
     def _admit(self, connection: socket.socket, address: object) -> None:
@@ -235,7 +250,14 @@ class Listener:
         tune(connection)
         if self._ends_by_reset:
             end_by_reset(connection)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads
+            log.warning("%s: %s is denied: %s", self._name, peer, error)
+            connection.close()
+            with self._lock:
+                self.denied += 1
+                self._connections.pop(connection, None)
 
     def _run(self, connection: socket.socket, peer: str) -> None:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.core.errors import InvalidOption, Malformed, NotFound
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.envelope import ENVELOPE_SIZE, Envelope, PsiMessage
 from penstock.protocols.psi.errors import Truncated
@@ -17,7 +18,6 @@ from penstock.protocols.psi.ticks import MAX_NS, MIN_NS, raw_to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.metadata import StreamMetadata
@@ -86,7 +86,7 @@ def find_stores(folder: Path | str) -> list[tuple[str, Path]]:
     return found
 
 
-class PsiStoreReader:
+class PsiStoreReader(Closable):
     """Lists the streams of a psi store and reads their messages. It never writes.
 
     `folder` has the files; `name` is needed only if there is more than one store in it. A store
@@ -235,14 +235,3 @@ class PsiStoreReader:
         """Give the files back. Closing twice is fine."""
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

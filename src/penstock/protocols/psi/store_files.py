@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import Malformed, NotFound
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.errors import Truncated
 from penstock.protocols.psi.wire import INT32
 from penstock.queue.storage import storage_errors
@@ -18,7 +19,6 @@ from penstock.queue.storage import storage_errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
 __all__ = ["MAX_BLOCK_BYTES", "Block", "ExtentFile", "Place"]
 
@@ -69,7 +69,7 @@ class _Window:
         self.data = b""
 
 
-class ExtentFile:
+class ExtentFile(Closable):
     """One of a store's files: Catalog, Data, Index or LargeData."""
 
     def __init__(
@@ -177,14 +177,3 @@ class ExtentFile:
                 os.close(self._file)
             self._extent = None
             self._window.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

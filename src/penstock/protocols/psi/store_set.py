@@ -21,6 +21,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.position import Position
+from penstock.protocols.closing import Closable
 from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, MAX_PAYLOAD_BYTES, PsiMessage
 from penstock.protocols.psi.metadata import RuntimeInfo
 from penstock.protocols.psi.store_books import (
@@ -37,7 +38,6 @@ from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
 
     from penstock.core.interfaces import BytesLike, Reader, Writer
 
@@ -52,7 +52,7 @@ _READ_AT_ONCE: Final = 4096
 _PARTS: Final = 8
 
 
-class Store(StoreStreams):
+class Store(StoreStreams, Closable):
     """A named set of streams. Any thread may append and add streams.
 
     One process writes; others may open it to read at the same time. Use `create`, `open` or
@@ -270,14 +270,21 @@ class Store(StoreStreams):
         sequence = books.last_sequence + 1
         return PsiMessage(books.announced.id, sequence, moment, now_ns, bytes(payload))
 
-    def append_messages(self, messages: Sequence[PsiMessage]) -> None:
-        """Append messages as they came from elsewhere, with their numbers and times."""
+    def append_messages(
+        self, messages: Sequence[PsiMessage], done: list[PsiMessage] | None = None
+    ) -> None:
+        """Append messages as they came from elsewhere, with their numbers and times.
+
+        `done` gets those that were appended, also when it raises.
+        """
         for part in self._parts(messages) if self.gates else (messages,):
             for gate in self.gates:
                 gate.wait(len(part), sum(len(message.payload) for message in part))
             with self._lock:
                 for message in part:
                     self._append(message, self._books[message.source_id])
+                    if done is not None:
+                        done.append(message)
 
     def _parts(self, messages: Sequence[_T], payload_at: int = -1) -> Iterator[Sequence[_T]]:
         """Yield so few messages at a time that a gate can hold them up before a ring is full."""
@@ -311,7 +318,8 @@ class Store(StoreStreams):
         books.add(message)
         self._until_kept -= 1
         if self._until_kept <= 0:
-            self._keep_counts()
+            with contextlib.suppress(PenstockError):  # then opening takes longer
+                self._keep_counts()
 
     def reader(
         self, start: Position = Position.START, *, id: int | None = None, **options: object
@@ -356,14 +364,3 @@ class Store(StoreStreams):
             self._changed.notify_all()
         if self._is_temporary:
             self.place.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -6,13 +6,23 @@ its UAttributes, serialized; its time is that of its id.
 
 from __future__ import annotations
 
+import re
 import time
+from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.endpoints import Endpoint
-from penstock.core.errors import ConnectionLost, InvalidOption, InvalidURL, PositionError
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    InvalidURL,
+    PositionError,
+    StorageError,
+)
 from penstock.core.options import parse_options
 from penstock.core.position import Position
+from penstock.protocols.uprotocol.codes import UStatusError
 from penstock.protocols.uprotocol.endpoint_options import (
     MqttTopicOptions,
     TopicOptions,
@@ -24,6 +34,8 @@ from penstock.protocols.uprotocol.endpoint_reading import (
     await_connection,
 )
 from penstock.protocols.uprotocol.endpoint_writing import TopicWriter
+from penstock.protocols.uprotocol.filters import check_filter
+from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,29 +47,59 @@ if TYPE_CHECKING:
 
 __all__ = ["TopicReader", "TopicWriter", "UpMqttEndpoint", "UpZenohEndpoint"]
 
+_EXAMPLE: Final = "up://vehicle1/10AB/1/8001"
 #: While nobody is there, look again this often (seconds).
 _LOOK: Final = 0.02
 
 
-class _TopicEndpoint(Endpoint):
+class _TopicEndpoint(Endpoint, ABC):
     """What both have in common."""
 
     _options: type[TopicOptions]
 
+    @abstractmethod
     def _connected(self, url: URL, options: Any, *, reading: bool) -> Leg:
-        raise NotImplementedError
+        """Return a leg whose other side was reached, unless it is started by the reader.
+
+        :raises ConnectionLost: nobody is there.
+        """
+
+    def _parsed(self, url: URL) -> Any:
+        if "@" in url.text.partition("?")[0]:
+            raise InvalidURL(
+                _shown(url),
+                "there is a user before the host",
+                hint="give username= and password_file= behind the ?",
+            )
+        try:
+            options = parse_options(url, self._options)
+        except InvalidOption as error:
+            if error.option == "topic":
+                error.hint = error.hint or f"write {url.scheme}://host/?topic={_EXAMPLE}"
+            raise
+        if options.authority is not None:
+            problem = UUri.unchecked(options.authority, 0, 0, 0).problem
+            if problem or options.authority in ("", "*"):
+                raise InvalidOption(
+                    "authority",
+                    options.authority,
+                    problem or "is not the name of one",
+                    hint="it is who this side is, such as authority=recorder1",
+                )
+        return options
 
     def open_reader(self, url: URL, start: Position) -> Reader:
-        options = parse_options(url, self._options)
+        options = self._parsed(url)
+        _check_pattern(options.topic)
         if start not in {Position.START, Position.END}:
             raise PositionError(
                 f"a topic cannot be read from {start}", hint="use start or end: what comes from now"
             )
         leg = self._connected(url, options, reading=True)
-        return TopicReader(url.text, leg, options)
+        return TopicReader(_shown(url), leg, options)
 
     def open_writer(self, url: URL) -> Writer:
-        options = parse_options(url, self._options)
+        options = self._parsed(url)
         if not options.topic.is_topic or options.topic.has_wildcard:
             raise InvalidOption(
                 "topic",
@@ -66,7 +108,42 @@ class _TopicEndpoint(Endpoint):
                 hint="a topic's resource is from 8000 to FFFE",
             )
         leg = self._connected(url, options, reading=False)
-        return TopicWriter(url.text, leg, options)
+        return TopicWriter(_shown(url), leg, options)
+
+
+def _shown(url: URL) -> str:
+    """Write the URL for people, who need not know the password."""
+    text = re.sub(r"(?<=[?&]password=)[^&#]*", "…", url.text)
+    return re.sub(r"(?<=://)[^/?@]*@", "…@", text)
+
+
+def _password(options: MqttTopicOptions) -> str | None:
+    if options.password_file is None:
+        return options.password
+    if options.password is not None:
+        raise InvalidOption("password_file", options.password_file, "there is a password already")
+    try:
+        return Path(options.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise StorageError("reading", options.password_file, error) from error
+    except UnicodeDecodeError:
+        raise InvalidOption("password_file", options.password_file, "is not text") from None
+
+
+def _check_pattern(topic: UUri) -> None:
+    """Refuse what no publish can match, before anybody is connected to.
+
+    :raises InvalidOption: it is no topic, and no pattern of topics.
+    """
+    try:
+        check_filter(topic, None)
+    except UStatusError as error:
+        raise InvalidOption(
+            "topic",
+            str(topic),
+            error.message,
+            hint=f"a topic is like {_EXAMPLE}: its last part is from 8000 to FFFE, or FFFF for all",
+        ) from None
 
 
 def _authority(options: TopicOptions, *, reading: bool) -> str:
@@ -106,9 +183,16 @@ class UpZenohEndpoint(_TopicEndpoint):
         while not options.listen and not link.is_connected:
             if time.monotonic() >= deadline:
                 link.close()
-                raise ConnectionLost(url.text, f"nobody answered within {options.wait:g} s")
+                raise ConnectionLost(
+                    url.text,
+                    f"nobody answered within {options.wait:g} s",
+                    hint="is a zenoh router or peer listening there? zenohd is one, and so is the "
+                    "other side of this topic opened with listen=true; wait=1m waits longer",
+                )
             time.sleep(_LOOK)
-        return ZenohLeg("endpoint", link, must_be_heard=not options.unheard)
+        return ZenohLeg(
+            "endpoint", link, must_be_heard=not options.unheard, settle_after=options.settle
+        )
 
 
 class UpMqttEndpoint(_TopicEndpoint):
@@ -133,7 +217,7 @@ class UpMqttEndpoint(_TopicEndpoint):
             session_expiry=int(options.session_expiry),
             clean_start=options.clean_start,
             username=options.username,
-            password=options.password,
+            password=_password(options),
             tls=options.tls,
             ca=options.ca,
             certificate=options.certificate,
@@ -145,5 +229,5 @@ class UpMqttEndpoint(_TopicEndpoint):
         )
         if not reading:
             leg.start(_nothing, ())
-            await_connection(url.text, leg, options.wait)
+            await_connection(_shown(url), leg, options.wait)
         return leg

@@ -60,6 +60,10 @@ class ZenohTopicOptions(TopicOptions):
     listen: bool = False
     #: Writer: publish also when nobody subscribes; else wait for somebody, as long as `wait`.
     unheard: bool = False
+    #: Writer: zenoh acknowledges nothing. A message counts as delivered when the link was not lost
+    #: for this time, and is published again otherwise. More than 10 s also covers a receiver that
+    #: hangs, which zenoh gives up on then. Behind a router only the link to it is seen.
+    settle: Duration = 0.25
 
 
 class MqttTopicOptions(TopicOptions):
@@ -73,7 +77,9 @@ class MqttTopicOptions(TopicOptions):
     session_expiry: Annotated[Duration, Field(ge=0, le=0xFFFFFFFF)] = 3600.0
     clean_start: bool = False
     username: str | None = None
+    #: What others can read in a list of processes; better in a file, which `password_file` names.
     password: str | None = None
+    password_file: str | None = None
     tls: bool = False
     ca: str | None = None
     certificate: str | None = None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.errors import Closed, ConnectionLost, PositionError
 from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
-from penstock.protocols.uprotocol.codes import UMessageType, UStatus
+from penstock.protocols.uprotocol.codes import UCode, UMessageType
 from penstock.protocols.uprotocol.expiry import is_expired
 from penstock.protocols.uprotocol.handing_over import HandOver
 from penstock.protocols.uprotocol.message import UMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from penstock.core.position import PositionLike
@@ -25,8 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["READER_NAME", "TopicReader", "await_connection"]
 
+log = logging.getLogger(__name__)
+
 #: The authority of a reader that is given none.
 READER_NAME = "penstock"
+
+_BROKER_HINT: Final = (
+    "is an MQTT 5 broker listening there? `mosquitto -p PORT` starts one; wait=1m waits longer"
+)
+_TLS_HINT: Final = (
+    "ca=FILE names the certificate that the broker's is signed by; a broker without TLS is "
+    "connected to without tls=true"
+)
+_ALLOWED_HINT: Final = (
+    "give username= and password_file=, or certificate= and key=, that it knows, or ask whoever "
+    "runs the broker to allow it"
+)
+_HINTS: Final = {
+    UCode.UNAUTHENTICATED: _ALLOWED_HINT,
+    UCode.PERMISSION_DENIED: _ALLOWED_HINT,
+}
 
 
 def await_connection(url: str, leg: Leg, wait: float) -> None:
@@ -34,11 +53,13 @@ def await_connection(url: str, leg: Leg, wait: float) -> None:
 
     :raises ConnectionLost: it is not within that time.
     """
-    connection: Callable[[float], UStatus | None] | None = getattr(leg, "await_connection", None)
-    status = None if connection is None else connection(wait)
+    status = leg.await_connection(wait)
     if status is not None:
         leg.close()
-        raise ConnectionLost(url, status.message)
+        hint = _HINTS.get(status.code, _BROKER_HINT)
+        if "certificate" in status.message or "TLS" in status.message:
+            hint = _TLS_HINT
+        raise ConnectionLost(url, status.message, hint=hint)
 
 
 class TopicReader(Reader):
@@ -60,6 +81,7 @@ class TopicReader(Reader):
         self._taken: list[Message] = []
         self._again: list[Message] = []
         self._next_seq = 0
+        self._links_lost = leg.links_lost
         self._messages = self._bytes = self._filtered = 0
         try:
             d2d = getattr(options, "topics", "e2e") == "d2d"
@@ -67,6 +89,7 @@ class TopicReader(Reader):
             leg.start(self._handed.ingest, [authority] if d2d else ())
             await_connection(url, leg, options.wait)
             leg.listen(self._pattern)
+            await_connection(url, leg, options.wait)  # it may not be allowed to
         except BaseException:
             leg.close()
             raise
@@ -84,7 +107,15 @@ class TopicReader(Reader):
         self._bytes += sum(message.size for message in found)
         return found
 
+    def _note_lost_links(self) -> None:
+        """Say that something may be missing: with some transports nobody can tell what."""
+        lost = self._leg.links_lost
+        if lost != self._links_lost:
+            self._links_lost = lost
+            log.warning("%s lost a link: what was on its way by it may not come", self.url)
+
     def _converted(self, limit: int) -> list[Message]:
+        self._note_lost_links()
         deadline = time.monotonic() + (self._options.quiet if self._is_catching_up else 0)
         found: list[Message] = []
         while not found:
@@ -139,11 +170,13 @@ class TopicReader(Reader):
         self._taken = self._taken[: len(self._taken) - len(there)]
 
     def statistics(self) -> ReaderStatistics:
+        came = self._leg.statistics()
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
-            lost=0,
-            filtered=self._filtered,
+            # Sent but once, and there was no room for it.
+            lost=came.get("lost", 0),
+            filtered=self._filtered + came.get("undecodable", 0) + came.get("mismatched", 0),
             restarts=0,
             next_seq=self._next_seq - len(self._again),
             backlog=self._handed.waiting + len(self._again),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from penstock.core.batch import messages_from_batch
-from penstock.core.errors import Closed, MessageTooLarge, Unacknowledged
-from penstock.core.interfaces import Writer
-from penstock.core.statistics import WriterStatistics
+from penstock.core.books import BookedWriter
+from penstock.core.errors import ConnectionLost, MessageTooLarge, Unacknowledged
 from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.endpoint_reading import READER_NAME
-from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage, publish
+from penstock.protocols.uprotocol.transports.handed_over import HandedOver
+from penstock.protocols.uprotocol.transports.mqtt_window import REFUSED
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
@@ -28,14 +30,32 @@ if TYPE_CHECKING:
 
 __all__ = ["TopicWriter"]
 
+log = logging.getLogger(__name__)
+
 #: Messages that are handed to the transport at once.
 _BATCH: Final = 1024
+_HINTS: Final = {
+    UCode.PERMISSION_DENIED: "ask whoever runs the broker to allow publishing to this topic",
+    UCode.RESOURCE_EXHAUSTED: "the broker has no room now: try again later, or raise its limits",
+}
 #: While nobody is there, look again this often (seconds).
 _LOOK: Final = 0.02
 
 
-class TopicWriter(Writer):
-    """Publishes to a topic. Returns when the transport has taken a message over."""
+class _Offered(NamedTuple):
+    payload: bytes
+    time_ns: int | None = None
+    stream: StreamId | None = None
+    attributes: bytes | None = None
+
+
+class TopicWriter(BookedWriter):
+    """Publishes to a topic. Returns when the transport has taken a message over.
+
+    A transport that acknowledges nothing may still lose it then, with the link. So a message is
+    kept until `Leg.settle_after` seconds have passed without that, and published again if they
+    have not; `flush` and `close` wait until nothing is kept any more.
+    """
 
     cannot_carry: ClassVar[Mapping[str, str]] = {
         "type": "left out: a topic has one kind of messages",
@@ -50,8 +70,10 @@ class TopicWriter(Writer):
         self._options = options
         sink = getattr(options, "sink", None)
         self._address = UUri(sink or options.topic.authority_name or READER_NAME)
-        self._messages = self._bytes = self._refused = self._dropped = 0
-        self._is_closed = False
+        self._on_its_way: HandedOver[UMessage] = HandedOver(leg)
+        #: What was on its way when a link was lost, oldest first.
+        self._again: list[UMessage] = []
+        self._has_given_up = False
 
     def write(
         self,
@@ -64,89 +86,161 @@ class TopicWriter(Writer):
         attributes: bytes | None = None,
     ) -> int:
         del type, subtype, created_ns
-        self._drop(stream, attributes)
-        self._publish([self._made(bytes(payload), time_ns, attributes)])
+        self._write([_Offered(bytes(payload), time_ns, stream, attributes)])
         return self._messages - 1
 
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
     ) -> int | None:
         del type, subtype
-        self._publish([self._made(bytes(payload), None, None) for payload in payloads])
-        return self._messages - 1 if self._messages else None
+        return self._write([_Offered(bytes(payload)) for payload in payloads])
 
     def write_batch(self, batch: Batch) -> int | None:
-        made = []
-        for message in messages_from_batch(batch):
-            self._drop(message.stream, message.attributes)
-            made.append(self._made(message.payload, message.time_ns, message.attributes))
-        self._publish(made)
-        return self._messages - 1 if self._messages else None
+        return self._write(
+            [
+                _Offered(it.payload, it.time_ns, it.stream, it.attributes)
+                for it in messages_from_batch(batch)
+            ]
+        )
 
-    def _drop(self, stream: StreamId | None, attributes: bytes | None) -> None:
-        self._dropped += stream is not None
-        self._dropped += attributes is not None and not self._options.replay
+    def _write(self, offered: Sequence[_Offered]) -> int | None:
+        self._check_open()
+        before = self._messages
+        try:
+            self._publish([self._made(it) for it in offered], self._options.wait)
+        finally:
+            done = self._messages - before
+            self._refused += len(offered) - done
+            for it in offered[:done]:
+                self._bytes += len(it.payload)
+                self._headers_dropped += it.stream is not None
+                self._headers_dropped += it.attributes is not None and not self._options.replay
+            self._last_seq = self._messages - 1 if self._messages else None
+        return self._last_seq
 
-    def _made(self, payload: bytes, time_ns: int | None, attributes: bytes | None) -> UMessage:
-        options = self._options
-        if options.replay and attributes is not None:
-            try:
-                return UMessage.from_parts(UAttributes.from_bytes(attributes), payload)
-            except InvalidMessage:
-                self._refused += 1
-                raise
+    def _made(self, offered: _Offered) -> UMessage:
+        options, time_ns = self._options, offered.time_ns
+        if options.replay and offered.attributes is not None:
+            return UMessage.from_parts(UAttributes.from_bytes(offered.attributes), offered.payload)
         # With a ttl the time that counts is that of publishing, else the message keeps its own.
         keeps_time = time_ns is not None and time_ns >= 0 and options.ttl is None
         return publish(
             options.topic,
-            payload,
+            offered.payload,
             payload_format=options.format,
             priority=options.priority,
             ttl=None if options.ttl is None else max(1, round(options.ttl * 1000)),
             id=UUID7.new((time_ns or 0) // 1_000_000) if keeps_time else None,
         )
 
-    def _publish(self, messages: Sequence[UMessage]) -> None:
-        if self._is_closed:
-            raise Closed(f"{self.url} was closed")
-        deadline = time.monotonic() + self._options.wait
+    # --- publishing -------------------------------------------------------------------------------
+
+    def _publish(self, messages: Sequence[UMessage], patience: float) -> None:
+        """Publish, after what has to be published again.
+
+        :raises Unacknowledged: for so many seconds nothing was taken over.
+        """
         done = 0
-        while done < len(messages):
-            found = self._leg.deliver(self._address, messages[done : done + _BATCH])
-            for status in found:
-                if status is not None:
-                    break
-                self._messages += 1
-                self._bytes += len(messages[done].payload or b"")
-                done += 1
+        deadline = time.monotonic() + patience
+        while True:
+            self._settle()
+            is_again = bool(self._again)
+            some = self._again[:_BATCH] if is_again else messages[done : done + _BATCH]
+            if not some:
+                break
+            taken, status = self._hand_over(some)
+            if is_again:
+                del self._again[:taken]
             else:
-                deadline = time.monotonic() + self._options.wait
+                self._messages += taken
+                done += taken
+            if taken:
+                deadline = time.monotonic() + patience
+            if status is None:
                 continue
             if status.code != UCode.UNAVAILABLE or time.monotonic() >= deadline:
-                self._refused += len(messages) - done
-                raise self._error(status, messages, done)
+                self._has_given_up = True
+                # What earlier calls left on its way is in doubt, too.
+                tried = 0 if is_again else len(messages) - done
+                raise self._error(status, some[taken], done, tried + len(self._again))
+            time.sleep(_LOOK)
+        self._has_given_up = False
+
+    def _hand_over(self, messages: Sequence[UMessage]) -> tuple[int, UStatus | None]:
+        """Give messages to the transport; return how many it took, and why not the next one."""
+        links_lost = self._leg.links_lost
+        found = self._leg.deliver(self._address, messages)
+        status = next((status for status in found if status is not None), None)
+        taken = len(found) if status is None else found.index(status)
+        if taken and self._leg.settle_after:
+            size = sum(len(it.payload or b"") for it in messages[:taken])
+            self._on_its_way.add(messages[:taken], links_lost, size)
+        return taken, status
+
+    def _settle(self) -> None:
+        """See what arrived by now, and what did not; wait while too much is on its way."""
+        while True:
+            _, lost = self._on_its_way.take()
+            if lost:
+                self._again += lost
+                log.warning(
+                    "%s lost its link: %s messages are published again", self.url, f"{len(lost):,}"
+                )
+            if not self._on_its_way.is_full:
+                return
             time.sleep(_LOOK)
 
-    def _error(self, status: UStatus, messages: Sequence[UMessage], done: int) -> Exception:
+    def _error(self, status: UStatus, failed: UMessage, done: int, in_doubt: int) -> Exception:
         if status.code == UCode.UNAVAILABLE:
-            rest = len(messages) - done
-            return Unacknowledged(self.url, status.message, acknowledged=done, in_doubt=rest)
-        if status.code == UCode.RESOURCE_EXHAUSTED:
+            return Unacknowledged(
+                self.url,
+                status.message,
+                acknowledged=done,
+                in_doubt=in_doubt,
+                hint="see that the other side is there; what is in doubt may have to be sent again",
+            )
+        # A broker that has no room now may have it later: the message is not to be left out.
+        if status.code == UCode.RESOURCE_EXHAUSTED and not status.message.startswith(REFUSED):
             limit = getattr(self._options, "largest", 0)
-            return MessageTooLarge(len(messages[done].payload or b""), limit, hint=status.message)
-        return UStatusError(status.code, status.message)
+            return MessageTooLarge(len(failed.payload or b""), limit, hint=status.message)
+        return UStatusError(status.code, status.message, hint=_HINTS.get(status.code))
 
-    def statistics(self) -> WriterStatistics:
-        return WriterStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            refused=self._refused,
-            headers_dropped=self._dropped,
-            waited=0.0,
-            last_seq=self._messages - 1 if self._messages else None,
-        )
+    # --- ending -----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Return when nothing that was written can be lost with the link any more.
+
+        :raises Unacknowledged: a link was lost, and what was on its way can not be published again.
+        """
+        self._check_open()
+        self._flush(self._options.wait)
+
+    def _flush(self, patience: float) -> None:
+        while True:
+            self._publish((), patience)
+            due = self._on_its_way.next_due
+            if due is None:
+                return
+            time.sleep(min(_LOOK, max(0.0, due - time.monotonic())))
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._flush(0 if self._has_given_up else self._options.wait)
+        finally:
             self._leg.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except ConnectionLost as lost:
+            if error is None:
+                raise
+            log.warning("%s", lost)  # and not instead of what made it end

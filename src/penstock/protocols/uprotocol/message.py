@@ -114,6 +114,11 @@ class UMessage:
             parts += [_length(_PAYLOAD, len(self.payload)), self.payload]
         return b"".join([*parts, rest])
 
+    @property
+    def size(self) -> int:
+        """How many bytes its payload has."""
+        return len(self.payload) if self.payload is not None else 0
+
     def replace(self, **changes: Any) -> UMessage:
         """Make another one with some changed; fields that are not known here are kept."""
         return replace(self, **changes)
@@ -186,7 +191,8 @@ def _length(tag: int, length: int) -> bytes:
 # --- new ones -------------------------------------------------------------------------------
 
 
-def _made(attributes: UAttributes, payload: bytes | None) -> UMessage:
+def _made(payload: bytes | None, id: UUID7 | None, **others: Any) -> UMessage:
+    attributes = UAttributes(id=id or UUID7.new(), **others)
     check(attributes, payload is not None)
     return UMessage(attributes, payload)
 
@@ -206,8 +212,9 @@ def publish(
 
     :raises InvalidMessage: it would violate a rule.
     """
-    attributes = UAttributes(
-        id=id or UUID7.new(),
+    return _made(
+        payload,
+        id,
         type=UMessageType.PUBLISH,
         source=topic,
         sink=sink,
@@ -216,7 +223,6 @@ def publish(
         traceparent=traceparent,
         payload_format=payload_format,
     )
-    return _made(attributes, payload)
 
 
 def notification(
@@ -234,8 +240,9 @@ def notification(
 
     :raises InvalidMessage: it would violate a rule.
     """
-    attributes = UAttributes(
-        id=id or UUID7.new(),
+    return _made(
+        payload,
+        id,
         type=UMessageType.NOTIFICATION,
         source=source,
         sink=sink,
@@ -244,7 +251,6 @@ def notification(
         traceparent=traceparent,
         payload_format=payload_format,
     )
-    return _made(attributes, payload)
 
 
 def request(
@@ -264,8 +270,9 @@ def request(
 
     :raises InvalidMessage: it would violate a rule.
     """
-    attributes = UAttributes(
-        id=id or UUID7.new(),
+    return _made(
+        payload,
+        id,
         type=UMessageType.REQUEST,
         source=source,
         sink=method,
@@ -276,7 +283,6 @@ def request(
         traceparent=traceparent,
         payload_format=payload_format,
     )
-    return _made(attributes, payload)
 
 
 def response(
@@ -301,8 +307,9 @@ def response(
             f"only a request is answered, not a {asked.type.name}", rules=["type"], field="type"
         )
     usable = UPriority.CS4 <= asked.priority <= UPriority.CS6
-    attributes = UAttributes(
-        id=id or UUID7.new(),
+    return _made(
+        payload,
+        id,
         type=UMessageType.RESPONSE,
         source=asked.sink,
         sink=asked.source,
@@ -313,7 +320,6 @@ def response(
         traceparent=traceparent,
         payload_format=payload_format,
     )
-    return _made(attributes, payload)
 
 
 def error_response(

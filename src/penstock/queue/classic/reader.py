@@ -12,36 +12,23 @@ from penstock.core.errors import Closed, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.queue.classic.copying import Run, copy_run, explain_fault
-from penstock.queue.classic.creation import open_device
-from penstock.queue.classic.layout import (
-    ID_COUNT,
-    SLOT_SIZE,
-    STATUS_SIZE,
-    Slot,
-    decode_slots,
-    id_distance,
-    slot_checksums_hold,
-    unwrap,
-)
+from penstock.queue.classic.layout import ID_COUNT, STATUS_SIZE, unwrap
+from penstock.queue.classic.opening import open_to_read
 from penstock.queue.classic.options import CANNOT_CARRY
+from penstock.queue.classic.places import first_seq_at, oldest_seq, seq_of_id
 from penstock.queue.classic.progress import Progress
-from penstock.queue.classic.slots import (
-    live_slots,
-    live_span,
-    live_table,
-    slot_is_passed_on,
-    youngest_seq,
-)
+from penstock.queue.classic.recreation import LastSlot, is_another_queue
+from penstock.queue.classic.slots import youngest_seq
 from penstock.queue.classic.status import PATIENCE, NotYetMade, check_sizes, read_status
 from penstock.queue.classic.watch import Sleeper
+from penstock.queue.losses import LoggedLosses
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
-    from penstock.queue.classic.device import Device
     from penstock.queue.classic.layout import Status
     from penstock.queue.classic.options import ClassicOptions
 
@@ -49,17 +36,12 @@ __all__ = ["ClassicReader"]
 
 log = logging.getLogger(__name__)
 
-#: Columns of a table of slots.
-_ID, _TIME = Slot._fields.index("id"), Slot._fields.index("time")
-
 #: Messages copied ahead of a caller that asks for one at a time.
 _READ_AHEAD = 256
 #: Messages copied at a time at most.
 _LARGEST_RUN = 4096
 #: While nothing comes, look this often (seconds) whether the path means another queue by now.
 _LOOK_AT_PATH = 0.25
-#: A reader that is overrun again and again says so this often (seconds).
-_BETWEEN_WARNINGS = 1.0
 
 
 class ClassicReader(Reader):
@@ -71,14 +53,13 @@ class ClassicReader(Reader):
         super().__init__(url)
         self._path = path
         self._options = options
-        self._device, status = _open_when_there(path, options.wait)
+        self._device, status = open_to_read(path, options.wait)
         self._closed = False
         self._messages = 0
         self._bytes = 0
         self._filtered = 0
         self._restarts = 0
-        self._losses = LossLedger()
-        self._silent_until = 0.0
+        self._losses = LoggedLosses(url, log)
         self._ready: deque[Message] = deque()
         #: With a filter: of the run that `_ready` is from, what is in the books, and its end.
         self._booked_to = self._copied_to = 0
@@ -101,44 +82,20 @@ class ClassicReader(Reader):
         self._status = status
         self._youngest = youngest_seq(status)
         self._next = 0
-        self._last_slot: tuple[int, bytes] | None = None
+        self._last_slot: LastSlot | None = None
         self._idle_status = b""
         self._progress.forget()
 
     def _refresh(self) -> Status:
         """Read the status, and notice a queue that was created anew meanwhile."""
         status = read_status(self._device)
-        known = self._status
-        is_another = (
-            (status.nslots, status.buf_size) != (known.nslots, known.buf_size)
-            or (self._youngest >= 0 and status.youngest_id < 0)
-            or (self._youngest >= 0 and id_distance(status.youngest_id, self._youngest) < 0)
-            or self._last_slot_is_another(status)
-        )
-        if is_another:
+        if is_another_queue(self._device, status, self._status, self._youngest, self._last_slot):
             self._restart(status)
         else:
             self._status = status
             if status.youngest_id >= 0:
                 self._youngest = unwrap(status.youngest_id, self._youngest)
         return status
-
-    def _last_slot_is_another(self, status: Status) -> bool:
-        """Tell whether the message read last has become another one with the same id."""
-        if self._last_slot is None:
-            return False
-        seq, seen = self._last_slot
-        id = seq % ID_COUNT
-        age = id_distance(status.youngest_id, id)
-        if not 0 <= age < live_span(status):
-            return False
-        now = self._device.read_slots(
-            (status.youngest_slot - age) % status.nslots, 1, status.nslots
-        )
-        if len(now) != SLOT_SIZE or now[:8] != seen[:8] or now == seen:
-            return False
-        # A writer may be at work on the slot this moment. Half of its work is no other message.
-        return bool(slot_checksums_hold(decode_slots(now)))
 
     def _restart(self, status: Status) -> None:
         log.warning("%s was created anew; reading it from its start", self.url)
@@ -148,28 +105,16 @@ class ClassicReader(Reader):
         self._meet(status)
 
     def _lose(self, next_seq: int, reason: DropReason) -> None:
-        loss = Loss(self._next, next_seq - 1, reason)
-        self._losses.add(loss)
+        self._losses.add(Loss(self._next, next_seq - 1, reason))
         self._next = next_seq
-        if time.monotonic() >= self._silent_until:
-            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
-            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
 
     def _slot_of(self, seq: int) -> int:
         """Ids and slots advance together, one a message (spec lrose 1.7)."""
         return (self._status.youngest_slot - (self._youngest - seq)) % self._status.nslots
 
     def _oldest(self, status: Status) -> int:
-        """Return the oldest message there; the one to come if there is none.
-
-        A writer, alive or dead, may be about to free the oldest slots, or have used them again
-        already: those are skipped. A damaged one is not: the caller has to hear of it.
-        """
-        oldest = self._youngest - live_span(status) + 1
-        for age, (_, slot) in enumerate(live_slots(self._device, status)):
-            if not slot_is_passed_on(slot, (oldest + age) % ID_COUNT, status.nslots):
-                return oldest + age
-        return self._youngest + 1
+        """Return the oldest message there; the one to come if there is none."""
+        return oldest_seq(self._device, status, self._youngest)
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
@@ -184,7 +129,9 @@ class ClassicReader(Reader):
                 case "last":
                     target = max(self._youngest, 0)
                 case "time":
-                    target = self._first_at(status, place.value // 1_000_000_000)
+                    target = first_seq_at(
+                        self._device, status, self._youngest, place.value // 1_000_000_000
+                    )
                 case _:
                     target = self._renumbered(place.value)
             self._stand_at(target)
@@ -196,15 +143,6 @@ class ClassicReader(Reader):
         self._ready.clear()
         self._idle_status = b""
         self._last_slot = None
-
-    def _first_at(self, status: Status, second: int) -> int:
-        # The slots say the second only. All messages of that second may be meant. They need not
-        # be in order of time: a writer may have given its own.
-        slots, is_theirs = live_table(self._device, status)
-        late_enough = is_theirs & (slots[:, _TIME] >= second)
-        if not late_enough.any():
-            return self._youngest + 1
-        return self._youngest - live_span(status) + 1 + int(late_enough.argmax())
 
     def _renumbered(self, seq: int) -> int:
         """Find a number given by an earlier reader, which may have counted more rounds of ids."""
@@ -233,12 +171,10 @@ class ClassicReader(Reader):
         """
         self._check_open()
         status = self._refresh()
-        slots, is_theirs = live_table(self._device, status)
-        matches = is_theirs & (slots[:, _ID] == id)
-        if matches.any():
-            self._stand_at(self._youngest - live_span(status) + 2 + int(matches.argmax()))
-            return
-        raise PositionError(f"{self.url} holds no message with id {id}")
+        seq = seq_of_id(self._device, status, self._youngest, id)
+        if seq is None:
+            raise PositionError(f"{self.url} holds no message with id {id}")
+        self._stand_at(seq + 1)
 
     def _position(self) -> int:
         return self._ready[0].seq if self._ready else self._next
@@ -427,14 +363,9 @@ class ClassicReader(Reader):
         if self._device.is_current():
             return
         try:
-            fresh = open_device(self._path, writable=False)
+            fresh, status = open_to_read(self._path, 0)
         except NotFound:
             return
-        try:
-            status = read_status(fresh)
-        except BaseException:
-            fresh.close()
-            raise
         self._sleeper.stop_watching()
         self._device.close()
         self._device = fresh
@@ -474,21 +405,3 @@ class ClassicReader(Reader):
             self._ready.clear()
             self._sleeper.close()
             self._device.close()
-
-
-def _open_when_there(path: str, patience: float) -> tuple[Device, Status]:
-    """Open a queue, once it is there and was made to its end."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            device = open_device(path, writable=False)
-            try:
-                with storage_errors("reading", path):
-                    return device, read_status(device)
-            except BaseException:
-                device.close()
-                raise
-        except (NotFound, NotYetMade):
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(0.05)

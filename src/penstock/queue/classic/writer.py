@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.books import BookedWriter
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import (
-    AlreadyExists,
     DamagedQueue,
     InvalidOption,
     MessageTooLarge,
-    NotFound,
     PenstockError,
-    WriteTimeout,
 )
 from penstock.queue.classic._appender import (
     BUSY,
@@ -28,12 +24,17 @@ from penstock.queue.classic._appender import (
     WAIT,
     WRITTEN,
 )
+from penstock.queue.classic.blocking import (
+    ReaderWait,
+    warn_if_buffer_wraps_first,
+    warn_if_reader_is_unknown,
+)
 from penstock.queue.classic.compression import compress
-from penstock.queue.classic.creation import create_queue, is_blank, open_device
-from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, Status, id_distance, unwrap
+from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, unwrap
+from penstock.queue.classic.opening import open_to_write
 from penstock.queue.classic.options import CANNOT_CARRY
 from penstock.queue.classic.recovery import eviction_is_unfinished, finish_eviction
-from penstock.queue.classic.slots import live_span, youngest_seq
+from penstock.queue.classic.slots import youngest_seq
 from penstock.queue.classic.status import check_sizes, read_status
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_error
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.stream_id import StreamId
     from penstock.queue.classic._appender import Entry
-    from penstock.queue.classic.device import Device
     from penstock.queue.classic.options import ClassicOptions
 
 __all__ = ["ClassicWriter"]
@@ -61,20 +61,6 @@ _PREPARED = 1024
 
 #: A queue is put right once after a crash. One that stays wrong is damaged beyond that.
 _MOST_SETBACKS = 3
-
-#: A blocking writer looks for its reader this often; LROSE does every 200 ms.
-_FIRST_PAUSE = 0.000_1
-_LONGEST_PAUSE = 0.005
-#: After so many seconds without a sign of a reader, say so.
-_NOBODY_READS = 5.0
-
-
-@dataclass
-class _Waiting:
-    """One wait for the reader of a blocking queue."""
-
-    began: float = field(default_factory=time.monotonic)
-    pauses: int = 0
 
 
 class ClassicWriter(BookedWriter):
@@ -95,49 +81,13 @@ class ClassicWriter(BookedWriter):
         self._is_plain = self._method is None
         self._warned: set[str] = set()
         self._looked_at_path = 0
-        self._device = self._open(options.create)
+        self._device = open_to_write(path, options, options.create, self._now)
         try:
             self._meet()
         except BaseException:
             self._device.close()
             raise
         self._appender = self._device.appender()
-
-    def _open(self, creation: Creation) -> Device:
-        options = self._options
-        deadline = time.monotonic() + options.wait
-        while creation is not Creation.ALWAYS:
-            try:
-                device = open_device(self._path, writable=True)
-            except NotFound:
-                if creation is Creation.MISSING:
-                    break
-                if time.monotonic() >= deadline:
-                    raise
-            else:
-                if creation is Creation.NEVER or not is_blank(device):
-                    return device
-                device.close()  # who began to make it may have died over it
-                break
-            time.sleep(0.05)
-        try:
-            return create_queue(
-                self._path,
-                options.slots,
-                options.size,
-                self._now(),
-                replace=creation is Creation.ALWAYS,
-                lock_timeout=options.lock_timeout,
-            )
-        except AlreadyExists as taken:
-            try:
-                device = open_device(self._path, writable=True)  # somebody else was quicker
-            except NotFound:
-                raise taken from None
-            if is_blank(device):
-                device.close()
-                raise taken from None
-            return device
 
     def _meet(self) -> None:
         """Look at a queue just opened, and number its messages from its own ids."""
@@ -148,7 +98,7 @@ class ClassicWriter(BookedWriter):
                 status = finish_eviction(self._device, self._now())
         self._youngest = youngest_seq(status)
         if self._options.blocking:
-            self._warn_if_reader_is_unknown(status)
+            warn_if_reader_is_unknown(status, self._warn)
         if self._options.blocking and status.nslots == 1:
             raise InvalidOption(
                 "blocking", True, "a queue of one slot cannot block", hint="create it with slots=2"
@@ -294,7 +244,7 @@ class ClassicWriter(BookedWriter):
         self._check_open()
         blocking = self._options.blocking
         done = setbacks = 0
-        waiting: _Waiting | None = None
+        waiting: ReaderWait | None = None
         try:
             self._look_at_path(now)
             while done < len(entries):
@@ -312,8 +262,10 @@ class ClassicWriter(BookedWriter):
                     continue
                 setbacks += 1 if outcome == IRREGULAR else 0
                 if outcome == WAIT:
-                    waiting = waiting or _Waiting()
-                    self._wait_for_reader(waiting)
+                    if waiting is None:
+                        waiting = ReaderWait(self.url, self._options.timeout, self._warn)
+                        warn_if_buffer_wraps_first(read_status(self._device), self._warn)
+                    self._waited += waiting.pause()
                 else:
                     self._resolve(outcome, entries[done], now, setbacks)
         except BaseException as error:
@@ -372,7 +324,8 @@ class ClassicWriter(BookedWriter):
         """Open the queue that the path means now; make it if it was removed."""
         log.warning("%s %s", self.url, why)
         never = self._options.create is Creation.NEVER
-        fresh = self._open(Creation.NEVER if never else Creation.MISSING)
+        creation = Creation.NEVER if never else Creation.MISSING
+        fresh = open_to_write(self._path, self._options, creation, self._now)
         gone = self._device
         self._device = fresh
         try:
@@ -384,51 +337,12 @@ class ClassicWriter(BookedWriter):
         self._appender = fresh.appender()
         gone.close()
 
-    # --- waiting for the reader of a blocking queue (spec lrose 1.10) -----------------------
-
-    def _wait_for_reader(self, waiting: _Waiting) -> None:
-        """Pause once. What the reader did meanwhile shows when the message is tried again.
-
-        :raises WriteTimeout: it stayed away all the time allowed.
-        """
-        if waiting.pauses == 0:
-            self._warn_if_buffer_wraps_first(read_status(self._device))
-        waited = time.monotonic() - waiting.began
-        if self._options.timeout is not None and waited >= self._options.timeout:
-            raise WriteTimeout(
-                f"{self.url} is full and its reader has not moved for {waited:.1f} s",
-                hint="start the reader, or write without blocking=true",
-            )
-        if waited > _NOBODY_READS:
-            self._warn("nobody", "is full, blocking, and nobody reads it; still waiting")
-        began = time.monotonic()
-        time.sleep(min(_FIRST_PAUSE * 2.0**waiting.pauses, _LONGEST_PAUSE))
-        waiting.pauses = min(waiting.pauses + 1, 32)
-        self._waited += time.monotonic() - began
-
-    def _warn_if_buffer_wraps_first(self, status: Status) -> None:
-        if live_span(status) < status.nslots:
-            self._warn(
-                "wraps",
-                "blocks on its buffer, not on its slots; LROSE's own writers would overwrite "
-                "messages here: create it with fewer slots or a larger size",
-            )
-
-    def _warn_if_reader_is_unknown(self, status: Status) -> None:
-        behind = id_distance(status.youngest_id, status.last_id_read)
-        if live_span(status) and not 0 <= behind < live_span(status):
-            self._warn(
-                "unknown",
-                "was not blocking until now: messages that are in it already may be overwritten "
-                "before its reader, which has not said yet where it is, comes to them",
-            )
+    # --- the rest ---------------------------------------------------------------------------
 
     def _warn(self, subject: str, text: str) -> None:
         if subject not in self._warned:
             self._warned.add(subject)
             log.warning("%s %s", self.url, text)
-
-    # --- the rest ---------------------------------------------------------------------------
 
     def _drop_header(self, stream: StreamId | None, attributes: bytes | None) -> None:
         self._headers_dropped += (stream is not None) + (attributes is not None)

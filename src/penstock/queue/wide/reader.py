@@ -6,13 +6,12 @@ import logging
 import os
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.errors import (
     Closed,
-    CursorTableFull,
     DamagedQueue,
     Overrun,
     PenstockError,
@@ -21,16 +20,18 @@ from penstock.core.errors import (
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.core.stream_id import StreamId
+from penstock.queue.losses import LoggedLosses
 from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
-from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run, lent_run
-from penstock.queue.wide.layout import HEADER, Rows, slots_of
-from penstock.queue.wide.queue_file import QueueFile, reader_table
+from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run
+from penstock.queue.wide.layout import Rows, slots_of
+from penstock.queue.wide.lending import View, lent_batch
+from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.reader_rows import claim_row, tell_writers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["WideReader"]
 
 log = logging.getLogger(__name__)
-
-#: A reader that is overrun again and again says so this often (seconds).
-_BETWEEN_WARNINGS = 1.0
 
 
 class WideReader(_ring.RingReader, Reader):
@@ -62,8 +60,7 @@ class WideReader(_ring.RingReader, Reader):
         self._path = path
         self._options = options
         self._restarts = 0
-        self._losses = LossLedger()
-        self._silent_until = 0.0
+        self._losses = LoggedLosses(url, log)
         self._table: CursorTable | None = None
         self._cursor: Cursor | None = None
         self._is_closed = False
@@ -80,7 +77,7 @@ class WideReader(_ring.RingReader, Reader):
     def _meet(self, start: Position) -> None:
         """Begin with a queue: take a row in its reader table, and stand where it says."""
         file = self._file
-        self._claim_row()
+        self._table, self._cursor = claim_row(self.url, file, self._options.hold)
         self._read_from(file)
         cursor = self._cursor
         if cursor is None or cursor.is_new or not self._options.hold:
@@ -92,7 +89,7 @@ class WideReader(_ring.RingReader, Reader):
             self._restarts += 1
             self._stand_at(Position.START)
         if self._options.hold:
-            self._tell_writers()
+            tell_writers(self._file)
 
     def _read_from(self, file: QueueFile) -> None:
         """Lay the reader over a queue."""
@@ -117,37 +114,13 @@ class WideReader(_ring.RingReader, Reader):
         """Tell whether a read would go on elsewhere; for those who wait for many readers."""
         return False
 
-    def _claim_row(self) -> None:
-        file, hold = self._file, self._options.hold
-        if not file.writable or not file.geometry.readers:
-            if hold:
-                raise Unsupported(
-                    f"{self.url}: a held reader keeps its place in the queue's reader table, "
-                    "which is not there or may not be written to",
-                    hint="check the file's permissions, or create it with readers=…",
-                )
-            return
-        self._table = reader_table(file)
-        try:
-            self._cursor = self._table.claim(hold[0] if hold else None, epoch=file.field("epoch"))
-        except CursorTableFull:
-            if hold:
-                raise
-            # It is not shown among the readers then; that is all.
-
-    def _tell_writers(self) -> None:
-        """Let writers see at once that a held reader came, left or moved back."""
-        assert HEADER.fields is not None
-        for field in ("holders", "room_wakes"):
-            _ring.wake(self._file.mapping, HEADER.fields[field][1])
-
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         before = self._next
         self._stand_at(Position.of(position))
         self.acknowledge()
         if self._options.hold and self._next < before:
-            self._tell_writers()
+            tell_writers(self._file)
 
     def _stand_at(self, place: Position) -> None:
         match place.anchor:
@@ -264,36 +237,16 @@ class WideReader(_ring.RingReader, Reader):
 
         :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
         """
-        return _View(self, timeout)
+        return View(self, timeout)
 
-    @contextmanager
-    def view_batch(self, n: int, timeout: float | None = 0) -> Iterator[Batch]:
+    def view_batch(self, n: int, timeout: float | None = 0) -> AbstractContextManager[Batch]:
         """Lend up to `n` messages as an Arrow batch whose payloads are views of the queue.
 
         The column `payload` is of type `binary_view`; the others are copies. As `view`.
 
         :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
         """
-        run: Run | int = 0
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while limit := self._wait_for_run(n, deadline):
-            first = self._next
-            run = lent_run(self, self._file, first, limit, self._options.type)
-            if isinstance(run, int):
-                n = self._meet_bad(run) or n
-                continue
-            self._pass(first, run)
-            if len(run.batch):
-                break
-            run = 0  # all of these are filtered out: go on to those that are wanted
-        if isinstance(run, int):
-            yield EMPTY_BATCH
-            return
-        yield run.batch
-        if self._oldest > first:
-            # As a whole: nobody knows which of them the caller was at when it happened.
-            self._filtered -= run.count - len(run.batch)
-            self._take_back(first, first + run.count - 1, len(run.batch), run.size)
+        return lent_batch(self, n, timeout)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:
         """Count as lost what was lent out, and raise."""
@@ -357,11 +310,7 @@ class WideReader(_ring.RingReader, Reader):
         return True
 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
-        loss = Loss(first, last, reason)
-        self._losses.add(loss)
-        if time.monotonic() >= self._silent_until:
-            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
-            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
+        self._losses.add(Loss(first, last, reason))
 
     # --- books and closing --------------------------------------------------------------------
 
@@ -428,30 +377,10 @@ class WideReader(_ring.RingReader, Reader):
             self._cursor.release()
             self._cursor = None
             if self._options.hold:
-                self._tell_writers()
+                tell_writers(self._file)
         if self._table is not None:
             self._table.close()
             self._table = None
-
-
-class _View:
-    """A message on loan. Not a generator: that would cost more than all the rest of it."""
-
-    __slots__ = ("_message", "_reader", "_timeout")
-
-    def __init__(self, reader: WideReader, timeout: float | None) -> None:
-        self._reader = reader
-        self._timeout = timeout
-        self._message: Message | None = None
-
-    def __enter__(self) -> Message | None:
-        self._message = message = self._reader._peek(self._timeout)  # noqa: SLF001 - its part
-        return message
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        message, reader = self._message, self._reader
-        if message is not None and reader._oldest > message.seq and kind is None:  # noqa: SLF001
-            reader._take_back(message.seq, message.seq, 1, len(message.payload))  # noqa: SLF001
 
 
 _readers: weakref.WeakSet[WideReader] = weakref.WeakSet()

@@ -411,3 +411,41 @@ def test_a_subscriber_asks_the_service_of_another_authority(
     subscriber.unsubscribe(topic, heard.append).result(SOON)
     assert len(service.asked) == 2
     service.server.close()
+
+
+def test_a_handler_may_close_its_server_and_is_still_answered(
+    client: RpcClient, server: RpcServer
+) -> None:
+    def last(message: UMessage) -> bytes:
+        server.close()
+        return message.payload or b""
+
+    server.register_request_handler(7, last)
+    assert client.invoke_method(METHOD, b"bye").result(SOON).data == b"bye"
+
+
+def test_whoever_gets_an_answer_may_close_the_client(
+    transport: InProcessTransport, server: RpcServer
+) -> None:
+    server.register_request_handler(7, lambda message: message.payload)
+    client = RpcClient(transport, ME, backoff=Backoff(initial=0.01, maximum=0.01))
+    closed: list[bool] = []
+
+    def close(_: object) -> None:
+        client.close()
+        closed.append(True)
+
+    client.invoke_method(METHOD, b"x").add_done_callback(close)
+    until(lambda: closed)
+    with pytest.raises(UStatusError, match="FAILED_PRECONDITION"):
+        client.invoke_method(METHOD, b"x")
+
+
+def test_calls_that_were_answered_leave_nothing_behind(
+    client: RpcClient, server: RpcServer
+) -> None:
+    server.register_request_handler(7, lambda message: message.payload)
+    for _ in range(1000):
+        assert client.invoke_method(METHOD, b"x", CallOptions(ttl=3_600_000)).result(SOON)
+    assert not client._calls
+    assert len(client._deadlines._due) < 100

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import InvalidOption, StorageError
+from penstock.core.endpoints import open_reader
+from penstock.core.errors import ConnectionLost, InvalidOption, StorageError
 from penstock.protocols.uprotocol import UCode, UMessage, UStatusError, UUri, notification, publish
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
 from support.certificates import Authority
@@ -84,6 +86,21 @@ def test_those_without_one_or_with_anothers_do_not_connect(
         ):
             transport.send(publish(TOPIC))
         assert error.value.code == UCode.UNAVAILABLE
+
+
+def test_a_broker_whose_certificate_is_not_accepted_is_told_with_what_helps(
+    broker: Mosquitto, authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    place = f"up+mqtt://127.0.0.1:{broker.port}/?topic={TOPIC}&wait=2s"
+    for ca in (authority.certificate, stranger.certificate):
+        mine = authority.issue("vehicle1")
+        keys = f"&certificate={mine.certificate}&key={mine.key}"
+        with contextlib.ExitStack() as stack:
+            if ca is not authority.certificate:
+                told = stack.enter_context(pytest.raises(ConnectionLost, match="not accepted"))
+            open_reader(f"{place}&tls=true&ca={ca}{keys}").close()
+    assert "ca=FILE" in str(told.value.hint)
 
 
 def test_files_that_are_not_right_are_told_at_once(tmp_path: Path) -> None:

@@ -85,3 +85,22 @@ def test_a_taker_that_is_closed_gets_no_more() -> None:
     until(lambda: offered)
     pump.stop()
     assert offered == [1]
+
+
+def test_no_more_bytes_wait_than_allowed_but_for_one_message() -> None:
+    go_on = threading.Event()
+    taken: list[bytes] = []
+
+    def take(batch: Sequence[bytes]) -> None:
+        assert go_on.wait(SOON)
+        taken.extend(batch)
+
+    pump: Pump[bytes] = Pump("test", take, size_of=len, most_bytes=100)
+    assert pump.put(bytes(1000), timeout=0)
+    assert not pump.put(b"x", timeout=0.05)
+    go_on.set()
+    for _ in range(50):
+        assert pump.put(bytes(60), SOON)
+    pump.stop()
+    assert [len(it) for it in taken] == [1000, *[60] * 50]
+    assert not pump.put(b"x")

@@ -5,11 +5,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.core.endpoints import create, describe
+from penstock.core.endpoints import create, describe, open_reader
 from penstock.core.errors import InvalidURL, StorageError
+from penstock.core.interfaces import Reader
+from penstock.core.message import Message
 from penstock.protocols.uprotocol import (
     UCode,
     UMessage,
@@ -18,6 +21,7 @@ from penstock.protocols.uprotocol import (
     notification,
     publish,
 )
+from penstock.protocols.uprotocol.transports import ring_files
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
 from penstock.protocols.uprotocol.transports.ring import RingLeg, RingTransport
 from penstock.protocols.uprotocol.transports.ring_files import place_of
@@ -33,6 +37,43 @@ def small(path: Path, name: str) -> str:
 
 def numbered(count: int, size: int = 0) -> list[UMessage]:
     return [notification(TOPIC, ENTITY, b"%06d" % n + bytes(size)) for n in range(count)]
+
+
+def test_a_ring_that_could_not_be_read_for_a_moment_is_read_on_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Reader] = []
+    ingested: list[bytes | UMessage] = []
+
+    def open_faulty(*given: Any, **options: Any) -> Reader:
+        reader = open_reader(*given, **options)
+        read, calls = reader.read_many, iter(range(10**9))
+
+        def read_or_fail(count: int, timeout: float | None = 0) -> list[Message]:
+            found = read(count, timeout)
+            if len(opened) == 1 and found and next(calls) == 1:
+                raise StorageError("reading", "it", OSError(5, "it failed"))
+            return found
+
+        monkeypatch.setattr(reader, "read_many", read_or_fail)
+        opened.append(reader)
+        return reader
+
+    monkeypatch.setattr(ring_files, "open_reader", open_faulty)
+    with (
+        RingLeg("local", receive=small(tmp_path, "in")) as leg,
+        RingTransport("vehicle1", send=f"fmq:{tmp_path}/in") as sender,
+    ):
+        leg.start(ingested.extend, ["vehicle1"])
+        sent = numbered(20)
+        for message in sent[:10]:
+            sender.send(message)
+        until(lambda: ingested)
+        for message in sent[10:]:
+            sender.send(message)
+        until(lambda: len(ingested) == 20)
+        assert [UMessage.from_bytes(it) for it in ingested if isinstance(it, bytes)] == sent
+        assert leg.statistics()["ingest_failures"] == len(opened) - 1 == 1
 
 
 def test_entities_talk_through_a_dispatcher_with_bytes_unchanged(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import heapq
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Deadlines"]
+
+#: So many that are not needed any more do not matter.
+_FEW: Final = 64
 
 
 class Deadlines:
@@ -20,22 +23,37 @@ class Deadlines:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int]] = []
+        self._calls: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, seconds: float, call: Callable[[], None]) -> None:
-        """Make a call after some seconds. It must not wait, and has to know if it is too late."""
+    def add(self, seconds: float, call: Callable[[], None]) -> int:
+        """Make a call after some seconds. It must not wait, and has to know if it is too late.
+
+        :returns: its number, for `discard`.
+        """
         with self._changed:
+            number = next(self._numbers)
             if self._is_closed:
-                return
-            due = time.monotonic() + seconds
-            heapq.heappush(self._due, (due, next(self._numbers), call))
+                return number
+            self._calls[number] = call
+            heapq.heappush(self._due, (time.monotonic() + seconds, number))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify()
+            return number
+
+    def discard(self, number: int) -> None:
+        """Do not make a call; one that was made is fine."""
+        with self._changed:
+            self._calls.pop(number, None)
+            # Most calls end long before their time: what is left of them must not pile up.
+            if len(self._due) > _FEW + 2 * len(self._calls):
+                self._due = [it for it in self._due if it[1] in self._calls]
+                heapq.heapify(self._due)
 
     def _run(self) -> None:
         while True:
@@ -47,14 +65,16 @@ class Deadlines:
                 if wait > 0:
                     self._changed.wait(wait)
                     continue
-                _, _, call = heapq.heappop(self._due)
-            call()
+                call = self._calls.pop(heapq.heappop(self._due)[1], None)
+            if call is not None:
+                call()
 
     def close(self) -> None:
         """Forget all calls."""
         with self._changed:
             self._is_closed = True
             self._due.clear()
+            self._calls.clear()
             self._changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():

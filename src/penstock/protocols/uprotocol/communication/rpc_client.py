@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from penstock.protocols.uprotocol.communication.options import (
     UPayload,
     payload_fields,
 )
+from penstock.protocols.uprotocol.communication.workers import Workers
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import request
 from penstock.protocols.uprotocol.uuri import UUri
@@ -53,9 +54,9 @@ class RpcClient:
         self._uris = uris
         self._backoff = backoff
         self._lock = threading.Lock()
-        self._calls: dict[UUID7, Future[UPayload]] = {}
+        self._calls: dict[UUID7, tuple[Future[UPayload], int]] = {}
         self._deadlines = Deadlines(f"up-rpc-{uris.ue_id:X}")
-        self._pool = ThreadPoolExecutor(_RETRYING, f"up-rpc-{uris.ue_id:X}") if backoff else None
+        self._pool = Workers(_RETRYING, f"up-rpc-{uris.ue_id:X}") if backoff else None
         self._is_closed = False
         transport.register_listener(UUri.ANY, self._on_response, uris.source)
 
@@ -73,6 +74,7 @@ class RpcClient:
         :raises InvalidMessage: the request would violate a rule.
         """
         options = options or CallOptions()
+        self._check_open()
         if self._backoff is None or self._pool is None:
             return self._call(method, payload, options)
         end = time.monotonic() + options.call_ttl / 1000
@@ -105,19 +107,22 @@ class RpcClient:
         id = message.attributes.id
         assert id is not None
         future: Future[UPayload] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise UStatusError(UCode.FAILED_PRECONDITION, "the client is closed")
-            self._calls[id] = future
         late = UStatusError(
             UCode.DEADLINE_EXCEEDED, f"no answer from {method} within {options.call_ttl} ms"
         )
-        self._deadlines.add(options.call_ttl / 1000, lambda: self._end(id, late))
+        with self._lock:
+            self._check_open()
+            number = self._deadlines.add(options.call_ttl / 1000, lambda: self._end(id, late))
+            self._calls[id] = future, number
         try:
             self._transport.send(message)
         except UStatusError as error:
             self._end(id, error)
         return future
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UStatusError(UCode.FAILED_PRECONDITION, "the client is closed")
 
     def _on_response(self, message: UMessage) -> None:
         attributes = message.attributes
@@ -130,10 +135,12 @@ class RpcClient:
 
     def _end(self, id: UUID7, outcome: UPayload | UStatusError) -> None:
         with self._lock:
-            future = self._calls.pop(id, None)
+            call = self._calls.pop(id, None)
         # An answer that comes late, or for a second time, is nobody's; nor is a cancelled one.
-        if future is None:
+        if call is None:
             return
+        future, number = call
+        self._deadlines.discard(number)
         with suppress(InvalidStateError):
             if isinstance(outcome, UStatusError):
                 future.set_exception(outcome)
@@ -153,7 +160,7 @@ class RpcClient:
             self._end(id, UStatusError(UCode.CANCELLED, "the client was closed"))
         self._deadlines.close()
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.end(cancel=True)
 
 
 def _is_unavailable(error: Exception) -> bool:

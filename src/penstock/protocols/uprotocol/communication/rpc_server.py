@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatusError
 from penstock.protocols.uprotocol.communication.options import UPayload, payload_fields
+from penstock.protocols.uprotocol.communication.workers import Workers
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.expiry import is_expired
 from penstock.protocols.uprotocol.message import UMessage, error_response, response
@@ -57,7 +57,7 @@ class RpcServer:
         self._clock = clock
         self._lock = threading.Lock()
         self._handlers: dict[UUri, RequestHandler] = {}
-        self._pool = ThreadPoolExecutor(workers, f"up-rpc-server-{uris.ue_id:X}")
+        self._pool = Workers(workers, f"up-rpc-server-{uris.ue_id:X}")
         self._room = threading.BoundedSemaphore(workers + waiting)
         self._counts = Counts("requests", "answered", "failed", "expired", "not_sent")
 
@@ -141,14 +141,14 @@ class RpcServer:
             self._counts.add("failed" if is_error else "answered")
 
     def close(self) -> None:
-        """Take no more calls; those under way are answered first."""
+        """Take no more calls; those under way are answered first. A handler may call this."""
         with self._lock:
             methods = list(self._handlers)
             self._handlers.clear()
         for address in methods:
             with suppress(UStatusError):
                 self._transport.unregister_listener(_ANYBODY, self._on_request, address)
-        self._pool.shutdown(wait=True)
+        self._pool.end()
 
     def statistics(self) -> Mapping[str, int]:
         """Return the books: requests are answered, failed, expired or not_sent, when idle."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
+from penstock.protocols.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.message import UMessage
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from penstock.protocols.uprotocol.uuri import UUri
 
 __all__ = [
@@ -49,28 +48,13 @@ def not_tried_after(status: UStatus, rest: int) -> list[UStatus | None]:
     return [status, *[NOT_TRIED] * rest]
 
 
-class _Closable(ABC):
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back. Closing twice is fine."""
-
+class _Counting(Closable):
     @abstractmethod
     def statistics(self) -> Mapping[str, int]:
         """Return what passed so far, each count by its name."""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class UTransport(_Closable):
+class UTransport(_Counting):
     """Sends and receives messages for entities: uP-L1. Safe to share between threads."""
 
     #: The authority that addresses without one belong to.
@@ -117,7 +101,7 @@ class UTransport(_Closable):
         """
 
 
-class Leg(_Closable):
+class Leg(_Counting):
     """A transport as a dispatcher uses it: whole messages, in batches, acknowledged."""
 
     #: Whether a message for several entities of one authority is given to each ("entity"), or
@@ -164,6 +148,10 @@ class Leg(_Closable):
         ahead may have sent some of them: such a message is None if it was taken over all
         the same. Several threads may call this, each for an address of its own.
         """
+
+    def await_connection(self, patience: float) -> UStatus | None:  # noqa: ARG002
+        """Return None when the transport is connected, or after that time why it is not."""
+        return None
 
     @property
     def links_lost(self) -> int:

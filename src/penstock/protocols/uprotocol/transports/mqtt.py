@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
 __all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
+
+
+#: Whoever does not take what comes holds up the connection so long (seconds), before it is ended:
+#: what was not acknowledged then comes again.
+_LONGEST_HOLD: Final = 2.0
 
 
 class _Taken(NamedTuple):
@@ -58,7 +63,10 @@ class _Intake:
             self._hand_over,
             capacity=4 * broker.receive_maximum,
             on_failure=lambda: self.counts.add("ingest_failures"),
+            size_of=lambda it: it.message.size,
         )
+        # Those who are slow are waited for, but the connection has to be kept alive.
+        self._patience = min(_LONGEST_HOLD, broker.keepalive / 4)
         self.link = MqttLink(broker, self._arrived, echo=echo, identify=identify)
 
     def _arrived(self, arrival: Arrival) -> bool:
@@ -70,11 +78,11 @@ class _Intake:
             self.counts.add("undecodable")
             self.link.acknowledge([arrival])
             return True
-        return self._pump.put(_Taken(message, arrival), timeout=0) or self._is_stopped
+        return self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped
 
     def _hand_over(self, batch: Sequence[_Taken]) -> None:
         link = self.link
-        current = [it for it in batch if link.is_current(it.arrival.connection)]
+        current = [it for it in batch if link.is_current(it.arrival)]
         if current:
             self._take(current)
             link.acknowledge(it.arrival for it in current)
@@ -89,7 +97,7 @@ class _Intake:
         self.link.close()
 
     def statistics(self) -> dict[str, int]:
-        return {**self.counts.snapshot(), **self.link.counts.snapshot()}
+        return {**self.counts.snapshot(), **self.link.statistics()}
 
 
 class MqttTransport(BaseTransport):
@@ -118,7 +126,8 @@ class MqttTransport(BaseTransport):
         self._must_be_heard = must_be_heard
         # Between devices several patterns have one filter.
         self._patterns: dict[str, set[Pattern]] = {}
-        self._by_identifier: dict[int, set[Pattern]] = {}
+        # Two filters may have one number.
+        self._by_identifier: dict[int, set[str]] = {}
         name = f"up-mqtt-{authority}"
         self._intake = _Intake(name, broker, self._packing, self._take, echo=echo, identify=True)
         self.link = self._intake.link
@@ -127,8 +136,13 @@ class MqttTransport(BaseTransport):
     def _take(self, arrived: Sequence[_Taken]) -> None:
         # A broker sends a message once for each subscription, or once for all that match.
         for message, arrival in arrived:
-            named = [self._by_identifier.get(it, set()) for it in arrival.identifiers]
-            self._registry.dispatch(message, set().union(*named) if named else None)
+            self._registry.dispatch(message, self._patterns_of(arrival.identifiers))
+
+    def _patterns_of(self, identifiers: Collection[int]) -> set[Pattern] | None:
+        if not identifiers:
+            return None
+        filters = [name for it in identifiers for name in self._by_identifier.get(it, ())]
+        return set().union(*(self._patterns.get(name, set()) for name in filters))
 
     def _send(self, message: UMessage) -> None:
         packet = self._packing.pack(message, must_be_heard=self._must_be_heard)
@@ -141,12 +155,14 @@ class MqttTransport(BaseTransport):
         patterns = self._patterns.setdefault(wanted, set())
         is_first = not patterns
         patterns.add(pattern)
-        self._by_identifier[identifier(wanted)] = patterns
+        self._by_identifier.setdefault(identifier(wanted), set()).add(wanted)
         try:
             if is_first:
                 raise_unless_ok(self.link.subscribe(wanted))
         except UStatusError:
-            self._forget(wanted, pattern)
+            # Whoever registers is told, and may try again.
+            if self._forget(wanted, pattern):
+                self.link.unsubscribe(wanted)
             raise
 
     def _unsubscribe(self, pattern: Pattern) -> None:
@@ -161,7 +177,7 @@ class MqttTransport(BaseTransport):
         if patterns:
             return False
         del self._patterns[wanted]
-        self._by_identifier.pop(identifier(wanted), None)
+        self._by_identifier[identifier(wanted)].discard(wanted)
         return True
 
     def close(self) -> None:
@@ -228,12 +244,16 @@ class MqttLeg(Leg):
         return self._intake is not None and self._intake.link.is_up
 
     def await_connection(self, patience: float) -> UStatus | None:
-        """Return None when the broker is connected, or after that time why it is not."""
         if self._intake is None:
             return UStatus(UCode.UNAVAILABLE, "the leg is not started")
-        return self._intake.link.await_connection(patience)
+        link = self._intake.link
+        return link.await_connection(patience) or link.refusal
 
     def listen(self, topic: UUri) -> None:
+        """Receive publishes of this topic, too; see `Leg.listen`.
+
+        What the broker refuses it is asked for again, now and then: `await_connection` tells.
+        """
         check_filter(topic, None)
         with self._lock:
             if topic in self._topics:
@@ -243,11 +263,7 @@ class MqttLeg(Leg):
         # Between devices publishes come with all else that is for this authority.
         if intake is None or self._packing.topics != "e2e":
             return
-        status = intake.link.subscribe(self._packing.filter_of(topic, None))
-        if status is not None:
-            with self._lock:
-                self._topics.discard(topic)
-            raise UStatusError(status.code, status.message)
+        intake.link.subscribe(self._packing.filter_of(topic, None))
 
     def unlisten(self, topic: UUri) -> None:
         with self._lock:

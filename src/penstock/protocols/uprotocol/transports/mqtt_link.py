@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from penstock.core.retry import Backoff
+from penstock.protocols.reaching import why_unreachable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.mqtt_wire import code_of_reason
 from penstock.protocols.uprotocol.transports.counts import Counts
+from penstock.protocols.uprotocol.transports.forking import Owner
+from penstock.protocols.uprotocol.transports.mqtt_library import (
+    connect,
+    hang_up,
+    make_client,
+    subscribe,
+)
 from penstock.protocols.uprotocol.transports.mqtt_subscriptions import (
     Arrival,
     Subscriptions,
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["MqttLink"]
 
 log = logging.getLogger(__name__)
-#: Of what the library says only our own faults matter: that a connection broke is told by status.
-_library_log = log.getChild("library")
-_library_log.addFilter(lambda record: "exception" in record.getMessage())
 
 #: Between attempts to connect (8.2). Without jitter: the table is the specification's.
 _BACKOFF: Final = Backoff(table=(0.5, 1, 2, 4, 10), jitter=0)
@@ -50,10 +50,17 @@ _BARRIER: Final = "penstock/barrier"
 _SILENT: Final = UStatus(UCode.UNAVAILABLE, "the broker does not acknowledge")
 
 
+def _refused(reason: int) -> UStatus:
+    return UStatus(
+        code_of_reason(reason), f"the broker refuses a subscription: reason {reason:#04x}"
+    )
+
+
 class MqttLink:
     """A session with a broker, connected again whenever it breaks. Safe to share between threads.
 
-    :param arrived: called by the link's thread, and must not wait; False: it was not taken.
+    :param arrived: called by the link's thread, and must not wait for long; False: it was not
+        taken.
     :param identify: have the broker say which subscriptions a packet came for.
     """
 
@@ -66,10 +73,13 @@ class MqttLink:
         identify: bool = False,
     ) -> None:
         self.broker = broker
+        self._owner = Owner()
         self._arrived = arrived
         self._echo = echo
         self._identifies = identify
-        self.counts = Counts("connections", "published", "not_published", "overflowed", "refused")
+        self.counts = Counts(
+            *("connections", "published", "not_published", "overflowed", "lost", "refused")
+        )
         # All below is changed with this lock, which is never held while the library is called:
         # that has locks of its own, and calls back while it holds them.
         self._changed = threading.Condition()
@@ -81,7 +91,7 @@ class MqttLink:
         self._answers: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
         #: Subscriptions made with this connection that the broker has not answered for yet.
-        self._unconfirmed: set[int] = set()
+        self._unconfirmed: dict[int, str] = {}
         self._down = UStatus(UCode.UNAVAILABLE, "the broker is not connected yet")
         self._stopping = threading.Event()
         self._broken = threading.Event()
@@ -96,22 +106,7 @@ class MqttLink:
         self._thread.start()
 
     def _made(self) -> Client:
-        broker = self.broker
-        client = Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=broker.client_id,
-            protocol=MQTTProtocolVersion.MQTTv5,
-            reconnect_on_failure=False,
-            manual_ack=True,
-        )
-        client.connect_timeout = broker.connect_timeout
-        client.max_inflight_messages_set(0)  # the window is kept here
-        client.suppress_exceptions = True  # logged by the library; its thread goes on
-        client.enable_logger(_library_log)
-        if broker.username is not None:
-            client.username_pw_set(broker.username, broker.password)
-        if self._context is not None:
-            client.tls_set_context(self._context)
+        client = make_client(self.broker, self._context)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -131,7 +126,8 @@ class MqttLink:
                 self._connect()
                 self._await_end()
             except (OSError, ValueError) as error:
-                self._lose(UStatus(UCode.UNAVAILABLE, f"the broker cannot be reached: {error}"))
+                why = why_unreachable(error, self.broker.host, self.broker.port)
+                self._lose(UStatus(UCode.UNAVAILABLE, f"the broker is away: {why}"), is_news=True)
                 self._broken.set()
             finally:
                 self._hang_up()
@@ -139,21 +135,8 @@ class MqttLink:
             self._stopping.wait(_BACKOFF.delay(attempt, rng))
 
     def _connect(self) -> None:
-        broker = self.broker
         self._broken.clear()
-        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = broker.session_expiry if broker.is_lasting else 0
-        properties.ReceiveMaximum = broker.receive_maximum
-        properties.MaximumPacketSize = broker.largest_packet
-        is_first = self._connection == 0
-        self._client.connect(
-            broker.host,
-            broker.port,
-            broker.keepalive,
-            clean_start=not broker.is_lasting or (is_first and broker.clean_start),
-            properties=properties,
-        )
-        self._client.loop_start()
+        connect(self._client, self.broker, is_first=self._connection == 0)
 
     def _await_end(self) -> None:
         """Return when the connection is to end, or has ended."""
@@ -164,20 +147,31 @@ class MqttLink:
         with self._changed:
             self._changed.wait_for(lambda: self._is_up or is_over(), self.broker.connect_timeout)
             if not self._is_up and not is_over():
-                raise TimeoutError("it did not answer")
-            self._changed.wait_for(is_over)
+                raise TimeoutError
+        due: float | None = None
+
+        def is_to_look() -> bool:
+            return is_over() or self._subscriptions.next_due != due
+
+        while not is_over():
+            self._subscribe_again()
+            with self._changed:
+                due = self._subscriptions.next_due
+                asleep = None if due is None else max(0.0, due - time.monotonic())
+                self._changed.wait_for(is_to_look, asleep)
+
+    def _subscribe_again(self) -> None:
+        """Ask again for what the broker refused, where it is time to."""
+        with self._changed:
+            due = self._subscriptions.due() if self._is_up else []
+        for topic_filter in due:
+            self._ask_to_subscribe(topic_filter)
 
     def _hang_up(self) -> None:
         """End the connection and the library's thread, whatever state they are in."""
-        client = self._client
-        client.disconnect()
+        self._client.disconnect()
         self._broken.wait(_GOODBYE)  # set already, unless this is our own good-bye
-        client.drop_out_messages()  # the library would wait for their acknowledgement
-        connection = client.socket()
-        if connection is not None:
-            with contextlib.suppress(OSError, AttributeError):
-                connection.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-        client.loop_stop()
+        hang_up(self._client)
         # Another one for each connection: it keeps sockets open that it needs no more.
         self._client = self._made()
 
@@ -193,7 +187,7 @@ class MqttLink:
         if unwanted:
             client.unsubscribe(unwanted)
         self._identifies &= getattr(properties, "SubscriptionIdentifierAvailable", 1) != 0
-        asked = {mid for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
+        asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
         broker = self.broker
         with self._changed:
             self._unconfirmed = asked
@@ -221,12 +215,12 @@ class MqttLink:
         with self._changed:
             self._changed.notify_all()
 
-    def _lose(self, status: UStatus) -> None:
-        """Tell all who wait that nobody will answer."""
+    def _lose(self, status: UStatus, *, is_news: bool = False) -> None:
+        """Tell all who wait that nobody will answer; `is_news`: it is not the end of a refusal."""
         with self._changed:
             # That the broker refused us tells more than that it then closed the connection.
             was_refused = not self._is_up and self._down.code != UCode.UNAVAILABLE
-            if not was_refused or status.code != UCode.UNAVAILABLE:
+            if is_news or not was_refused or status.code != UCode.UNAVAILABLE:
                 self._down = status
             self._is_up = False
             self._window.lose_all()
@@ -237,10 +231,14 @@ class MqttLink:
         """Whether the broker is connected now."""
         return self._is_up
 
-    def is_current(self, connection: int) -> bool:
-        """Tell whether a packet of that connection does not come again by a later one."""
+    def is_current(self, arrival: Arrival) -> bool:
+        """Tell whether a packet does not come again by a later connection than its own."""
         with self._changed:
-            return connection == self._connection or not self._is_resumed
+            return (
+                arrival.connection == self._connection
+                or not self._is_resumed
+                or not arrival.packet.qos  # which is sent but once
+            )
 
     def await_connection(self, patience: float) -> UStatus | None:
         """Return None when the broker is connected and knows what we subscribe to.
@@ -258,34 +256,50 @@ class MqttLink:
     # --- receiving ------------------------------------------------------------------------------
 
     def _subscribe(self, client: Client, topic_filter: str) -> tuple[Any, int | None]:
-        options = SubscribeOptions(
-            qos=1, noLocal=not self._echo, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND
-        )
-        properties = None
-        if self._identifies:
-            properties = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
-            properties.SubscriptionIdentifier = identifier(topic_filter)
-        return client.subscribe(topic_filter, options=options, properties=properties)
+        number = identifier(topic_filter) if self._identifies else None
+        return subscribe(client, topic_filter, echo=self._echo, identifier=number)
 
     def subscribe(self, topic_filter: str) -> UStatus | None:
         """Receive what matches, from now on and after every connection; say if that failed.
 
-        Without a connection it is done when there is one.
+        Without a connection it is done when there is one. What the broker refuses is asked for
+        again, now and then, until `unsubscribe`.
         """
+        if not self._owner.is_here:
+            return self._owner.why_not
         with self._changed:
             self._subscriptions.add(topic_filter)
             if not self._is_up:
                 return None
+        return self._ask_to_subscribe(topic_filter)
+
+    def _ask_to_subscribe(self, topic_filter: str) -> UStatus | None:
+        connection = self._connection
         status = self._ask(lambda: self._subscribe(self._client, topic_filter))
         with self._changed:
-            if status is not None:
-                self._subscriptions.remove(topic_filter)
-            elif self._is_up:
+            if not self._is_up or connection != self._connection:
+                return None  # it follows, or did, with another connection
+            if status is None:
                 self._subscriptions.confirm(topic_filter)
+            else:
+                self._subscriptions.refuse(topic_filter, status)
+            self._changed.notify_all()
         return status
+
+    @property
+    def refusal(self) -> UStatus | None:
+        """Why something that is subscribed to does not come, though the broker is connected."""
+        with self._changed:
+            return self._subscriptions.refusal
+
+    def statistics(self) -> dict[str, int]:
+        """Return the counts, and how many subscriptions the broker refuses now."""
+        return {**self.counts.snapshot(), "not_subscribed": self._subscriptions.refused}
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Receive what matches no more."""
+        if not self._owner.is_here:
+            return
         with self._changed:
             self._subscriptions.remove(topic_filter)
             if not self._is_up:
@@ -303,25 +317,28 @@ class MqttLink:
             return None  # disconnected: it follows with the next connection
         with self._changed:
             self._changed.wait_for(
-                lambda: mid in self._answers or not self._is_up,
+                lambda: mid in self._answers or not self._is_up or self._stopping.is_set(),
                 self.broker.ack_timeout if patience is None else patience,
             )
             reason = self._answers.pop(mid, None)
-        if reason is None or reason < _FIRST_FAILURE:
+            if reason is None:
+                return _SILENT if self._is_up else None
+        if reason < _FIRST_FAILURE:
             return None
-        return UStatus(code_of_reason(reason), f"the broker refuses: reason {reason:#04x}")
+        return _refused(reason)
 
     def _on_subscribe(self, client: Client, _: Any, mid: int, reasons: Any, more: Any) -> None:
         del client, more
         worst = max((reason.value for reason in reasons), default=0)
         if worst >= _FIRST_FAILURE:
             self.counts.add("refused")
-            log.warning("the broker refuses a subscription: reason %#04x", worst)
         with self._changed:
             if len(self._answers) > 1024:  # noqa: PLR2004 - of those that nobody waits for
                 self._answers.clear()
             self._answers[mid] = worst
-            self._unconfirmed.discard(mid)
+            topic_filter = self._unconfirmed.pop(mid, None)
+            if topic_filter is not None and worst >= _FIRST_FAILURE:
+                self._subscriptions.refuse(topic_filter, _refused(worst))
             self._changed.notify_all()
 
     def _on_message(self, client: Client, _: Any, packet: MQTTMessage) -> None:
@@ -330,12 +347,17 @@ class MqttLink:
             self.counts.add("overflowed")
             if packet.qos:  # nobody acknowledges it, so it comes again with the next connection
                 self._break()
+            else:
+                self.counts.add("lost")
 
     def acknowledge(self, arrivals: Iterable[Arrival]) -> None:
         """Tell the broker that these are taken. What came by an earlier connection, it knows."""
+        with self._changed:
+            client = self._client
+            current = self._connection if self._is_up else None
         for packet, connection in arrivals:
-            if packet.qos and connection == self._connection:
-                self._client.ack(packet.mid, packet.qos)
+            if packet.qos and connection == current:
+                client.ack(packet.mid, packet.qos)
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -344,6 +366,9 @@ class MqttLink:
 
         :returns: what became of each; shorter than `packets` if some were not tried.
         """
+        forked = self._owner.why_not
+        if forked is not None:
+            return [forked]
         flight = Flight(packets)
         sent = 0
         why: UStatus | None = None
@@ -411,6 +436,8 @@ class MqttLink:
 
     def close(self) -> None:
         """Disconnect. A lasting session goes on without us."""
+        if not self._owner.is_here:
+            return
         if self._is_up and not self._stopping.is_set():
             # When this is answered, the broker has read all acknowledgements before it. Otherwise
             # whoever connects next may be there before they are, and get those messages again.

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
-__all__ = ["Flight", "Window"]
+__all__ = ["REFUSED", "Flight", "Window"]
 
 _NOBODY_LISTENS: Final = 0x10
+#: How what a broker says to a packet begins, unlike what is found out before it is sent.
+REFUSED: Final = "the broker refuses: reason"
 
 
 class Flight:
@@ -41,7 +43,7 @@ class Flight:
         else:
             code = code_of_reason(reason)
             refused = code != UCode.OK
-            answer = UStatus(code, f"the broker refuses: reason {reason:#04x}" if refused else "")
+            answer = UStatus(code, f"{REFUSED} {reason:#04x}" if refused else "")
         self.answers[at] = answer
         self.has_failed |= not answer.is_ok
         self.open -= 1

@@ -24,12 +24,16 @@ T = TypeVar("T")
 #: The most messages that are handed over at once.
 BATCH: Final = 1024
 
+#: Bytes that wait to be handed over, at most; one message may have more.
+_MOST_BYTES: Final = 64 << 20
+
 #: Messages that follow so soon (seconds) after a batch are a stream, of which some are awaited.
 _IN_STREAM: Final = 0.002
 _LINGER: Final = 0.001
 
 #: Between attempts to hand over what was refused.
 _BACKOFF: Final = Backoff(initial=0.05, maximum=2.0)
+_random = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
 def hand_over(
@@ -43,14 +47,15 @@ def hand_over(
     A failed disk is no reason to forget what nobody else has: the transport is told nothing, and
     is slowed down by that.
     """
-    delays = _BACKOFF.delays(random.Random())  # noqa: S311 - spreads load, keeps no secret
+    failures = 0
     while True:
         try:
             take(batch)
         except Closed:
             return False  # there is nobody any more who could take them
         except Exception:
-            delay = next(delays)
+            failures += 1
+            delay = _BACKOFF.delay(failures, _random)
             log.exception("%s messages were not taken; again in %.2g s", f"{len(batch):,}", delay)
             on_failure()
             if stopping.wait(delay):
@@ -60,7 +65,10 @@ def hand_over(
 
 
 class Pump(Generic[T]):
-    """A bounded queue, and a thread that hands over what is in it."""
+    """A bounded queue, and a thread that hands over what is in it.
+
+    :param size_of: how many bytes of memory one has, which are bounded too.
+    """
 
     def __init__(
         self,
@@ -70,11 +78,17 @@ class Pump(Generic[T]):
         capacity: int = 4 * BATCH,
         batch: int = BATCH,
         on_failure: Callable[[], None] = lambda: None,
+        size_of: Callable[[T], int] = lambda _: 0,
+        most_bytes: int = _MOST_BYTES,
     ) -> None:
         self._take = take
+        self._size_of = size_of
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._has_room = threading.Condition()
         self._batch = batch
         self._on_failure = on_failure
-        self._is_failing = False
+        self._is_failing = self._is_stopped = False
         self._stopping = threading.Event()
         self._buffer: BoundedBuffer[T] = BoundedBuffer(capacity, OverflowPolicy.BLOCK)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -82,10 +96,30 @@ class Pump(Generic[T]):
 
     def put(self, item: T, timeout: float | None = None) -> bool:
         """Add one, and wait for room; False when it was stopped, or there was none in time."""
+        size = self._size_of(item)
+        with self._has_room:
+            if (
+                self._bytes
+                and self._bytes + size > self._most_bytes
+                and not self._has_room.wait_for(lambda: self._fits(size), timeout)
+            ):
+                return False
+            self._bytes += size
         try:
-            return self._buffer.put(item, timeout)
+            if self._buffer.put(item, timeout):
+                return True
         except (Closed, WriteTimeout):
-            return False
+            pass
+        self._leave(size)
+        return False
+
+    def _fits(self, size: int) -> bool:
+        return not self._bytes or self._bytes + size <= self._most_bytes or self._is_stopped
+
+    def _leave(self, size: int) -> None:
+        with self._has_room:
+            self._bytes -= size
+            self._has_room.notify_all()
 
     def _run(self) -> None:
         ended = 0.0
@@ -100,8 +134,10 @@ class Pump(Generic[T]):
             except Closed:
                 if not batch:
                     return
+            size = sum(map(self._size_of, batch))
             if not hand_over(self._take, batch, self._stopping, self._failed):
                 return
+            self._leave(size)
             self._is_failing = False
             ended = time.monotonic()
 
@@ -111,6 +147,9 @@ class Pump(Generic[T]):
 
     def stop(self, patience: float = 5.0) -> None:
         """Take no more, and hand over what is left; drop what is not taken in that time."""
+        with self._has_room:
+            self._is_stopped = True
+            self._has_room.notify_all()
         self._buffer.close()
         is_own = self._thread is threading.current_thread()
         if not is_own and not self._is_failing:

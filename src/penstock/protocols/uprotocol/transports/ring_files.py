@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import random
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +23,7 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import QueueFull
 from penstock.core.position import Position
+from penstock.core.retry import Backoff
 from penstock.core.url import URL
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.transports.pumping import BATCH, hand_over
@@ -32,6 +35,11 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.uuri import UUri
 
 __all__ = ["HOLDER", "RingReceiver", "RingSender", "place_of"]
+
+log = logging.getLogger(__name__)
+
+#: Between attempts to read a ring that cannot be read.
+_BACKOFF: Final = Backoff(initial=0.1, maximum=10.0)
 
 #: The reader that writers wait for, unless the URL names another.
 HOLDER: Final = "uprotocol"
@@ -176,15 +184,33 @@ class RingReceiver:
 
     def __init__(self, name: str, url: str, take: Callable[[Sequence[bytes]], None]) -> None:
         self._take = take
+        self._url = url
         self._stopping = threading.Event()
         self.failures = 0
-        self.reader = _open(url)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(_open(url),), name=name, daemon=True
+        )
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, first: Reader) -> None:
+        delays = _BACKOFF.delays(random.Random())  # noqa: S311 - spreads load, keeps no secret
+        reader: Reader | None = first
+        while not self._stopping.is_set():
+            try:
+                self._follow(reader or _open(self._url))
+            except _Stopped:
+                return
+            except (PenstockError, OSError):
+                # Whoever sends would go on into a ring that nobody reads.
+                delay = next(delays)
+                log.exception("%s cannot be read; again in %.2g s", self._url, delay)
+                self._failed()
+                self._stopping.wait(delay)
+            reader = None
+
+    def _follow(self, reader: Reader) -> None:
         # Left by an error, the reader forgets what it was working on: that comes again.
-        with contextlib.suppress(_Stopped), self.reader as reader:
+        with reader:
             while not self._stopping.is_set():
                 messages = reader.read_many(BATCH, _LOOK)
                 if not messages:

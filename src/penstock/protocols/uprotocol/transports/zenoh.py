@@ -43,7 +43,7 @@ class ZenohTransport(BaseTransport):
         self._must_be_heard = must_be_heard
         self._subscribers: dict[Pattern, Any] = {}
         self._pump: Pump[tuple[UMessage, Pattern]] = Pump(
-            f"up-zenoh-{link.authority}", self._take, batch=64
+            f"up-zenoh-{link.authority}", self._take, batch=64, size_of=lambda it: it[0].size
         )
 
     def _take(self, arrived: Sequence[tuple[UMessage, Pattern]]) -> None:
@@ -60,13 +60,13 @@ class ZenohTransport(BaseTransport):
         self._subscribers[pattern] = self.link.subscribe(key, lambda it: put((it, pattern)))
 
     def _unsubscribe(self, pattern: Pattern) -> None:
-        self._subscribers.pop(pattern).undeclare()
+        self.link.unsubscribe(self._subscribers.pop(pattern))
 
     def close(self) -> None:
         if self._is_closed:
             return
         for subscriber in self._subscribers.values():
-            subscriber.undeclare()
+            self.link.unsubscribe(subscriber)
         self._subscribers.clear()
         self._pump.stop()
         super().close()
@@ -116,7 +116,10 @@ class ZenohLeg(Leg):
             if self._pump is not None:
                 return
             self._pump = Pump(
-                f"up-zenoh-{self.name}", take, on_failure=lambda: counts.add("ingest_failures")
+                f"up-zenoh-{self.name}",
+                take,
+                on_failure=lambda: counts.add("ingest_failures"),
+                size_of=lambda it: it.size,
             )
             for name in ["*"] if "*" in authorities else sorted(set(authorities)):
                 key = key_of_filter(UUri.ANY, UUri.ANY.with_authority(name), authority)
@@ -143,8 +146,7 @@ class ZenohLeg(Leg):
     def unlisten(self, topic: UUri) -> None:
         with self._lock:
             subscriber = self._topics.pop(topic, None)
-        if subscriber is not None:
-            subscriber.undeclare()
+        self.link.unsubscribe(subscriber)
 
     @property
     def is_up(self) -> bool:
@@ -174,8 +176,7 @@ class ZenohLeg(Leg):
             self._topics.clear()
             pump = self._pump
         for subscriber in subscribers:
-            if subscriber is not None:
-                subscriber.undeclare()
+            self.link.unsubscribe(subscriber)
         if pump is not None:
             pump.stop()
 

@@ -8,10 +8,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import ConnectionLost, InvalidOption, Unsupported
-from penstock.protocols.uprotocol.codes import UCode, UStatus
+from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.counts import Counts
+from penstock.protocols.uprotocol.transports.forking import Owner
 from penstock.protocols.uprotocol.zenoh_wire import (
     decode_attachment,
     encode_attachment,
@@ -87,6 +88,7 @@ class ZenohLink:
             self._session = zenoh.open(wanted)
         except zenoh.ZError as error:
             raise ConnectionLost("zenoh", str(error), hint="check listen and connect") from error
+        self._owner = Owner()
         self._lock = threading.Lock()
         self._publishers: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self.counts = Counts("undecodable", "mismatched", "put", "links_lost")
@@ -112,6 +114,8 @@ class ZenohLink:
         :param must_be_heard: to be told UNAVAILABLE if nobody subscribes to it now.
         """
         attributes = message.attributes
+        if not self._owner.is_here:
+            return self._owner.why_not
         try:
             key = _key(attributes, self.authority)
             attachment = encode_attachment(attributes)
@@ -144,7 +148,13 @@ class ZenohLink:
             return found
 
     def subscribe(self, key: str, arrived: Callable[[UMessage], object]) -> Any:
-        """Call `arrived` for each message at keys that match; undeclare what is returned."""
+        """Call `arrived` for each message at keys that match; returned is what `unsubscribe` takes.
+
+        :raises UStatusError: FAILED_PRECONDITION, this process was forked from that of the link.
+        """
+        forked = self._owner.why_not
+        if forked is not None:
+            raise UStatusError(forked.code, forked.message)
 
         def take(sample: zenoh.Sample) -> None:
             message = self._message(sample)
@@ -158,6 +168,11 @@ class ZenohLink:
             return self._session.declare_subscriber(key, direct, allowed_origin=self._origin)
         except zenoh.ZError as error:
             raise ConnectionLost("zenoh", str(error)) from error
+
+    def unsubscribe(self, subscriber: Any) -> None:
+        """Undo what `subscribe` returned; None is fine."""
+        if subscriber is not None and self._owner.is_here:
+            subscriber.undeclare()
 
     def _message(self, sample: zenoh.Sample) -> UMessage | None:
         attachment = sample.attachment
@@ -174,6 +189,8 @@ class ZenohLink:
         return UMessage.from_parts(attributes, sample.payload.to_bytes())
 
     def close(self) -> None:
+        if not self._owner.is_here:
+            return  # without its threads zenoh would wait for ever
         with self._lock:
             self._publishers.clear()
         if not self._session.is_closed():

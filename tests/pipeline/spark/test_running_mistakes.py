@@ -1,0 +1,114 @@
+"""Pipelines that cannot work: said in one line, before anything starts where that can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.core.errors import ConfigError
+from penstock.pipeline import Pipeline, parse_pipelines
+from penstock.pipeline.running import QueryFailed
+from support.spark_pipelines import base, once, stages
+
+MISTAKES = {
+    "use: 'none_such:f'": (
+        "stages.s.use",
+        "there is no module none_such",
+    ),
+    "use: '{stages}:halvs'": ("stages.s.use", "has no function halvs"),
+    "use: '{stages}:nothing'": (
+        "stages.s.use",
+        "the function returned NoneType and not a DataFrame",
+    ),
+    "sql: select sequ from a": ("stages.s.sql", "`sequ` cannot be resolved"),
+    "sql: selec seq from a": ("stages.s.sql", "Syntax error"),
+    "watermark: {tim: 1s}": ("stages.s.watermark", "tim"),
+    "decode: {format: jso}": ("stages.s.decode", "jso"),
+}
+
+
+@pytest.mark.parametrize("stage", MISTAKES)
+def test_a_stage_that_does_not_work_is_one_message_with_its_line(
+    spark: SparkSession, here: Path, stage: str
+) -> None:
+    field, reason = MISTAKES[stage]
+    text = f"""
+pipeline: p
+sources: {{a: {{url: "fmq:{here}/a"}}}}
+stages:
+  s: {{from: a, {stage.replace("{stages}", stages(here))}}}
+sinks: {{out: {{from: s, url: "log:{here}/out"}}}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        once(parse_pipelines(text, "p.yaml"), spark, here)
+    assert (caught.value.line, caught.value.field) == (5, field)
+    assert reason in caught.value.reason
+    assert "\n" not in caught.value.reason
+
+
+def test_a_missing_stream_and_a_missing_column_are_said_before_anything_starts(
+    spark: SparkSession, here: Path
+) -> None:
+    missing = Pipeline("p").source("a", url=f"fmq:{here}/none").sink("x", from_="a", parquet="/x")
+    with pytest.raises(ConfigError, match="there is no queue") as caught:
+        once(missing, spark, here)
+    assert caught.value.hint is not None
+    assert "penstock create" in caught.value.hint
+    files = base(here).sink("x", from_="a", parquet=str(here / "x"), partition_by=["sweep"])
+    with pytest.raises(ConfigError, match="there is no column sweep"):
+        once(files, spark, here)
+
+
+def test_state_where_batches_are_shared_is_refused(spark: SparkSession, here: Path) -> None:
+    pipeline = (
+        base(here)
+        .stage("t", from_="a", use=f"{stages(here)}:twice")
+        .sink("x", from_="a", parquet=str(here / "x"))
+        .sink("y", from_="t", console=True)
+    )
+    with pytest.raises(ConfigError, match="keeps state between batches") as caught:
+        once(pipeline, spark, here)
+    assert caught.value.hint == "say stateful: true, and it gets a query of its own"
+
+
+def test_a_stage_that_fails_at_work_ends_the_run_with_one_line(
+    spark: SparkSession, here: Path
+) -> None:
+    pipeline = (
+        base(here)
+        .stage("s", from_="a", use=f"{stages(here)}:broken")
+        .sink("x", from_="s", url=f"log:{here}/x")
+    )
+    with pytest.raises(QueryFailed) as caught:
+        once(pipeline, spark, here)
+    assert caught.value.query == "p-x"
+    assert caught.value.reason == "KeyError: 'dbz'"
+
+
+def test_a_stage_finds_its_inputs_only_and_no_view_is_left(spark: SparkSession, here: Path) -> None:
+    pipeline = (
+        base(here)
+        .stage("s", from_="a", sql="select * from a where seq < 5")
+        .stage("t", from_="s", sql="select s.payload from s cross join a")
+        .sink("x", from_="t", url=f"log:{here}/x")
+    )
+    before = spark.catalog.listTables()  # of other tests
+    with pytest.raises(ConfigError, match="`a` cannot be found") as caught:
+        once(pipeline, spark, here)
+    assert caught.value.field == "stages.t.sql"
+    assert spark.catalog.listTables() == before
+
+
+def test_a_limit_of_a_function_is_not_taken_for_one_of_each_batch(
+    spark: SparkSession, here: Path
+) -> None:
+    pipeline = (
+        base(here)
+        .stage("few", from_="a", use=lambda frame: frame.limit(2))
+        .sink("x", from_="a", url=f"log:{here}/x")
+        .sink("y", from_="few", parquet=str(here / "y"))
+    )
+    with pytest.raises(ConfigError, match=r"keeps state between batches \(GlobalLimit\)"):
+        once(pipeline, spark, here)

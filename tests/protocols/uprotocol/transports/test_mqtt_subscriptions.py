@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import paho.mqtt.publish
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.core.endpoints import open_reader
+from penstock.core.errors import ConnectionLost
+from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UStatusError, UUri, publish
+from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
+from penstock.protocols.uprotocol.transports.mqtt_subscriptions import Subscriptions
+from support.mosquitto import Mosquitto, mosquitto
+from support.until import until
+
+TOPIC = UUri("vehicle1", 0x10AB, 3, 0x80CD)
+DENIED = UStatus(UCode.PERMISSION_DENIED, "no")
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Mosquitto]:
+    """Give a broker that lets nobody subscribe until it is told to."""
+    plugin = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
+    if plugin is None:
+        pytest.skip("mosquitto has no plugin for access that changes")
+    rules = tmp_path / "rules.json"
+    subprocess.run(
+        ["mosquitto_ctrl", "dynsec", "init", str(rules), "admin", "secret"],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    wanted = json.loads(rules.read_text())
+    wanted["defaultACLAccess"].update(publishClientSend=True, subscribe=False)
+    rules.write_text(json.dumps(wanted))
+    rules.chmod(0o666)
+    lines = [f"plugin {plugin}", f"plugin_opt_config_file {rules}"]
+    with mosquitto(tmp_path, lines) as running:
+        yield running
+
+
+def allow(broker: Mosquitto) -> None:
+    access = [{"acltype": "subscribe", "allow": True}]
+    paho.mqtt.publish.single(
+        "$CONTROL/dynamic-security/v1",
+        json.dumps({"commands": [{"command": "setDefaultACLAccess", "acls": access}]}),
+        qos=1,
+        hostname="127.0.0.1",
+        port=broker.port,
+        auth={"username": "admin", "password": "secret"},
+    )
+
+
+def test_what_the_broker_refuses_is_asked_for_again_until_it_is_granted(strict: Mosquitto) -> None:
+    heard: list[bytes | UMessage] = []
+    with (
+        MqttLeg("cloud", "cloud", MqttBroker.parse(strict.url)) as leg,
+        MqttTransport("vehicle1", MqttBroker.parse(strict.url)) as sender,
+    ):
+        leg.start(heard.extend, ["cloud"])
+        leg.listen(TOPIC)
+        refusal = leg.await_connection(10)
+        assert refusal is not None
+        assert refusal.code == UCode.PERMISSION_DENIED
+        until(lambda: leg.statistics()["not_subscribed"] == 2)
+        allow(strict)
+        until(lambda: leg.statistics()["not_subscribed"] == 0)
+        assert leg.await_connection(10) is None
+        sender.send(publish(TOPIC, b"now"))
+        until(lambda: heard)
+        leg.unlisten(TOPIC)
+
+
+def test_whoever_registers_or_reads_is_told_that_it_is_refused(strict: Mosquitto) -> None:
+    with MqttTransport("vehicle1", MqttBroker.parse(strict.url)) as transport:
+        with pytest.raises(UStatusError, match="PERMISSION_DENIED"):
+            transport.register_listener(TOPIC, print)
+        assert transport.statistics()["listeners"] == 0
+        assert transport.statistics()["not_subscribed"] == 0
+    with pytest.raises(ConnectionLost, match="refuses a subscription") as told:
+        open_reader(f"up+mqtt://127.0.0.1:{strict.port}/?topic={TOPIC}")
+    assert told.value.hint
+
+
+def test_each_time_that_it_is_refused_the_wait_is_longer() -> None:
+    clock = ManualClock()
+    found = Subscriptions(clock.monotonic)
+    found.add("a/b")
+    waits = []
+    for _ in range(10):
+        found.refuse("a/b", DENIED)
+        assert found.due() == []
+        assert found.next_due is not None
+        waits.append(found.next_due - clock.monotonic())
+        clock.advance(waits[-1] + 0.001)
+        assert found.due() == ["a/b"]
+    assert waits[0] <= 1 < waits[2] < waits[4] <= 60
+    assert max(waits) <= 60
+
+
+def test_what_is_wanted_no_more_or_granted_is_not_asked_for() -> None:
+    found = Subscriptions()
+    found.refuse("a/b", DENIED)
+    assert (found.refused, found.refusal, found.next_due) == (0, None, None)
+    found.add("a/b")
+    found.refuse("a/b", DENIED)
+    assert (found.refused, found.refusal) == (1, DENIED)
+    found.confirm("a/b")
+    assert (found.refused, found.refusal) == (0, None)
+    found.refuse("a/b", DENIED)
+    found.remove("a/b")
+    assert found.refused == 0
+    found.add("c")
+    found.refuse("c", DENIED)
+    assert found.resumed(is_kept=True) == (["c"], [])
+    assert found.refused == 0

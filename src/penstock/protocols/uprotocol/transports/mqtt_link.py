@@ -378,10 +378,9 @@ class MqttLink:
                 break
             self._publish(packet, flight, sent)
             sent += 1
-        patience = 0 if why is _SILENT else self.broker.ack_timeout
-        with self._changed:
-            is_answered = self._changed.wait_for(lambda: not flight.open, patience)
-        if not is_answered:
+            if self._window.goes_alone(packet) and not self._await_answers(flight):
+                break
+        if not self._await_answers(flight, 0 if why is _SILENT else None):
             self._lose(_SILENT)
             self._break()
         unanswered = UStatus(UCode.UNAVAILABLE, f"not acknowledged: {self._down.message}")
@@ -392,6 +391,14 @@ class MqttLink:
         self.counts.add("published", published)
         self.counts.add("not_published", len(packets) - published)
         return found
+
+    def _await_answers(self, flight: Flight, patience: float | None = None) -> bool:
+        if flight.is_late:
+            return False
+        patience = self.broker.ack_timeout if patience is None else patience
+        with self._changed:
+            flight.is_late = not self._changed.wait_for(lambda: not flight.open, patience)
+        return not flight.is_late
 
     def _why_not(self, packet: Packet, flight: Flight) -> UStatus | None:
         """Wait for room in the window."""

@@ -17,6 +17,8 @@ __all__ = ["REFUSED", "Flight", "Window"]
 _NOBODY_LISTENS: Final = 0x10
 #: How what a broker says to a packet begins, unlike what is found out before it is sent.
 REFUSED: Final = "the broker refuses: reason"
+#: Topics that are remembered as heard.
+_MOST_HEARD: Final = 4096
 
 
 class Flight:
@@ -30,6 +32,8 @@ class Flight:
         self.open = 0
         #: Whether no more are to be sent.
         self.has_failed = False
+        #: Whether the broker was waited for in vain.
+        self.is_late = False
 
     def lose(self) -> None:
         """Count one that will not be answered."""
@@ -61,6 +65,15 @@ class Window:
         self._open = 0
         self._sent: dict[int, tuple[Flight, int]] = {}
         self._early: dict[int, int] = {}
+        self._heard: set[str] = set()
+
+    def goes_alone(self, packet: Packet) -> bool:
+        """Tell whether nothing may follow a packet until it is answered.
+
+        It has to be heard, and of its topic it is not known whether anybody listens. Somebody may
+        begin to just behind it, and would have those that follow, but not this one.
+        """
+        return packet.must_be_heard and packet.topic not in self._heard
 
     @property
     def has_room(self) -> bool:
@@ -92,6 +105,12 @@ class Window:
         flight, at = found
         flight.answered(at, reason)
         self._open -= 1
+        if flight.has_failed:
+            self._heard.clear()
+        elif flight.packets[at].must_be_heard:
+            if len(self._heard) >= _MOST_HEARD:
+                self._heard.clear()
+            self._heard.add(flight.packets[at].topic)
         # Wake few: who waits for room has a good part of the window then.
         if not flight.open or self._open <= self.size // 2 or flight.has_failed:
             self._wake()
@@ -102,4 +121,5 @@ class Window:
             flight.lose()
         self._sent.clear()
         self._early.clear()
+        self._heard.clear()
         self._open = 0

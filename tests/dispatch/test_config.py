@@ -68,6 +68,18 @@ def test_everything_that_a_file_can_say_is_understood(tmp_path: Path) -> None:
     assert config.subscriptions[0].sample_period == 0.25
 
 
+def test_a_queue_is_bounded_in_the_words_of_every_stream() -> None:
+    more = (
+        "policies: [{queue: queue-size:100}, {queue: latency:2s, max_age: 1h}, {queue: latest}]\n"
+    )
+    policies = [it.policy() for it in parse_config(SMALL + more, BusConfig).policies]
+    assert [(it.most_waiting, it.longest_wait) for it in policies] == [
+        (100, 7 * 86_400),
+        (None, 2),
+        (1, 7 * 86_400),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "line", "field", "reason"),
     [
@@ -76,6 +88,9 @@ def test_everything_that_a_file_can_say_is_understood(tmp_path: Path) -> None:
         (("authorities: [cloud, vehicle2]", "authorities: [vehicle1]"), 5, "legs", "behind local"),
         (("default: cloud", "default: clowd"), 13, "routes", "the legs are local, cloud, radio"),
         (("delivery: latest", "delivery: once"), 15, "policies[0].delivery", "at-least-once"),
+        (("max_age: 1h", "queue: queue-size"), 15, "policies[0].queue", "not a delivery policy"),
+        (("max_age: 1h", "queue: throttle"), 15, "policies[0]", "make a sender wait"),
+        (("max_age: 1h", "queue: queue-size:5"), 15, "policies[0]", "two limits"),
         (("order: priority", "order: random"), 15, "policies[0].order", "arrival"),
         (("//*/FFFFFFFF/FF/8001", "//*/F/8001"), 15, "policies[0].topic", "2 path segments"),
         (("allow: subscribe", "allow: subscribed"), 19, "access[1].allow", "'subscribe'"),

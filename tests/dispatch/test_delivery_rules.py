@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.delivery import DeliveryPolicy
+from penstock.core.errors import InvalidOption
 from penstock.dispatch import Delivery, Limits, Policy, Routes, dead_letter_topic
 from penstock.protocols.uprotocol import (
     UCode,
@@ -370,6 +372,41 @@ def test_r12_latest_only_keeps_the_newest_of_what_waits(make_world: Callable[...
     assert world.local.payloads(BOB) == [b"9", b"a", b"b"]
     assert world.dispatcher.books().copies.superseded == 9
     assert world.letters == []
+
+
+def test_r12_a_queue_of_a_size_keeps_the_newest_of_what_waits(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(policies=[Policy(topic=TOPIC, queue=DeliveryPolicy.parse("queue-size:3"))])
+    world.local.next.append(status("UNAVAILABLE"))
+    world.ingest(world.notify(b"0"))
+    world.run(0.01)
+    world.ingest(*(world.notify(b"%d" % i) for i in range(1, 10)))
+    other = UUri("here", 0x10, 1, 0x8002)
+    world.ingest(*(world.notify(b"%c" % name, source=other) for name in b"abcde"))
+    world.run(5)
+    assert world.local.payloads(BOB) == [b"7", b"8", b"9", b"a", b"b", b"c", b"d", b"e"]
+    assert world.dispatcher.books().copies.superseded == 7
+    assert world.letters == []
+    assert world.dispatcher.books().problems() == []
+
+
+def test_r12_a_queue_of_a_latency_lets_older_ones_expire(make_world: Callable[..., World]) -> None:
+    world = make_world(policies=[Policy(topic=TOPIC, queue=DeliveryPolicy.parse("latency:500ms"))])
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(b"0"))
+    world.run(0.3)
+    assert world.letters == []
+    world.run(0.5)
+    assert world.codes == [UCode.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize(
+    "text", ["throttle", "synchronous", "queue-throttled:5", "queue-size:5:throttle"]
+)
+def test_r12_a_queue_does_not_make_a_sender_wait(text: str) -> None:
+    with pytest.raises(InvalidOption, match="would make a sender wait"):
+        Policy(queue=DeliveryPolicy.parse(text))
 
 
 def test_r12_best_effort_is_tried_once(make_world: Callable[..., World]) -> None:

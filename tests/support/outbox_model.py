@@ -49,7 +49,6 @@ class OutboxModel:
     last_arrival: int = 0
     stored: Counter[int] = field(default_factory=Counter)
     settled: Counter[Reason] = field(default_factory=Counter)
-    of_key: dict[int, Known] = field(default_factory=dict)
 
     def queued(self) -> list[Known]:
         return self.all
@@ -58,11 +57,10 @@ class OutboxModel:
         return {known.place: known for known in self.all}
 
     def restart(self) -> None:
-        """Let nothing be in flight. Of a key only those that are queued are known then."""
+        """Let nothing be in flight."""
         for known in self.all:
             known.in_flight = known.leaving = False
         self.passed = 0
-        self.of_key = {known.key: known for known in self.all if known.key is not None}
 
     def settle(self, several: Collection[Known], reason: Reason) -> None:
         for known in several:
@@ -72,7 +70,13 @@ class OutboxModel:
             self.all = [known for known in self.all if known.settled is None]
 
     def append(
-        self, entry: Entry, count: int, key: int | None = None, *, settle: bool = True
+        self,
+        entry: Entry,
+        count: int,
+        key: int | None = None,
+        most: int = 1,
+        *,
+        settle: bool = True,
     ) -> tuple[int, list[Known], list[Known]]:
         """Append a message so many times; return how many were stored, what was evicted and
         what was superseded."""
@@ -82,8 +86,9 @@ class OutboxModel:
         held = [len(known.entry.raw) for known in self.all if not known.leaving]
         messages, size = len(held), sum(held)
         lower = [k for k in self.all if k.waits and k.entry.priority < entry.priority]
-        old = None if key is None else self.of_key.get(key)
-        if old is not None and old.waits:
+        same = [] if key is None else [k for k in self.all if k.waits and k.key == key]
+        if len(same) >= most:
+            old = min(same, key=lambda known: known.arrival)
             superseded = [old]
             messages -= 1
             size -= len(old.entry.raw)
@@ -108,8 +113,6 @@ class OutboxModel:
             known = Known(entry, self.last_arrival, self.stored[entry.priority], key)
             self.stored[entry.priority] += 1
             self.all.append(known)
-            if key is not None:
-                self.of_key[key] = known
         self._remove(all_evicted, Reason.QUEUE_FULL, settle=settle)
         if stored:
             self.settle(superseded, Reason.SUPERSEDED)

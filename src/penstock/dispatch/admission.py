@@ -63,8 +63,8 @@ class Admitted:
     entries: dict[Outlet, list[Entry]] = field(default_factory=dict)
     #: The same where a whole batch is alike.
     columns: dict[Outlet, Columns] = field(default_factory=dict)
-    #: Which of these take the place of others, by their index: the key.
-    latest: dict[Outlet, dict[int, bytes]] = field(default_factory=dict)
+    #: Which of these take the place of others, by their index: the key, and if how many wait.
+    latest: dict[Outlet, dict[int, tuple[bytes, int]]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     #: What could not be decoded.
     strays: list[bytes] = field(default_factory=list)
@@ -268,7 +268,7 @@ class Admission:
                 continue
             of_outlet = found.entries.setdefault(copy.outlet, [])
             if copy.latest is not None:
-                found.latest.setdefault(copy.outlet, {})[len(of_outlet)] = copy.latest
+                found.latest.setdefault(copy.outlet, {})[len(of_outlet)] = copy.latest, copy.most
             of_outlet.append(Entry(plan.priority, 0, ends, plan.source, plan.type, own))
         found.failures += [_refused(raw, refusal, leg) for refusal in plan.refused_copies]
         if plan.copies or plan.refused_copies:

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from penstock.core.config import ConfigModel, load_config
+from penstock.core.delivery import DeliveryPolicy
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
 from penstock.core.retry import Backoff
 from penstock.dispatch.access import Action, Rule
@@ -43,6 +44,10 @@ __all__ = [
 
 def _uuri(value: object) -> object:
     return UUri.parse(value) if isinstance(value, str) else value
+
+
+def _queue(value: object) -> object:
+    return DeliveryPolicy.parse(value) if isinstance(value, str) else value
 
 
 def _one_or_many(value: object) -> object:
@@ -75,6 +80,7 @@ class PolicyConfig(ConfigModel):
 
     topic: Address = UUri.ANY
     delivery: Delivery = Delivery.AT_LEAST_ONCE
+    queue: Annotated[InstanceOf[DeliveryPolicy], BeforeValidator(_queue)] = DeliveryPolicy.UNLIMITED
     order: Literal["arrival", "priority"] = "arrival"
     max_age: Duration | None = Policy().max_age
     max_attempts: Annotated[int, Field(ge=1)] | None = None

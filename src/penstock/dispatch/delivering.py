@@ -25,11 +25,12 @@ from penstock.protocols.uprotocol.transports import NOT_TRIED
 from penstock.protocols.uprotocol.transports.handed_over import HandedOver
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from penstock.dispatch.attempts import Verdict
     from penstock.dispatch.outbox import Entry, Item, Order, Outbox
     from penstock.dispatch.receivers import Receiver
+    from penstock.dispatch.storing import Keys
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol.transports import Leg
 
@@ -74,12 +75,12 @@ class Outlet:
     def store(
         self,
         entries: Sequence[Entry] | Columns,
-        latest: Mapping[int, bytes] | None = None,
+        latest: Keys | None = None,
         came_by: str = "",
     ) -> list[Failure]:
         """Store messages; return those that there was no room for, and those that made it.
 
-        :param latest: which of them take the place of others, by index: the key
+        :param latest: which of them take the place of others
         :raises StorageError: there is no space; some may be stored.
         """
         try:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.dispatch.giving_up import Failure
     from penstock.dispatch.outbox import Columns, Entry
+    from penstock.dispatch.storing import Keys
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol import UMessage
     from penstock.protocols.uprotocol.transports import Ingest
@@ -135,7 +136,7 @@ class Outlets:
         self,
         outlet: Outlet,
         entries: Sequence[Entry] | Columns,
-        latest: Mapping[int, bytes] | None = None,
+        latest: Keys | None = None,
         came_by: str = "",
     ) -> list[Failure]:
         """Store messages for a receiver, also if its outlet had to go a moment ago.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from penstock.core.errors import DamagedQueue
 from penstock.dispatch.headers import ID_SIZE
 from penstock.dispatch.outbox.records import key_of
-from penstock.dispatch.policies import Delivery
 from penstock.dispatch.tokens import Tokens
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
@@ -72,8 +71,9 @@ class Copy(NamedTuple):
     limit: int
     #: Milliseconds in its queue at most.
     max_age_ms: int
-    #: Which others it takes the place of; None: of none.
+    #: Of which others it takes the place, if `most` of them wait; None: of none.
     latest: bytes | None
+    most: int
     #: The attributes behind the id that it has from here on, where they are others.
     attributes: bytes | None
     source: UUri
@@ -248,7 +248,7 @@ class Planner:
         plan.is_there = not hops and plan.type != UMessageType.PUBLISH
         policy = self._policies.of(plan.topic)
         latest = None
-        if policy.delivery is Delivery.LATEST:
+        if policy.most_waiting is not None:
             latest = source.to_bytes() + (b"" if own.sink is None else own.sink.to_bytes())
         copies, refused = [], []
         for receiver, period in hops:
@@ -272,9 +272,10 @@ class Planner:
             if sink != attributes.sink or source != attributes.source:
                 changed = attributes.replace(source=source, sink=sink).to_bytes()[ID_SIZE:]
             key = latest if latest is not None or not period else source.to_bytes()
-            age = FOR_EVER if policy.max_age is None else int(policy.max_age * 1000)
+            most = 1 if policy.most_waiting is None else policy.most_waiting
+            age = FOR_EVER if policy.longest_wait is None else int(policy.longest_wait * 1000)
             limit = self._limits.leg_messages.get(receiver.leg, FOR_EVER)
-            copies.append(Copy(outlet, limit, age, key, changed, source, sink))
+            copies.append(Copy(outlet, limit, age, key, most, changed, source, sink))
         plan.copies, plan.refused_copies = tuple(copies), tuple(refused)
         plan.is_simple = (
             len(copies) == 1

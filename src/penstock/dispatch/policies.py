@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from penstock.core.delivery import DeliveryPolicy
 from penstock.core.errors import InvalidOption
 from penstock.protocols.uprotocol import UUri
 
@@ -41,6 +42,9 @@ class Policy:
     #: Of the topic of a publish or a notification, of the method of a request or a response.
     topic: UUri = UUri.ANY
     delivery: Delivery = Delivery.AT_LEAST_ONCE
+    #: How many of a topic wait for a receiver, and how long: the policies of all streams, but for
+    #: those that make the sender wait. What has to leave does so as with `latest`, or expires.
+    queue: DeliveryPolicy = DeliveryPolicy.UNLIMITED
     #: A receiver has one order: that of priority, if a topic that goes to it asks for that.
     order: Order = "arrival"
     #: Seconds in a queue at most, whatever the ttl says; None is no limit.
@@ -54,6 +58,26 @@ class Policy:
             raise InvalidOption("max_age", self.max_age, "must be above 0 seconds")
         if self.max_attempts is not None and self.max_attempts < 1:
             raise InvalidOption("max_attempts", self.max_attempts, "must be at least 1")
+        if self.queue.throttle_at is not None or self.queue.is_synchronous:
+            raise InvalidOption(
+                "queue",
+                str(self.queue),
+                "would make a sender wait for one of its receivers",
+                hint="queue-size:N, latency:TIME, latest or unlimited",
+            )
+        if self.delivery is Delivery.LATEST and self.queue.max_size is not None:
+            raise InvalidOption("queue", str(self.queue), "and delivery: latest are two limits")
+
+    @property
+    def most_waiting(self) -> int | None:
+        """How many of a topic wait for a receiver at most; None: no limit."""
+        return 1 if self.delivery is Delivery.LATEST else self.queue.max_size
+
+    @property
+    def longest_wait(self) -> float | None:
+        """Seconds in a queue at most, whatever the ttl says; None: no limit."""
+        limits = [it for it in (self.max_age, self.queue.max_latency) if it is not None]
+        return min(limits, default=None)
 
 
 class Policies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.dispatch.giving_up import Failure, Stored
 from penstock.dispatch.outbox import Columns, Reason
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from penstock.dispatch.outbox import Appended, Entry, Item, Outbox
     from penstock.dispatch.receivers import Receiver
 
-__all__ = ["Storing"]
+__all__ = ["Keys", "Storing"]
+
+#: Of some messages, by their index: the key, and how many of it may wait.
+Keys: TypeAlias = "Mapping[int, tuple[bytes, int]]"
 
 
 class Storing:
@@ -33,12 +36,12 @@ class Storing:
     def store(
         self,
         entries: Sequence[Entry] | Columns,
-        latest: Mapping[int, bytes] | None = None,
+        latest: Keys | None = None,
         came_by: str = "",
     ) -> list[Failure]:
         """Store messages; return those that there was no room for, and those that made it.
 
-        :param latest: which of them take the place of others, by index: the key
+        :param latest: which of them take the place of others
         :raises StorageError: there is no space; some may be stored.
         """
         outbox, ledger = self._outbox, self._ledger
@@ -68,14 +71,18 @@ class Storing:
         return failures
 
     def _append_latest(
-        self, entries: Sequence[Entry], latest: Mapping[int, bytes], found: list[Appended]
+        self,
+        entries: Sequence[Entry],
+        latest: Keys,
+        found: list[Appended],
     ) -> None:
         outbox = self._outbox
         at = 0
         for index in sorted(latest):
             if at < index:
                 found.append(outbox.append(entries[at:index], settle=False))
-            found.append(outbox.append_latest(latest[index], entries[index], settle=False))
+            key, most = latest[index]
+            found.append(outbox.append_latest(key, entries[index], most, settle=False))
             at = index + 1
         if at < len(entries):
             found.append(outbox.append(entries[at:], settle=False))

@@ -208,6 +208,18 @@ def test_the_last_of_a_key_needs_no_room_of_its_own(folder: Path) -> None:
         assert outbox.append_latest(2, message("other")).stored == 0
 
 
+def test_so_many_of_a_key_wait_and_no_more_also_after_a_restart(folder: Path) -> None:
+    with Outbox(folder) as outbox:
+        done = [outbox.append_latest(1, message(str(n)), 3).superseded for n in range(5)]
+        assert done == [0, 0, 0, 1, 1]
+        assert texts(outbox.take(1)) == ["2"]
+        assert outbox.append_latest(1, message("5"), 3).superseded == 0  # two wait
+        assert outbox.append_latest(1, message("6"), 3).superseded == 1
+    with Outbox(folder) as outbox:
+        assert outbox.append_latest(1, message("7"), 3).superseded == 1
+        assert texts(outbox.take()) == ["4", "5", "6", "7"]
+
+
 def test_the_keys_outlive_a_restart(folder: Path) -> None:
     with Outbox(folder) as outbox:
         outbox.append_latest(1, message("old"))

@@ -79,10 +79,10 @@ class OutboxMachine(RuleBasedStateMachine):
         assert done.stored == stored
         self._same(done.evicted, evicted)
 
-    @rule(entry=ENTRIES, key=st.integers(0, 2))
-    def append_latest(self, entry: Entry, key: int) -> None:
-        done = self.outbox.append_latest(key, entry)
-        stored, evicted, superseded = self.model.append(entry, 1, key)
+    @rule(entry=ENTRIES, key=st.integers(0, 2), most=st.sampled_from([1, 1, 2, 5]))
+    def append_latest(self, entry: Entry, key: int, most: int) -> None:
+        done = self.outbox.append_latest(key, entry, most)
+        stored, evicted, superseded = self.model.append(entry, 1, key, most)
         assert (done.stored, done.superseded) == (stored, len(superseded))
         self._same(done.evicted, evicted)
 

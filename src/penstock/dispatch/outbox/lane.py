@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from penstock.dispatch.outbox.latest import LatestOnly
+    from penstock.dispatch.outbox.latest import Keyed
     from penstock.dispatch.outbox.records import Columns, Item
     from penstock.dispatch.outbox.state_file import LaneState
     from penstock.queue.log.options import Sync
@@ -57,7 +57,7 @@ class Lane:
         options: LaneOptions,
         state: LaneState,
         notes: LaneNotes,
-        latest: LatestOnly,
+        keyed: Keyed,
     ) -> None:
         """Open it, and go on where it was left.
 
@@ -71,7 +71,7 @@ class Lane:
         self.bytes = 0
         #: Taken to be settled: they have no room any more.
         self.leaving: dict[int, int] = {}
-        self._latest = latest
+        self._of_keys = keyed
         #: Blocks in which there are messages with a key.
         self._keyed: set[int] = set()
         self._overdue: dict[int, int] = {}
@@ -232,7 +232,7 @@ class Lane:
         return items, end
 
     def _note_key(self, key: int, arrival: int, seq: int, size: int) -> None:
-        self._latest.add(key, Latest(arrival, self.priority, seq, size))
+        self._of_keys.add(key, Latest(arrival, self.priority, seq, size))
         self._keyed.add(seq // BLOCK)
 
     def _miss(self, first: int, end: int) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.dispatch.outbox.lane import Lane
-from penstock.dispatch.outbox.latest import LatestOnly
+from penstock.dispatch.outbox.latest import Keyed
 from penstock.dispatch.outbox.records import CLASSES, encode
 from penstock.dispatch.outbox.settled import BLOCK
 from penstock.dispatch.outbox.sidecar import LaneNotes, load_notes, pack_notes, save_notes
@@ -45,7 +45,7 @@ class Lanes:
         self._options = options
         self._syncs = options.sync != "none"
         self._lanes: dict[int, Lane] = {}
-        self._latest = LatestOnly()
+        self._keyed = Keyed()
         #: For each lane its head, and since when that is the same.
         self._used: dict[int, tuple[int, float]] = {}
         self._noted: dict[int, tuple[int, int]] = {}
@@ -82,7 +82,7 @@ class Lanes:
 
     def _open_lane(self, priority: int, notes: LaneNotes | None = None) -> Lane:
         state, folder = self._state.lane(priority), self._folder_of(priority)
-        lane = Lane(folder, priority, self._options, state, notes or LaneNotes(), self._latest)
+        lane = Lane(folder, priority, self._options, state, notes or LaneNotes(), self._keyed)
         self._lanes[priority] = lane
         self._state.set_lane(priority, lane.log.epoch, lane.settled)
         return lane
@@ -130,15 +130,18 @@ class Lanes:
         finally:
             self._state.keep()
 
-    def waiting_of(self, key: int) -> tuple[Lane, Latest] | None:
-        """Return the last message of a key, and its lane, if it waits."""
-        self._latest.tidy(
-            self.held()[0], lambda last: last.seq not in self._lanes[last.priority].settled
+    def in_the_way(self, key: int, most: int) -> tuple[Lane, Latest] | None:
+        """Return the oldest message of a key that waits, and its lane, if so many do."""
+        lanes = self._lanes
+
+        def is_queued(message: Latest) -> bool:
+            return message.seq not in lanes[message.priority].settled
+
+        self._keyed.tidy(self.held()[0], is_queued)
+        oldest = self._keyed.oldest_above(
+            key, most, is_queued, lambda it: lanes[it.priority].is_waiting(it.seq)
         )
-        last = self._latest.find(key)
-        if last is None or not self._lanes[last.priority].is_waiting(last.seq):
-            return None
-        return self._lanes[last.priority], last
+        return None if oldest is None else (lanes[oldest.priority], oldest)
 
     def _lane(self, priority: int) -> Lane:
         return self._lanes.get(priority) or self._open_lane(priority)

@@ -134,8 +134,10 @@ class Outbox:
             hint = "open the outbox with larger segments"
             raise MessageTooLarge(size, self._largest, hint=hint)
 
-    def append_latest(self, key: int | bytes, entry: Entry, *, settle: bool = True) -> Appended:
-        """Store a message in the place of the one of the same key, if that waits.
+    def append_latest(
+        self, key: int | bytes, entry: Entry, most: int = 1, *, settle: bool = True
+    ) -> Appended:
+        """Store a message; if so many of the same key wait, in the place of the oldest of them.
 
         Everything else is as with `append`.
         """
@@ -143,7 +145,7 @@ class Outbox:
         self._check(Columns.of([entry]))
         with self._lock:
             self._check_open()
-            old = self._lanes.waiting_of(number)
+            old = self._lanes.in_the_way(number, most)
             # The new one first: a crash between leaves both, not none.
             done = self._append_crowded([entry], number, old, settle=settle)
             if old is None or not done.stored:

@@ -51,16 +51,14 @@ def transport() -> Iterator[InProcessTransport]:
 
 @pytest.fixture
 def client(transport: InProcessTransport) -> Iterator[RpcClient]:
-    made = RpcClient(transport, ME)
-    yield made
-    made.close()
+    with RpcClient(transport, ME) as made:
+        yield made
 
 
 @pytest.fixture
 def server(transport: InProcessTransport) -> Iterator[RpcServer]:
-    made = RpcServer(transport, SERVER)
-    yield made
-    made.close()
+    with RpcServer(transport, SERVER) as made:
+        yield made
 
 
 def code_of(future: Future[Any]) -> UCode:

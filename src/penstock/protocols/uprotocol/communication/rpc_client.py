@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.core.retry import RetryPolicy, retry
+from penstock.protocols.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.communication.deadlines import Deadlines
 from penstock.protocols.uprotocol.communication.options import (
@@ -35,7 +36,7 @@ __all__ = ["RpcClient"]
 _RETRYING = 16
 
 
-class RpcClient:
+class RpcClient(Closable):
     """Calls methods for one entity.
 
     :param backoff: to call again, with these delays and as long as the call may take, when the

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.protocols.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatusError
 from penstock.protocols.uprotocol.communication.options import UPayload, payload_fields
 from penstock.protocols.uprotocol.communication.workers import Workers
@@ -36,7 +37,7 @@ RequestHandler: TypeAlias = Callable[[UMessage], UPayload | bytes | str | None]
 _ANYBODY = UUri.ANY.with_resource(0)
 
 
-class RpcServer:
+class RpcServer(Closable):
     """Answers calls for one entity, in threads of its own.
 
     :param workers: calls that are answered at once.

@@ -12,13 +12,14 @@ from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.protocols.lrose.fmq_arrivals import Arrivals, Proof
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
 from penstock.protocols.lrose.fmq_scout import Scout
 from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
+from penstock.queue.losses import LoggedLosses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +38,6 @@ _PAYLOAD_OF: Final = itemgetter(Message._fields.index("payload"))
 _FIRST_PAUSE: Final = 0.001
 #: A server of ours is asked to wait so long (seconds) at a time.
 _LONGEST_WAIT: Final = 5.0
-#: A reader that is overrun again and again says so this often (seconds).
-_BETWEEN_WARNINGS: Final = 1.0
 
 
 class FmqReader(Reader):
@@ -62,12 +61,11 @@ class FmqReader(Reader):
         self._messages = 0
         self._bytes = 0
         self._restarts = 0
-        self._losses = LossLedger()
-        self._silent_until = 0.0
+        self._losses = LoggedLosses(target.url, log)
         #: Connections made after the first.
         self.reconnects = 0
         self._scout = Scout(target)
-        self._arrivals = Arrivals(target.options, self._lose)
+        self._arrivals = Arrivals(target.options, self._losses.add)
         self._ready = self._arrivals.ready
         #: The number of the next message; None when any that comes is right.
         self._next: int | None = None
@@ -307,14 +305,8 @@ class FmqReader(Reader):
         if self._wanted >= 0:
             self._arrivals.filtered += next_seq - self._next  # or lost: nobody can tell them apart
         else:
-            self._lose(Loss(self._next, next_seq - 1, DropReason.OVERRUN))
+            self._losses.add(Loss(self._next, next_seq - 1, DropReason.OVERRUN))
         self._next = next_seq
-
-    def _lose(self, loss: Loss) -> None:
-        self._losses.add(loss)
-        if time.monotonic() >= self._silent_until:
-            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
-            log.warning("%s: %s; %s in all", self.url, loss, f"{self._losses.total:,}")
 
     def _hold(self, messages: Messages, seqs: Sequence[int]) -> None:
         """Keep what came ready, and remember where it ends."""

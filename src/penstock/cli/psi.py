@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +13,7 @@ import typer
 from rich.table import Table
 
 from penstock.cli.output import console, note
+from penstock.cli.stopping import Ending
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, format_time
 from penstock.protocols.psi.ticks import MIN_NS
@@ -159,9 +158,7 @@ def serve_psi(
 
     if not quiet:
         logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    ending = Ending()
     with (
         contextlib.closing(open_store(store, name)) as opened,
         RemoteExporter(
@@ -176,7 +173,7 @@ def serve_psi(
     ):
         typer.echo(f"serving {store} at psi://{exporter.address}")
         sys.stdout.flush()
-        stop.wait()
+        ending.wait()
         books = exporter.statistics()
     typer.echo(
         f"stopped: {books.clients_seen:,} clients, {books.messages:,} messages sent, "

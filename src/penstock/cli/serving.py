@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +15,7 @@ from penstock.cli.map import serve_datamapper
 from penstock.cli.output import note
 from penstock.cli.psi import serve_psi
 from penstock.cli.serving_fmqp import serve_fmqp
+from penstock.cli.stopping import Ending
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 
@@ -107,13 +106,11 @@ def serve_flight(
     options = parse_options(
         URL("flight server", "serve flight", None, None, "", said), ServerOptions
     )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    ending = Ending()
     server = FlightServer(options)
     typer.echo(f"serving {options.root} at {server.url}")
     sys.stdout.flush()
-    stop.wait()
+    ending.wait()
     is_whole = server.close()
     books = server.statistics()
     typer.echo(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from penstock.cli.output import note
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["StopSign", "progress_told", "stop_on_signal"]
+__all__ = ["Ending", "StopSign", "progress_told", "stop_on_signal"]
 
+#: How often (seconds) a server's main thread looks whether a signal came: the system may give it to
+#: another thread, and that wakes nobody.
+_LOOK = 0.2
 #: Seconds that a loop has to see the sign: it may be held up, by a full queue or a full pipe.
 _GRACE = 1.0
 
@@ -26,6 +30,20 @@ class StopSign:
 
     def __call__(self) -> bool:
         return self.is_up
+
+
+class Ending:
+    """The end of a server, which Ctrl-C or SIGTERM brings."""
+
+    def __init__(self) -> None:
+        self._is_near = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._is_near.set())
+
+    def wait(self) -> None:
+        """Return when the signal has come."""
+        while not self._is_near.wait(_LOOK):
+            pass
 
 
 @contextlib.contextmanager

@@ -321,6 +321,18 @@ def test_a_client_of_lroses_that_waits_for_a_queue_gets_it_when_it_is_there(tmp_
         assert two.hear().error == 0
 
 
+def test_a_client_of_lroses_waits_while_a_queue_is_half_made(tmp_path: Path) -> None:
+    with served(tmp_path) as server, Caller(server.port) as one, Caller(server.port) as two:
+        create(f"fmq:{tmp_path}/q?layout=classic")
+        buffer = (tmp_path / "q.buf").rename(tmp_path / "buffer")
+        one.say(encode_init(INIT._replace(open_mode=OpenMode.BLOCKING_READ_ONLY)))
+        two.say(encode_init(INIT._replace(open_mode=OpenMode.BLOCKING_READ_WRITE)))
+        time.sleep(0.1)
+        buffer.rename(tmp_path / "q.buf")
+        assert one.hear().error == 0
+        assert two.hear().error == 0
+
+
 def test_a_wide_queue_that_another_process_writes_to_stops_only_its_own_clients(
     tmp_path: Path,
 ) -> None:

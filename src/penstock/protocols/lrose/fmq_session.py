@@ -159,6 +159,16 @@ class FmqSession:
         return self._done(request)._replace(flags=OURS if init.is_ours else 0)
 
     async def _open_queue(self, path: str, init: Init) -> ServedQueue:
+        while True:
+            try:
+                return await self._try_to_open(path, init)
+            except NotFound:
+                if not _waits(init):
+                    raise
+            # Somebody is just making it: one of its files is there already.
+            await asyncio.sleep(_LOOK_FOR_QUEUE)
+
+    async def _try_to_open(self, path: str, init: Init) -> ServedQueue:
         shared = self._shared
         creation = creation_of(init, shared.options)
         layout = layout_of(path)
@@ -197,7 +207,7 @@ class FmqSession:
         """Wait for a queue as long as the client does; ours rather hear that there is none."""
         pause = _FIRST_PAUSE
         while (layout := layout_of(path)) is None:
-            if init.is_ours or OpenMode(init.open_mode) not in _WAITING_MODES:
+            if not _waits(init):
                 raise NotFound(f"there is no queue {path}", hint="create it first")
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LOOK_FOR_QUEUE)
@@ -407,3 +417,7 @@ class FmqSession:
 
 
 _WAITING_MODES: Final = {OpenMode.BLOCKING_READ_ONLY, OpenMode.BLOCKING_READ_WRITE}
+
+
+def _waits(init: Init) -> bool:
+    return not init.is_ours and OpenMode(init.open_mode) in _WAITING_MODES

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 # Tables are as wide as this, whichever test happens to be the first that loads the command.
 os.environ["COLUMNS"] = "200"
 
+# Java that lives for a minute spends much of it on compiling well what it runs for seconds.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # A busy two-core machine is not a slow test.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")

@@ -37,6 +37,7 @@ from penstock.protocols.flight.wire import (
     Put,
     WriterOpened,
 )
+from penstock.protocols.flight.writer import FlightWriter
 from protocols.flight.serving import served, server_process, wires_to
 from support.waiting import SOON, background, waits
 
@@ -166,9 +167,14 @@ def test_a_connection_that_ends_while_nothing_is_under_way_is_made_anew(
     with wires_to(server) as (wire, bulk), open_writer(wire.url(name)) as writer:
         for i in range(5):
             writer.write(b"%d" % i)
+        assert isinstance(writer, FlightWriter)
         for i in range(5, 8):
+            kept = writer._bulk
+            assert kept is not None
             bulk.cut()
             until(lambda: server.statistics().bulk == 0)
+            # Not only there: what is written before this end hears of it is under way.
+            until(lambda kept=kept: not kept.is_whole)  # type: ignore[misc]
             assert writer.write(b"%d" % i) == i
         assert bulk.connections == 4
     assert payloads_of(f"fmq:{local}") == [b"%d" % i for i in range(8)]

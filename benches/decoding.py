@@ -41,7 +41,7 @@ BATCH = 10_000
 PART = 10
 
 #: Runs before anything is measured: Java compiles what runs often.
-WARM_UP = 2
+WARM_UP = 10
 
 BEAM = "<dIHH32f"
 BEAM_FIELDS: list[dict[str, Any]] = [

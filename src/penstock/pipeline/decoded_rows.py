@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
 from penstock.pipeline.decoding import InvalidDecoding, Rows, decoder_for, parse_decoding
-from penstock.pipeline.decoding.policy import ERROR, ERROR_DDL
-from penstock.pipeline.rows import ROW_SCHEMA, spark_schema
+from penstock.pipeline.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 __all__ = ["DecodedRows"]
 
@@ -32,12 +34,13 @@ class DecodedRows:
                 "a source has no place to count what it leaves out",
                 hint='decode(df, …, on_error="skip") counts it in the progress of the query',
             )
-        decoder = decoder_for(chosen)
-        self._rows = Rows(decoder, chosen, ROW_SCHEMA.names)
-        kept = [spark_schema(self._rows.keep)] if self._rows.keep else []
-        error = [f"{ERROR} {ERROR_DDL}"] if self._rows.has_error else []
-        #: As Spark declares it.
-        self.spark_schema = ", ".join([*kept, decoder.spark_schema, *error])
+        self._rows = Rows(decoder_for(chosen), chosen, ROW_SCHEMA.names)
+
+    @property
+    def spark_schema(self) -> StructType:
+        """As Spark declares it."""
+        kept = [ROW_SCHEMA.field(name) for name in self._rows.keep]
+        return from_arrow_schema(pa.schema([*kept, *self._rows.new]))
 
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Decode the payloads of a batch.

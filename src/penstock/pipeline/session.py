@@ -36,7 +36,12 @@ _LOCAL_CHECKPOINTS: Final = {
 #: Before Spark has read its settings it would log a page of what is of no interest here.
 _QUIET: Final = Path(__file__).with_name("log4j2.properties").as_uri()
 
+#: Spark asks whether a value is null before it takes it from Arrow, so Arrow need not ask again.
+#: Its checks of places in memory stay.
+_JAVA: Final = "-Darrow.enable_null_check_for_get=false"
+
 _ALWAYS: Final = {
+    "spark.executor.extraJavaOptions": _JAVA,
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -101,7 +106,10 @@ def spark_session(
     find_java()
     # Tasks must run in the same environment as the driver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    chosen = {**_ALWAYS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET}"}
+    chosen = {
+        **_ALWAYS,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET} {_JAVA}",
+    }
     if python_path:
         before = os.environ.get("PYTHONPATH", "")
         path = os.pathsep.join(dict.fromkeys([*python_path, *before.split(os.pathsep)])).strip(":")

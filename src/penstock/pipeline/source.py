@@ -38,7 +38,7 @@ class PenstockSource(DataSource):
         return "penstock"
 
     @explained()
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         options = self._source_options()  # a mistake is told of at once
         if options.decode is not None:
             return _decoded(options.decode).spark_schema

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import Observation
+from pyspark.sql.types import ArrayType, FloatType
 
 import penstock
 from penstock.core.dead_letter import DeadLetter
@@ -69,6 +70,17 @@ def test_every_type_of_a_struct_arrives_in_spark(spark: SparkSession) -> None:
         "h": bytearray(b"\x00\x01"),
         "i": [0.5, 1.5],
     }
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dead_letter"])
+def test_spark_knows_that_no_value_of_an_array_is_null(spark: SparkSession, on_error: str) -> None:
+    payloads = [struct.pack("<2f", 0.5, 1.5), *([b""] if on_error == "dead_letter" else [])]
+    layout = [{"name": "dbz", "type": "f4", "shape": [2]}]
+    df = decode(frame(spark, payloads), format="struct", layout=layout, on_error=on_error)
+    assert df.schema["dbz"].dataType == ArrayType(FloatType(), containsNull=False)
+    assert df.schema["dbz"].nullable
+    found = [row.dbz for row in df.orderBy("seq").collect()]
+    assert found == [[0.5, 1.5], None][: len(payloads)]
 
 
 def test_json_arrives_with_the_messages_columns(spark: SparkSession) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import Malformed
+from penstock.pipeline.decoding.types import filled_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +56,7 @@ def column_type(item: Item, complex: Complex) -> pa.DataType:
     if is_byte_tail(item):
         depth = 0
     for _ in range(depth):
-        kind = pa.list_(kind)
+        kind = filled_list(kind)
     return kind
 
 
@@ -149,7 +150,8 @@ def _leaf(flat: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
 
 
 def _list(offsets: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(_narrow(np.asarray(offsets))), values)
+    places = pa.array(_narrow(np.asarray(offsets)))
+    return pa.ListArray.from_arrays(places, values, type=filled_list(values.type))
 
 
 def _binary(raw: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.Array:

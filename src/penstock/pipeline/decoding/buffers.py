@@ -74,9 +74,10 @@ class Bytes:
         return np.diff(np.searchsorted(places, self.offsets)).astype(np.int64)
 
     def lines(self) -> pa.Buffer:
-        """Return all payloads with a line feed between them."""
-        all_in_one = pa.LargeListArray.from_arrays(pa.array([0, len(self)]), self.binary())
-        return pc.binary_join(all_in_one, pa.scalar(b"\n", pa.large_binary()))[0].as_buffer()
+        """Return all payloads, each with a line feed behind it."""
+        nothing, feed = (pa.scalar(text, pa.large_binary()) for text in (b"", b"\n"))
+        lines = pc.binary_join_element_wise(self.binary(), nothing, feed).buffers()[2]
+        return lines.slice(0, len(self.data) + len(self))
 
     def binary(self) -> pa.LargeBinaryArray:
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]

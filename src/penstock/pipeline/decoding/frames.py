@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import InvalidOption
 from penstock.pipeline.decoding.options import DecodeOptions, decoder_for, parse_decoding
-from penstock.pipeline.decoding.policy import ERROR, ERROR_DDL, Rows
+from penstock.pipeline.decoding.policy import ERROR, Rows
 from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def decode(
     :raises Unsupported: a library is missing that the format needs.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - an extra
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
 
     if isinstance(options, DecodeOptions):
@@ -52,14 +53,9 @@ def decode(
         chosen = options
     else:
         chosen = parse_decoding({**(options or {}), **more})
-    decoder = decoder_for(chosen)
-    rows = Rows(decoder, chosen, df.columns)
-    ddl = decoder.spark_schema
-    if rows.has_error:
-        ddl += f", {ERROR} {ERROR_DDL if chosen.on_error == 'dead_letter' else 'STRING'}"
+    rows = Rows(decoder_for(chosen), chosen, df.columns)
     kept = df.select(*(f.col(f"`{name}`") for name in rows.keep)).schema
-    new = StructType.fromDDL(ddl)
-    assert isinstance(new, StructType)
+    new = from_arrow_schema(rows.new)
     schema = StructType(
         [StructField(x.name, x.dataType, x.nullable) for x in (*kept.fields, *new.fields)]
     )

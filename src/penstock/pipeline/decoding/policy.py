@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.decoding.options import DecodeOptions
     from penstock.pipeline.decoding.result import Decoded, Decoder, Failure
 
-__all__ = ["DEAD_LETTER", "ERROR", "ERROR_DDL", "Rows"]
+__all__ = ["DEAD_LETTER", "ERROR", "Rows"]
 
 #: The column that says why a payload did not decode; null where it did.
 ERROR: Final = "decode_error"
@@ -37,10 +37,6 @@ DEAD_LETTER: Final = pa.struct(
         ("stream", pa.binary()),
         ("attributes", pa.binary()),
     ]
-)
-ERROR_DDL: Final = (
-    "STRUCT<reason: STRING, payload: BINARY, type: INT, subtype: INT, time_ns: BIGINT, "
-    "stream: BINARY, attributes: BINARY>"
 )
 
 
@@ -66,6 +62,11 @@ class Rows:
         self.keep = keep
         self.has_error = options.on_error != "fail"
         self._policy = options.on_error
+        self._error_type = DEAD_LETTER if options.on_error == "dead_letter" else pa.string()
+        #: The columns behind those that are kept.
+        self.new = decoder.schema
+        if self.has_error:
+            self.new = self.new.append(pa.field(ERROR, self._error_type))
         self._decoder = decoder
         taken = {name.lower() for name in keep} | ({ERROR} if self.has_error else set())
         clash = [name for name in decoder.schema.names if name.lower() in taken]
@@ -91,27 +92,20 @@ class Rows:
         new, origin = list(decoded.rows.columns), decoded.origin
         if self.has_error:
             new, origin = self._with_errors(batch, decoded)
-            fields = [*fields, *decoded.rows.schema, pa.field(ERROR, self.error_type)]
-        else:
-            fields = [*fields, *decoded.rows.schema]
         if origin is not None:
             places = pa.array(origin)
             columns = [column.take(places) for column in columns]
-        rows = pa.RecordBatch.from_arrays([*columns, *new], schema=pa.schema(fields))
+        rows = pa.RecordBatch.from_arrays([*columns, *new], schema=pa.schema([*fields, *self.new]))
         return rows, decoded.failures
-
-    @property
-    def error_type(self) -> pa.DataType:
-        return DEAD_LETTER if self._policy == "dead_letter" else pa.string()
 
     def _with_errors(self, batch: pa.RecordBatch, decoded: Decoded) -> tuple[list[pa.Array], Any]:
         """Put a row without values where a payload did not decode, with the reason."""
         rows, failures = decoded.rows, decoded.failures
-        no_error = pa.nulls(rows.num_rows, self.error_type)
+        no_error = pa.nulls(rows.num_rows, self._error_type)
         if not failures:
             return [*rows.columns, no_error], decoded.origin
         assert decoded.origin is not None
-        errors = pa.array(self._errors(batch, failures), self.error_type)
+        errors = pa.array(self._errors(batch, failures), self._error_type)
         origin = np.concatenate([decoded.origin, [each.row for each in failures]])
         order = np.argsort(origin, kind="stable")
         places = pa.array(order)

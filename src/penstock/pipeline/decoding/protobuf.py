@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.core.errors import InvalidOption, Unsupported
 from penstock.pipeline.decoding.result import Decoder, Failure, Part
+from penstock.pipeline.decoding.types import filled_list
 from penstock.pipeline.fields import nearest
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _type(field: Any, inside: tuple[str, ...]) -> pa.DataType:
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         return pa.map_(_one_type(key, inside), _one_type(value, inside))
     kind = _one_type(field, inside)
-    return pa.list_(kind) if field.is_repeated else kind
+    return filled_list(kind) if field.is_repeated else kind
 
 
 def _one_type(field: Any, inside: tuple[str, ...]) -> pa.DataType:

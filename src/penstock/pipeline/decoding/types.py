@@ -13,7 +13,7 @@ from penstock.pipeline.fields import nearest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Wrong", "arrow_schema", "ddl_of", "has_type", "parse_ddl", "type_ddl"]
+__all__ = ["Wrong", "arrow_schema", "ddl_of", "filled_list", "has_type", "parse_ddl", "type_ddl"]
 
 
 class Wrong(PenstockError, ValueError):
@@ -97,6 +97,14 @@ def type_ddl(kind: pa.DataType) -> str:
         inner = ", ".join(f"{_quoted(field.name)}: {type_ddl(field.type)}" for field in kind)
         return f"STRUCT<{inner}>"
     raise Wrong(f"Spark has no type {kind}", hint=f"it has {', '.join([*_TYPES, *_OTHERS])}")
+
+
+def filled_list(kind: pa.DataType) -> pa.DataType:
+    """Return the type of lists in which no value is null.
+
+    Spark then does not ask for each of them, which is most of what it does with a long list.
+    """
+    return pa.list_(pa.field("element", kind, nullable=False))
 
 
 def has_type(kind: pa.DataType, *tests: str) -> bool:

@@ -18,6 +18,7 @@ from penstock.pipeline.rows import SPARK_SCHEMA, rows_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
 __all__ = ["ReadyBatchSource"]
@@ -55,7 +56,7 @@ class _ReadyBatch(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"rows": 0}
 
-    def latestOffset(self) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802
         return {"rows": self._rows}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[_Share]:

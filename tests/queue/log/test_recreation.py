@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shutil
+import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +19,10 @@ from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import Limits
 from support.log_files import SMALL, log_reader, log_writer, segment_files, stored, url_of
 from support.waiting import SOON, background, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 
 @pytest.fixture
@@ -78,6 +87,58 @@ def test_a_log_that_was_removed_and_made_again_is_noticed(path: Path) -> None:
         assert message is not None
         assert message.payload == b"new"  # type: ignore[attr-defined]
         assert reader.statistics().restarts == 1
+
+
+@pytest.mark.parametrize("seeks", [False, True])
+def test_a_log_that_is_replaced_at_any_line_of_looking_is_read_from_its_start(
+    tmp_path: Path, seeks: bool
+) -> None:
+    def make(path: Path, payload: bytes) -> None:
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([payload] * 20)
+
+    for line in itertools.count(1):
+        path = tmp_path / f"{line}"
+        with log_writer(path) as writer:
+            writer.write_many([b"old"] * 20)
+        with log_reader(path, start="end") as reader:
+            make(path, b"next")
+            trim_log(url_of(path), Limits(before_seq=16))  # its oldest message is not the first
+            with at_line(line, partial(make, path, b"last")) as done:
+                bounds = reader.bounds()
+                if seeks:
+                    reader.seek("start")
+                found = [(m.seq, m.payload) for m in reader.available()]
+            if not done:
+                assert line > 20, "it looks at more than that"
+                break
+            found += [(m.seq, m.payload) for m in reader.available()]
+            is_of_the_last = bounds.epoch == reader.bounds().epoch
+        assert (bounds.oldest, bounds.end) == ((0, 20) if is_of_the_last else (16, 20))
+        assert found[-20:] == [(i, b"last") for i in range(20)], f"at line {line}"
+        assert {payload for _, payload in found[:-20]} <= {b"next"}
+
+
+@contextlib.contextmanager
+def at_line(number: int, act: Callable[[], None]) -> Iterator[list[int]]:
+    """Act before a line of the readers is run, counted from now on; it yields whether it came."""
+    lines = itertools.count(1)
+    done: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.endswith(("log/reader.py", "log/places.py")):
+            return None
+        if event == "line" and next(lines) == number:
+            sys.settrace(None)
+            done.append(number)
+            act()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield done
+    finally:
+        sys.settrace(None)
 
 
 def test_a_seek_finds_the_new_log(path: Path) -> None:

@@ -52,6 +52,22 @@ class Places:
                 except DamagedQueue:
                     return number
 
+    def open_oldest(self) -> QueueFile:
+        """Map the oldest segment.
+
+        :raises NotFound: there is none.
+        :raises DamagedQueue: it cannot be read.
+        """
+        while True:
+            first = self.numbers()[0]
+            with contextlib.suppress(NotFound), contextlib.ExitStack() as undo:
+                file = open_segment(self.folder, first)
+                undo.callback(file.close)
+                # Otherwise another log may have come meanwhile, in which it is one of the middle.
+                if self.numbers()[0] == first:
+                    undo.pop_all()
+                    return file
+
     def end(self) -> int:
         """Return the number of the next message that will be written.
 

@@ -93,13 +93,26 @@ class LogReader(WideReader):
             number = self._places.number_at(seq)
             self._next = seq
             if not self._step_over(number, error):
-                self._use(self._places.open_at(number - 1), seq)
+                self._use(*self._in_this_log(self._places.open_at(number - 1), seq))
         else:
-            self._use(file, seq)
+            self._use(*self._in_this_log(file, seq))
+
+    def _in_this_log(self, file: QueueFile, seq: int) -> tuple[QueueFile, int]:
+        """Return the segment of a message, and that; or the start of the log, if it is another.
+
+        A number that was found in the log up to now says nothing of one that has just replaced it.
+        """
+        while file.field("epoch") != self._epoch:
+            epoch = file.field("epoch")
+            file.close()
+            file = self._places.open_oldest()
+            if file.field("epoch") == epoch:  # or it was replaced once more
+                return file, file.field("tail")
+        return file, seq
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
-        if self._file.field("state") == State.REPLACED:
+        if self._file.field("state") == State.REPLACED or not self._file.is_named():
             self._meet_anew()
         place = Position.of(position)
         match place.anchor:
@@ -127,7 +140,10 @@ class LogReader(WideReader):
         self._check_open()
         if not self._file.is_named():
             self._meet_anew()
-        return Bounds(self._epoch, self._places.oldest(), self._end())
+        while True:
+            found = Bounds(self._epoch, self._places.oldest(), self._end())
+            if self._file.is_named() or not self._meet_anew():  # or it is of two logs
+                return found
 
     def _end(self) -> int:
         """Return the number of the next message that will be written."""
@@ -204,7 +220,7 @@ class LogReader(WideReader):
         newest = max(self._next, self._places.last())
         if newest > self._next:
             self._lose(self._next, newest - 1, DropReason.RETENTION)
-        self._use(self._places.open_at(newest), newest)
+        self._use(*self._in_this_log(self._places.open_at(newest), newest))
         return True
 
     def _step_over(self, number: int, error: DamagedQueue) -> bool:
@@ -226,8 +242,7 @@ class LogReader(WideReader):
     def _meet_anew(self) -> bool:
         """Go on with the log that was made in the place of this one; tell if there is one."""
         try:
-            oldest = self._places.oldest()
-            file = self._places.open_at(oldest)
+            file = self._places.open_oldest()
         except (NotFound, DamagedQueue):
             return False  # removed, or being made: wait
         if file.field("epoch") == self._epoch:
@@ -237,7 +252,7 @@ class LogReader(WideReader):
         if end > self._next:
             self._lose(self._next, end - 1, DropReason.RECREATED)
         self._places.close()
-        self._use(file, oldest)
+        self._use(file, file.field("tail"))
         self._confirm()
         return True
 

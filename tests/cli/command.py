@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from penstock import open_writer
+from penstock.core.closing import Closable
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
@@ -25,6 +27,45 @@ def run(
         check=False,
         env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **environment},
     )
+
+
+class OnTerminal(Closable):
+    """The command as a person runs it, and what the terminal got of it so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.seen = b""
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [PENSTOCK, *arguments],
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
+        )
+        os.close(theirs)
+
+    def read(self) -> bool:
+        """Wait for more of it; False: that was all."""
+        try:
+            self.seen += os.read(self._ours, 65536)
+        except OSError:  # a terminal ends so
+            return False
+        return True
+
+    def read_until(self, text: bytes, times: int = 1) -> None:
+        while self.seen.count(text) < times:
+            assert self.read(), self.seen
+
+    def exit_code(self) -> int:
+        """Read all that it says, up to its end."""
+        while self.read():
+            pass
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+        os.close(self._ours)
 
 
 def json_lines(output: bytes) -> list[dict[str, Any]]:

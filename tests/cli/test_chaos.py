@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.command import PENSTOCK, run
+from cli.command import PENSTOCK, OnTerminal, run
 from penstock.relay.faults import DirectionCounters, Faults
 from penstock.relay.faults.decisions import Dice, datagram_fate
 from relay.faults.targets import (
@@ -167,29 +165,18 @@ def test_it_ends_by_itself_and_warns_when_other_machines_can_reach_it() -> None:
 
 
 def test_a_terminal_shows_a_live_table() -> None:
-    terminal, side = pty.openpty()
     with (
         TcpTarget() as target,
-        subprocess.Popen(
-            [PENSTOCK, "chaos", "tcp", "--to", f":{target.address[1]}", "--for", "1.5s"],
-            stdout=side,
-            stderr=side,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-        ) as process,
+        OnTerminal("chaos", "tcp", "--to", f":{target.address[1]}", "--for", "1.5s") as command,
     ):
-        os.close(side)
-        shown = b""
-        with contextlib.suppress(OSError):  # the end of a terminal is an error
-            while piece := os.read(terminal, 65536):
-                shown += piece
-                if (match := re.search(rb"127.0.0.1:(\d+) ->", shown)) and not target.sockets:
-                    with tcp_client(("127.0.0.1", int(match[1]))) as client:
-                        client.sendall(b"123")
-                        assert receive_exactly(client, 3) == b"123"
-        os.close(terminal)
-        assert process.wait(SOON) == 0
-    assert shown.count(b"arrived") > 2  # drawn again and again
-    assert b"1 seen, 1 ended" in shown
+        while not (match := re.search(rb"127.0.0.1:(\d+) ->", command.seen)):
+            assert command.read(), command.seen
+        with tcp_client(("127.0.0.1", int(match[1]))) as client:
+            client.sendall(b"123")
+            assert receive_exactly(client, 3) == b"123"
+        assert command.exit_code() == 0
+    assert command.seen.count(b"arrived") > 2  # drawn again and again
+    assert b"1 seen, 1 ended" in command.seen
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -15,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.command import PENSTOCK, fill, run
+from cli.command import PENSTOCK, OnTerminal, fill, run
 from penstock import PenstockError
 from penstock.cli.main import app
 from penstock.protocols.lrose.datamapper_client import DataMapClient
@@ -149,25 +147,13 @@ def test_it_prints_again_and_again_until_it_is_stopped(server: ServerThread) -> 
 
 
 def test_a_terminal_gets_a_live_table(server: ServerThread) -> None:
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [PENSTOCK, "map", "--watch", "--port", str(server.port)],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
-    ) as process:
-        os.close(theirs)
-        seen = b""
-        until = time.monotonic() + 20
-        while seen.count(b"2 data sets on") < 2:
-            assert time.monotonic() < until, seen
-            seen += os.read(ours, 4096)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-    os.close(ours)
-    assert b"mdv/radar" in seen
-    assert b"good" in seen
-    assert b"=====" not in seen
+    with OnTerminal("map", "--watch", "--port", str(server.port)) as command:
+        command.read_until(b"2 data sets on", times=2)
+        command.process.send_signal(signal.SIGINT)
+        assert command.exit_code() == 0
+    assert b"mdv/radar" in command.seen
+    assert b"good" in command.seen
+    assert b"=====" not in command.seen
 
 
 def test_no_map_there_is_one_line() -> None:

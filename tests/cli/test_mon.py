@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.command import PENSTOCK, fill
+from cli.command import PENSTOCK, OnTerminal, fill
 from penstock import PenstockError, open_reader, open_writer
 from penstock.cli.main import app
 from penstock.cli.mon import _Sample, _samples, _Watcher, _watcher
@@ -197,24 +195,10 @@ def test_json_is_an_object_a_line_until_it_is_stopped(tmp_path: Path) -> None:
 def test_a_terminal_gets_a_live_table(tmp_path: Path) -> None:
     url = f"fmq:{tmp_path}/a"
     fill(url, 3)
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [PENSTOCK, "mon", url, "-i", "100ms", "-n", "3"],
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "COLUMNS": "120", "TERM": "xterm"},
-    ) as process:
-        os.close(theirs)
-        seen = b""
-        try:
-            while piece := os.read(ours, 4096):
-                seen += piece
-        except OSError:
-            pass  # a terminal ends so
-        assert process.wait(20) == 0
-    os.close(ours)
-    assert b"backlog" in seen
-    assert b"0 messages, 0 lost" in seen
+    with OnTerminal("mon", url, "-i", "100ms", "-n", "3") as command:
+        assert command.exit_code() == 0
+    assert b"backlog" in command.seen
+    assert b"0 messages, 0 lost" in command.seen
 
 
 @pytest.mark.parametrize(

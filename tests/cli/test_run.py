@@ -46,6 +46,7 @@ def test_ctrl_c_ends_it_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None
     os.killpg(running.pid, signal.SIGINT)  # as a terminal does: all of them get it
     output, errors = running.communicate(timeout=100)
     assert running.returncode == 0, errors
+    assert b"Traceback" not in errors
     assert json_lines(output)[-1] == {
         "event": "end",
         "rows": 100,
@@ -67,6 +68,43 @@ def test_ctrl_c_ends_it_cleanly_and_the_next_run_goes_on(tmp_path: Path) -> None
     with open_reader(f"log:{tmp_path}/out") as reader:
         found = [int(message.payload) for message in reader.available()]
     assert found == list(range(0, 130, 2))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_signal_to_all_processes_and_losses_are_told(tmp_path: Path) -> None:
+    """As `timeout` ends a program: Java stays until the batches are done."""
+    file = tmp_path / "p.yaml"
+    text = TEXT.format(tmp_path).replace('/a"}', '/a", failOnDataLoss: false}')
+    file.write_text(text)
+    with open_writer(f"fmq:{tmp_path}/a?slots=64") as writer:
+        writer.write_many([b"%d" % i for i in range(10)])
+    command = [PENSTOCK, "run", str(file), "--master", "local[1]", "--progress"]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [*command, "none", "--once"], capture_output=True, cwd=tmp_path, env=environment, check=True
+    )
+    assert done.stdout == b""
+    with open_writer(f"fmq:{tmp_path}/a") as writer:
+        writer.write_many([b"%d" % i for i in range(10, 110)])
+    running = subprocess.Popen(
+        [*command, "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
+        env=environment,
+    )
+    assert running.stdout is not None
+    for line in running.stdout:
+        if json.loads(line)["rows"] == 64:
+            break
+    os.killpg(running.pid, signal.SIGTERM)
+    output, errors = running.communicate(timeout=100)
+    assert running.returncode == 3, errors
+    end = json_lines(output)[-1]
+    assert (end["rows"], end["lost"], end["stopped"]) == (64, 36, True)
+    assert errors.endswith(b"penstock: 36 messages lost\n")
 
 
 def test_a_mistake_is_said_before_spark_is_started(tmp_path: Path) -> None:

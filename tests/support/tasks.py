@@ -34,7 +34,9 @@ WATCHER = "penstock-aio"
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+    """Return those that tasks wait with: that of a log may be left from elsewhere for a minute."""
+    names = (WATCHER, "penstock-wait")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -11,25 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich import box
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.output import console, error_console, note
+from penstock.cli.display import LOOK, Display
+from penstock.cli.output import console, note
 from penstock.cli.stopping import stop_on_signal
 from penstock.core.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.dispatch.running import Running
 
 __all__ = ["add_to", "status_view"]
 
-#: Seconds between two looks, and between two lines.
-_LOOK = 0.25
-_LINE_EVERY = 5.0
-_JSON_EVERY = 1.0
 _MOST_ROWS = 40
 
 Status = dict[str, Any]
@@ -97,7 +93,7 @@ def run(
         with _Display(progress, running.status) as shown:
             while not is_stopping():
                 shown.look()
-                time.sleep(_LOOK)
+                time.sleep(LOOK)
         running.stop()
         _finish(progress, running)
 
@@ -113,43 +109,20 @@ def _finish(progress: str, running: Running) -> None:
         note(f"penstock: the books do not balance: {problem}")
 
 
-class _Display:
-    """Shows a dispatcher while it runs: a table, lines for a log file, JSON, or nothing."""
+class _Display(Display):
+    """Shows a dispatcher while it runs."""
 
     def __init__(self, kind: str, ask: Callable[[], Status]) -> None:
+        super().__init__(kind, refresh=2)
         self._ask = ask
-        self._kind = kind
-        self._said = 0.0
-        self._live: Live | None = None
-        if kind == "auto" and error_console.is_terminal:
-            self._live = Live(
-                console=error_console,
-                refresh_per_second=2,
-                get_renderable=lambda: status_view(self._ask()),
-            )
 
-    def __enter__(self) -> _Display:  # noqa: PYI034 - nobody derives from it
-        if self._live is not None:
-            self._live.start()
-        return self
+    def _view(self) -> Group:
+        return status_view(self._ask())
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def look(self) -> None:
-        """Show what is new, if it is time to."""
-        if self._live is not None or self._kind == "none":
-            return
-        now = time.monotonic()
-        if now - self._said < (_JSON_EVERY if self._kind == "json" else _LINE_EVERY):
-            return
-        self._said = now
-        if self._kind == "json":
-            typer.echo(json.dumps({"event": "progress", **self._ask()}))
-            sys.stdout.flush()
-        else:
-            error_console.print(_books_line(self._ask()), soft_wrap=True, markup=False)
+    def _news(self) -> Iterator[tuple[Status, str]]:
+        if self._is_due():
+            found = self._ask()
+            yield found, _books_line(found)
 
 
 def status(
@@ -264,7 +237,8 @@ def _legs_table(legs: dict[str, Any]) -> Table:
     for name, leg in legs.items():
         state = {True: "up", False: "[red]down[/]", None: "open"}[leg["is_up"]]
         counts = [f"{leg['counts'].get(key, 0):,}" for key in ("received", "delivered", "failed")]
-        table.add_row(name, leg["kind"], state, ", ".join(leg["authorities"]), *counts)
+        authorities = Text(", ".join(leg["authorities"]))  # brackets are data, not markup
+        table.add_row(Text(name), leg["kind"], state, authorities, *counts)
     return table
 
 
@@ -281,8 +255,8 @@ def _receivers_table(receivers: list[dict[str, Any]]) -> Table:
     for one in ordered[:_MOST_ROWS]:
         dead = f"{one['dead']:,}"
         table.add_row(
-            one["address"].removeprefix("up:"),
-            one["leg"],
+            Text(one["address"].removeprefix("up:")),
+            Text(one["leg"]),
             f"[yellow]{one['queued']:,}[/]" if one["due_in"] else f"{one['queued']:,}",
             format_size(one["bytes"]),
             f"{one['acked']:,}",

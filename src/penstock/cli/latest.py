@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import sys
-import threading
 import time as clock_time
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,12 @@ import typer
 
 from penstock.cli import triggers
 from penstock.cli.output import note, one_line
+from penstock.cli.server_options import AllowShutdown, Host, MaxClients, Quiet, checked_options
+from penstock.cli.serving_lrose import serve_until_stopped
 from penstock.cli.stopping import stop_on_signal
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import ConnectionLost, InvalidOption
-from penstock.core.options import parse_options
 from penstock.core.units import format_duration, format_time, parse_duration, parse_time
-from penstock.core.url import URL
 from penstock.registry.latest_paths import data_path, relative_path
 
 if TYPE_CHECKING:
@@ -286,12 +284,12 @@ def serve_ldata(
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="Serve the directories below this one.")
     ],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(help="The port; 0 takes any that is free.", show_default="5447"),
     ] = None,
-    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 256,
+    max_clients: MaxClients = 256,
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Cut off clients not heard of for so long.")
     ] = "1h",
@@ -299,14 +297,11 @@ def serve_ldata(
     register: Annotated[
         bool, typer.Option("--register/--no-register", help="Tell the DataMapper of this machine.")
     ] = True,
-    allow_shutdown: Annotated[
-        bool, typer.Option("--allow-shutdown", help="Let any client stop the server, as LROSE's.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+    allow_shutdown: AllowShutdown = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve latest_data_info, as LROSE's DsLdataServer does, until Ctrl-C or SIGTERM."""
-    from penstock.protocols.lrose.serving import ServerThread  # noqa: PLC0415 - for this only
-    from penstock.registry.latest_server import LdataServer, LdataServerOptions  # noqa: PLC0415
+    from penstock.registry.latest_server import LdataServer, LdataServerOptions  # noqa: PLC0415 - for this only
 
     if not quiet:
         logging.getLogger("penstock.protocols.lrose").setLevel(logging.INFO)
@@ -320,19 +315,11 @@ def serve_ldata(
         "datamapper": str(register).lower(),
         "allow_shutdown": str(allow_shutdown).lower(),
     }
-    said = {option: str(value) for option, value in given.items() if value is not None}
-    options = parse_options(
-        URL("ldata server", "serve ldata", None, None, "", said), LdataServerOptions
-    )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with ServerThread(lambda: LdataServer(options)) as thread:
-        typer.echo(f"serving the latest_data_info below {options.root} at {thread.address}")
-        sys.stdout.flush()
-        while not stop.wait(0.2) and not thread.server.stop_requested.is_set():
-            pass
-        books = thread.statistics()
+    options = checked_options("ldata", given, LdataServerOptions)
+    books = serve_until_stopped(
+        lambda: LdataServer(options),
+        lambda it: f"serving the latest_data_info below {options.root} at {it.address}",
+    ).statistics()
     typer.echo(
         f"stopped: {books.clients_seen:,} clients, {books.requests:,} requests, "
         f"{books.replies:,} answered"

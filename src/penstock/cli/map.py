@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -20,10 +18,10 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from penstock.cli.output import console, note, one_line
+from penstock.cli.server_options import AllowShutdown, Host, MaxClients, Quiet, checked_options
+from penstock.cli.serving_lrose import serve_until_stopped
 from penstock.cli.stopping import StopSign, stop_on_signal
 from penstock.core.errors import PenstockError
-from penstock.core.options import parse_options
-from penstock.core.url import URL
 from penstock.protocols.lrose.datamapper_client import DataMapClient, below_data_dir
 from penstock.queue.storage import storage_errors
 from penstock.registry import data_map_listing as listing
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.protocols.lrose.datamapper_info import DataSetInfo
-    from penstock.registry.data_map_options import MapServerOptions
-    from penstock.registry.data_map_server import DataMapServer
 
 __all__ = ["add_to", "serve_datamapper"]
 
@@ -300,7 +296,7 @@ def serve_datamapper(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the map in this file, in LROSE's own form."),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(help="The port; 0 takes any that is free.", show_default="5434"),
@@ -320,17 +316,16 @@ def serve_datamapper(
         ),
     ] = None,
     max_entries: Annotated[int, typer.Option(help="Data sets in the map, at most.")] = 10_000,
-    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 256,
-    allow_shutdown: Annotated[
-        bool, typer.Option("--allow-shutdown", help="Let any client stop the server, as LROSE's.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+    max_clients: MaxClients = 256,
+    allow_shutdown: AllowShutdown = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve the map of a site's data, as LROSE's DataMapper does, until Ctrl-C or SIGTERM.
 
     LROSE's programs and Penstock's register here what they write; `penstock map` shows it.
     """
     from penstock.registry.data_map_options import MapServerOptions  # noqa: PLC0415 - as needed
+    from penstock.registry.data_map_server import DataMapServer  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.registry").setLevel(logging.INFO)
@@ -345,32 +340,15 @@ def serve_datamapper(
         "max_clients": max_clients,
         "allow_shutdown": allow_shutdown,
     }
-    said = {name: str(value) for name, value in given.items() if value is not None}
-    options = parse_options(
-        URL("datamapper server", "serve datamapper", None, None, "", said), MapServerOptions
+    options = checked_options("datamapper", given, MapServerOptions)
+    kept = "" if options.state is None else f", kept in {options.state}"
+    server = serve_until_stopped(
+        lambda: DataMapServer(options),
+        lambda it: f"serving a data map at {it.address}: {len(it.map):,} data sets{kept}",
     )
-    server = asyncio.run(_serve(options))
     books = server.map_statistics()
     typer.echo(
         f"stopped: {len(server.map):,} data sets, {books.requests:,} requests "
         f"({books.registered:,} registered, {books.asked + books.relayed:,} asked, "
         f"{books.deleted:,} deleted, {books.refused:,} refused)"
     )
-
-
-async def _serve(options: MapServerOptions) -> DataMapServer:
-    from penstock.registry.data_map_server import DataMapServer  # noqa: PLC0415 - as needed
-
-    server = DataMapServer(options)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop_requested.set)
-    await server.start()
-    kept = "" if options.state is None else f", kept in {options.state}"
-    typer.echo(f"serving a data map at {server.address}: {len(server.map):,} data sets{kept}")
-    sys.stdout.flush()
-    try:
-        await server.stop_requested.wait()
-    finally:
-        await server.close()
-    return server

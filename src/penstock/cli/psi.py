@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from penstock.cli.output import console, note
+from penstock.cli.server_options import Host, MaxClients, Quiet
 from penstock.cli.stopping import Ending
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, format_time
@@ -136,7 +137,7 @@ def serve_psi(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The store of that name in STORE.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 11411,
     transport: Annotated[str, typer.Option(help="tcp, udp or pipe.")] = "tcp",
     data_port: Annotated[
@@ -145,8 +146,8 @@ def serve_psi(
     quota: Annotated[
         str | None, typer.Option(metavar="RATE", help="Bytes of all clients, such as 1MB/s.")
     ] = None,
-    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 64,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+    max_clients: MaxClients = 64,
+    quiet: Quiet = False,
 ) -> None:
     """Serve a store to psi's importers and ours, until Ctrl-C or SIGTERM.
 

@@ -7,22 +7,23 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.copying import describe
+from penstock.cli.display import LOOK, Display
 from penstock.cli.messages import LOST
-from penstock.cli.output import error_console, note
+from penstock.cli.output import note
 from penstock.cli.stopping import stop_on_signal
 from penstock.core.units import format_size
 from penstock.relay import Relays, load_relays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.relay import RelayStatus
 
@@ -30,10 +31,6 @@ __all__ = ["add_to"]
 
 #: Seconds that relays have to finish what they have in hand after Ctrl-C.
 _GRACE = 10.0
-#: Seconds between two looks at them, and between two lines of each.
-_LOOK = 0.25
-_LINE_EVERY = 5.0
-_JSON_EVERY = 1.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,7 +60,7 @@ def relay(
         with stop_on_signal(_GRACE + 5) as stop, _Display(progress, relays.statuses) as shown:
             while not relays.are_over and not stop():
                 shown.look()
-                time.sleep(_LOOK)
+                time.sleep(LOOK)
             relays.stop(_GRACE)
         statuses = relays.statuses()
         _finish(progress, statuses)
@@ -88,49 +85,20 @@ def _finish(progress: str, statuses: list[RelayStatus]) -> None:
         typer.echo(f"{one.name}: {one.state}{why}: {describe(one.books)}")
 
 
-class _Display:
-    """Shows relays while they run: a table, lines for a log file, JSON, or nothing."""
+class _Display(Display):
+    """Shows relays while they run."""
 
     def __init__(self, kind: str, statuses: Callable[[], list[RelayStatus]]) -> None:
+        super().__init__(kind, refresh=4)
         self._statuses = statuses
-        self._kind = kind
-        self._said: dict[str, tuple[str, float]] = {}
         self._rates = _Rates()
-        self._live: Live | None = None
-        if kind == "auto" and error_console.is_terminal:
-            self._live = Live(
-                console=error_console, refresh_per_second=4, get_renderable=self._table
-            )
 
-    def __enter__(self) -> _Display:  # noqa: PYI034 - nobody derives from it
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def look(self) -> None:
-        """Show what is new, if it is time to."""
-        if self._live is not None or self._kind == "none":
-            return
-        every = _JSON_EVERY if self._kind == "json" else _LINE_EVERY
-        now = time.monotonic()
+    def _news(self) -> Iterator[tuple[dict[str, Any], str]]:
         for one in self._statuses():
-            state, at = self._said.get(one.name, ("", 0.0))
-            if state == one.state and now - at < every:
-                continue
-            self._said[one.name] = one.state, now
-            if self._kind == "json":
-                typer.echo(json.dumps({"event": "progress", **one.as_dict()}))
-            else:
-                line = f"{one.name}: {one.state}: {describe(one.books)}"
-                error_console.print(line, soft_wrap=True, markup=False)
-        if self._kind == "json":
-            sys.stdout.flush()
+            if self._is_due(one.name, one.state):
+                yield one.as_dict(), f"{one.name}: {one.state}: {describe(one.books)}"
 
-    def _table(self) -> Table:
+    def _view(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("relay")
         table.add_column("state")
@@ -142,7 +110,7 @@ class _Display:
             books = one.books
             lost = f"{books.lost:,}"
             table.add_row(
-                one.name,
+                Text(one.name),  # brackets are data, not markup
                 f"[yellow]{one.state}[/]" if one.trouble else one.state,
                 f"{books.copied:,}",
                 format_size(books.bytes),

@@ -14,10 +14,9 @@ from penstock.cli.latest import serve_ldata
 from penstock.cli.map import serve_datamapper
 from penstock.cli.output import note
 from penstock.cli.psi import serve_psi
+from penstock.cli.server_options import Host, MaxClients, MaxQueue, Quiet, checked_options
 from penstock.cli.serving_fmqp import serve_fmqp
 from penstock.cli.stopping import Ending
-from penstock.core.options import parse_options
-from penstock.core.url import URL
 
 __all__ = ["add_to"]
 
@@ -39,7 +38,7 @@ def serve_flight(
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="Serve the queues and logs below this directory.")
     ],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8815,
     bulk_port: Annotated[
         str | None,
@@ -58,13 +57,11 @@ def serve_flight(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Let in who knows the token in this file.")
     ] = None,
-    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 64,
+    max_clients: MaxClients = 64,
     max_message: Annotated[
         str, typer.Option(metavar="SIZE", help="The largest batch that a client may send.")
     ] = "64M",
-    max_queue: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest queue that a client may create.")
-    ] = "1G",
+    max_queue: MaxQueue = "1G",
     idle: Annotated[
         str,
         typer.Option(metavar="TIME", help="Forget readers and writers not heard of for so long."),
@@ -76,7 +73,7 @@ def serve_flight(
         bool,
         typer.Option("--insecure", help="Serve other machines without asking for a token."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve queues and logs over Arrow Flight, until Ctrl-C or SIGTERM.
 
@@ -102,16 +99,13 @@ def serve_flight(
         "read_only": read_only,
         "insecure": insecure,
     }
-    said = {name: str(value) for name, value in given.items() if value is not None}
-    options = parse_options(
-        URL("flight server", "serve flight", None, None, "", said), ServerOptions
-    )
+    options = checked_options("flight", given, ServerOptions)
     ending = Ending()
     server = FlightServer(options)
     typer.echo(f"serving {options.root} at {server.url}")
     sys.stdout.flush()
     ending.wait()
-    is_whole = server.close()
+    is_whole = server.stop()
     books = server.statistics()
     typer.echo(
         f"stopped: {books.clients_seen:,} connections, {books.messages_out:,} messages sent, "

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.core.options import parse_options
-from penstock.core.url import URL
-
-if TYPE_CHECKING:
-    from penstock.protocols.lrose.fmq_server import FmqServerOptions
-    from penstock.protocols.lrose.sessions import ServerStatistics
+from penstock.cli.server_options import (
+    AllowShutdown,
+    Host,
+    MaxClients,
+    MaxQueue,
+    Quiet,
+    checked_options,
+)
+from penstock.cli.serving_lrose import serve_until_stopped
 
 __all__ = ["serve_fmqp"]
 
@@ -25,7 +25,7 @@ def serve_fmqp(
     root: Annotated[
         Path, typer.Option(metavar="DIR", help="Serve the queues below this directory.")
     ],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(help="The port; 0 takes any that is free.", show_default="5443"),
@@ -33,13 +33,11 @@ def serve_fmqp(
     layout: Annotated[
         str, typer.Option(help="The layout of queues that clients create: classic or wide.")
     ] = "classic",
-    max_clients: Annotated[int, typer.Option(help="Clients served at the same time.")] = 256,
+    max_clients: MaxClients = 256,
     max_message: Annotated[
         str, typer.Option(metavar="SIZE", help="The largest request that a client may send.")
     ] = "64M",
-    max_queue: Annotated[
-        str, typer.Option(metavar="SIZE", help="The largest queue that a client may create.")
-    ] = "1G",
+    max_queue: MaxQueue = "1G",
     idle: Annotated[
         str, typer.Option(metavar="TIME", help="Cut off clients that are silent for so long.")
     ] = "1h",
@@ -50,10 +48,8 @@ def serve_fmqp(
         bool,
         typer.Option("--shared-memory", help="Serve queues in shared memory, by any key, too."),
     ] = False,
-    allow_shutdown: Annotated[
-        bool, typer.Option("--allow-shutdown", help="Let any client stop the server, as LROSE's.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log problems only.")] = False,
+    allow_shutdown: AllowShutdown = False,
+    quiet: Quiet = False,
 ) -> None:
     """Serve queues to LROSE's programs and ours, as DsFmqServer does, until Ctrl-C or SIGTERM.
 
@@ -61,7 +57,7 @@ def serve_fmqp(
     can reach the port can read, and write.
     """
     from penstock.protocols.lrose.addresses import default_port  # noqa: PLC0415 - as needed
-    from penstock.protocols.lrose.fmq_server import FmqServerOptions  # noqa: PLC0415
+    from penstock.protocols.lrose.fmq_server import FmqServerOptions, fmq_server  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.protocols.lrose").setLevel(logging.INFO)
@@ -78,29 +74,12 @@ def serve_fmqp(
         "shared_memory": shared_memory,
         "allow_shutdown": allow_shutdown,
     }
-    said = {name: str(value) for name, value in given.items()}
-    options = parse_options(
-        URL("fmqp server", "serve fmqp", None, None, "", said), FmqServerOptions
-    )
-    books = asyncio.run(_serve(options))
+    options = checked_options("fmqp", given, FmqServerOptions)
+    books = serve_until_stopped(
+        lambda: fmq_server(options),
+        lambda server: f"serving {options.root} at fmqp://{server.address}",
+    ).statistics()
     typer.echo(
         f"stopped: {books.clients_seen:,} connections, {books.requests:,} requests, "
         f"{books.errors:,} of them refused"
     )
-
-
-async def _serve(options: FmqServerOptions) -> ServerStatistics:
-    from penstock.protocols.lrose.fmq_server import fmq_server  # noqa: PLC0415 - as needed
-
-    server = fmq_server(options)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop_requested.set)
-    await server.start()
-    typer.echo(f"serving {options.root} at fmqp://{server.address}")
-    sys.stdout.flush()
-    try:
-        await server.stop_requested.wait()
-    finally:
-        await server.close()
-    return server.statistics()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from penstock.core.batch import Batch, batch_from_messages, messages_from_batch
+from penstock.core.closing import Closable
 from penstock.core.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
@@ -60,7 +60,7 @@ class Bounds(NamedTuple):
     end: int
 
 
-class _Endpoint(ABC):
+class _Endpoint(Closable):
     """What readers and writers share: a URL, closing, and being a context manager."""
 
     #: Fields of `Message` that this endpoint has no place for, and what becomes of each, in
@@ -70,21 +70,6 @@ class _Endpoint(ABC):
     def __init__(self, url: str) -> None:
         #: The URL it was opened by.
         self.url = url
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back. Closing twice is fine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.core.errors import InvalidOption
 from penstock.core.units import parse_duration, parse_size
@@ -13,12 +14,21 @@ from penstock.core.units import parse_duration, parse_size
 if TYPE_CHECKING:
     from penstock.core.url import URL
 
-__all__ = ["Duration", "Options", "Size", "parse_options"]
+__all__ = ["Directory", "Duration", "Options", "Size", "parse_options"]
+
+
+def _is_there(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ValueError(f"there is no directory {folder}")
+    return folder
+
 
 #: Bytes, written as `4096`, `64k`, `10M` or `1G`.
 Size = Annotated[int, BeforeValidator(parse_size)]
 #: Seconds, written as `5`, `5s`, `10ms` or `2m`.
 Duration = Annotated[float, BeforeValidator(parse_duration)]
+#: A directory that is there.
+Directory = Annotated[Path, AfterValidator(_is_there)]
 
 
 class Options(BaseModel):

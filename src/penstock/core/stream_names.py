@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from penstock.core.stream_id import (
     ForwardDestination,
     StreamId,
 )
+from penstock.core.whole_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,20 +172,11 @@ class StreamNames:
             paths.setdefault(path, []).append(name)
         document = {"version": _FORMAT_VERSION, "paths": paths}
         content = json.dumps(document, ensure_ascii=False, indent=1).encode()
-        # Not the final name, and not one that another process could choose too.
-        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
         try:
             if len(content) > MAX_FILE_BYTES:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # noqa: TRY301  # one report
             file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with unfinished.open("xb") as stream:
-                    stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                unfinished.replace(file)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            write_whole(file, content, sync=True, is_shared=True)
         except OSError as error:
             hint = f"at most {MAX_FILE_BYTES:,} bytes of names are kept: remove some"
             raise StorageError(

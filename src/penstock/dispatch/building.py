@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.closing import Closable
 from penstock.dispatch.access import Access, Rule
 from penstock.dispatch.config import SERVICES_LEG
 from penstock.dispatch.dispatcher import Dispatcher
@@ -46,7 +47,7 @@ _CHANGE: Final = "uprotocol.core.usubscription.v4.Subscription"
 
 
 @dataclass
-class Bus:
+class Bus(Closable):
     """A dispatcher and what belongs to it."""
 
     config: BusConfig
@@ -78,12 +79,6 @@ class Bus:
             self.dispatcher.close()
         finally:
             self.table.close()
-
-    def __enter__(self) -> Bus:  # noqa: PYI034 - nobody derives from it
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check(config: BusConfig) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.protocols.uprotocol import UUID7
-    from penstock.queue.log.options import Sync
     from penstock.queue.log.writer import LogWriter
+    from penstock.queue.options import Sync
 
 __all__ = ["DeadLetters"]
 

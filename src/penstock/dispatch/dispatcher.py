@@ -7,9 +7,10 @@ import logging
 import random
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, PenstockError, Unsupported
 from penstock.dispatch.access import Access
 from penstock.dispatch.admission import Admission, Intake
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.tokens import Tokens
     from penstock.protocols.uprotocol import UUID7
     from penstock.protocols.uprotocol.transports import Leg
-    from penstock.queue.log.options import Sync
+    from penstock.queue.options import Sync
 
 __all__ = ["Dispatcher"]
 
@@ -54,7 +55,7 @@ _MOST_LEGS: Final = 1024
 _LOOK: Final = 0.01
 
 
-class Dispatcher:
+class Dispatcher(Closable):
     """Takes messages from legs, keeps them, and delivers them: at least once, or says why not.
 
     With `threads=False` nothing happens by itself: `step` does all that is due at this moment of
@@ -324,12 +325,6 @@ class Dispatcher:
         finally:
             self._quarantine.close()
             self.dead_letters.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- for people -----------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol import UMessage
     from penstock.protocols.uprotocol.transports import Ingest
-    from penstock.queue.log.options import Sync
+    from penstock.queue.options import Sync
 
 __all__ = ["Outlets", "ReceiverInfo"]
 

@@ -6,9 +6,10 @@ import contextlib
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption, LockTimeout, NotFound
 from penstock.core.units import format_time
 from penstock.dispatch.building import build
@@ -84,7 +85,7 @@ def save_letters_to_retry(state: Path, ids: list[str]) -> None:
     save_notes(state / _AGAIN, json.dumps(ids).encode(), sync=True)
 
 
-class Running:
+class Running(Closable):
     """A dispatcher with threads, a lock on its state, and a socket to ask it by."""
 
     def __init__(self, config: BusConfig, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -202,12 +203,6 @@ class Running:
         """
         self.stop()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _address(question: dict[str, Any], name: str) -> UUri:

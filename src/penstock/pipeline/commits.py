@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,9 +21,9 @@ from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import DamagedQueue, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
+from penstock.core.whole_files import sync_names, write_whole
 from penstock.pipeline.file_names import file_name
 from penstock.pipeline.staging import Staged, staged_batches
-from penstock.queue.log.settings import sync_names
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -104,16 +103,10 @@ class Notes:
         for old in list(self._queries)[:-_MOST_QUERIES]:
             del self._queries[old]
         stored = {query: note._asdict() for query, note in self._queries.items()}
-        # Only who has the stream open for writing gets here, so one name is enough.
-        unfinished = self._path.with_name(f"{self._path.name}.new")
+        text = json.dumps({"version": 1, "queries": stored}).encode()
         with storage_errors("writing", str(self._path)):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("w", encoding="utf-8") as file:
-                json.dump({"version": 1, "queries": stored}, file)
-                file.flush()
-                if not note.is_done:
-                    os.fsync(file.fileno())
-            unfinished.rename(self._path)
+            write_whole(self._path, text, sync=not note.is_done)
             if not note.is_done:
                 sync_names(self._path.parent)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import secrets
 import struct
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.whole_files import make_whole
 from penstock.queue.cursor_entries import ENTRY_SIZE
 from penstock.queue.cursors import CursorTable
 from penstock.queue.storage import storage_errors
@@ -28,7 +29,7 @@ _VERSION: Final = 1
 _MOST_ENTRIES: Final = 65536
 
 
-class CursorFile:
+class CursorFile(Closable):
     """A table of cursors in a file of its own, for those that have no other place for it."""
 
     def __init__(self, path: str, count: int = 128) -> None:
@@ -91,45 +92,16 @@ class CursorFile:
         self._map.close()
         self._close_fd()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _open_or_make(path: str, count: int) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        _make(path, count)
+        head = _HEADER.pack(_MAGIC, _VERSION, count).ljust(_HEADER_SIZE, b"\0")
+        # Written, not left as a hole: a store to the mapping then needs no space on the disk.
+        make_whole(Path(path), head + bytes(count * ENTRY_SIZE))
     return os.open(path, flags)
-
-
-def _make(path: str, count: int) -> None:
-    """Make a whole file under another name first: under its own there is never half of one."""
-    directory = Path(path).parent
-    directory.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(f"{path}.{os.getpid()}-{secrets.token_hex(4)}.new")
-    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(_HEADER.pack(_MAGIC, _VERSION, count).ljust(_HEADER_SIZE, b"\0"))
-            # Written, not left as a hole: a store to the mapping then needs no space on the disk.
-            file.write(bytes(count * ENTRY_SIZE))
-            file.flush()
-            os.fsync(fd)
-        # A link, since a rename would replace the file of somebody who was quicker.
-        with contextlib.suppress(FileExistsError):
-            os.link(unfinished, path)
-    finally:
-        unfinished.unlink()
-    names = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(names)
-    finally:
-        os.close(names)
 
 
 def _check_file(path: str, fd: int) -> int:

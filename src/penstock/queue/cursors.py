@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from penstock.core.closing import Closable
 from penstock.core.errors import (
     Closed,
     CursorInUse,
@@ -69,7 +70,7 @@ class CursorEntry(NamedTuple):
     alive: bool
 
 
-class CursorTable:
+class CursorTable(Closable):
     """Positions in mapped memory, each owned by at most one process at a time.
 
     The kernel knows who is alive: an owner holds a lock that ends with the process, however that
@@ -195,12 +196,6 @@ class CursorTable:
                     cursor.release()
                 self._locks.close()
         self._entries.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _allocating(self, timeout: float) -> Iterator[None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, InstanceOf
 
+from penstock.core.stream_id import StreamId
 from penstock.core.units import parse_duration
 
-__all__ = ["Creation", "Patience"]
+__all__ = ["Creation", "HeldReaders", "OwnStream", "Patience", "Sync", "SyncOption"]
 
 
 class Creation(StrEnum):
@@ -32,3 +33,36 @@ def _patience(value: str | float) -> float:
 
 #: Seconds, or `true` for ever.
 Patience: TypeAlias = Annotated[float, BeforeValidator(_patience)]
+
+
+def _names(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    if not all(names):
+        raise ValueError("is a list of names, as in hold=archive,display")
+    return names
+
+
+#: Readers that a writer waits for.
+HeldReaders: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+def _stream(value: object) -> object:
+    return StreamId.parse(value) if isinstance(value, str) else value
+
+
+#: The stream of messages that have none of their own.
+OwnStream: TypeAlias = Annotated[InstanceOf[StreamId] | None, BeforeValidator(_stream)]
+
+#: When messages are brought to the disk: never, after every call, or every so many seconds.
+Sync: TypeAlias = Literal["none", "batch"] | float
+
+
+def _sync(value: object) -> object:
+    if value in {"none", "batch"} or not isinstance(value, str | int | float):
+        return value
+    return parse_duration(value) or "batch"  # no time between is: after every call
+
+
+SyncOption: TypeAlias = Annotated[Sync, BeforeValidator(_sync)]

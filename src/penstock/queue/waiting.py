@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, cast
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, PenstockError
 from penstock.core.interfaces import (
     FIRST_PAUSE,
@@ -49,7 +50,7 @@ def wait_any(readers: Iterable[Reader], timeout: float | None = None) -> list[Re
         return waiter.wait(every, timeout)
 
 
-class Waiter:
+class Waiter(Closable):
     """Waits for many readers, as `wait_any` does, until another thread interrupts it.
 
     For one thread, but for `interrupt`. A forked process makes its own.
@@ -104,12 +105,6 @@ class Waiter:
     def close(self) -> None:
         """End its threads, where many readers needed some."""
         self._group.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _has_news(reader: Reader) -> bool:

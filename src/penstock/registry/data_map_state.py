@@ -6,10 +6,10 @@ The file is the one that LROSE's DataMapper keeps: its entries, 864 bytes each, 
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Malformed, StorageError
+from penstock.core.whole_files import write_whole
 from penstock.protocols.lrose.datamapper_info import INFO_SIZE, DataSetInfo
 from penstock.queue.storage import storage_errors
 from penstock.registry.data_map import MapFull
@@ -25,7 +25,6 @@ __all__ = ["load_state", "save_state", "state_bytes"]
 log = logging.getLogger(__name__)
 
 _DAMAGED: Final = ".damaged"
-_UNFINISHED: Final = ".new"
 
 
 def state_bytes(infos: Iterable[DataSetInfo]) -> bytes:
@@ -40,17 +39,8 @@ def save_state(path: Path, content: bytes) -> None:
 
     :raises StorageError: the operating system refuses.
     """
-    # One name: what a killed process left there is overwritten, and does not pile up.
-    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
     with storage_errors("writing", str(path)):
-        try:
-            with unfinished.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(path, content, sync=True)
 
 
 def load_state(path: Path, into: DataMap) -> int:

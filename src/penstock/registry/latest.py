@@ -10,9 +10,10 @@ import logging
 import os
 import time as clock_time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption
 from penstock.protocols.lrose.ldata_info import NONE, UNKNOWN, LatestInfo
 from penstock.registry.latest_files import write_files
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _SECOND: Final = 1_000_000_000
 
 
-class LatestDataInfo:
+class LatestDataInfo(Closable):
     """The latest_data_info of one directory, to be written or read. For one thread at a time.
 
     `settings` says which of LROSE's forms are used. With a `label` the place of reading is kept,
@@ -193,12 +194,6 @@ class LatestDataInfo:
             self._reader.close()
             if self._map is not None:
                 self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def info_about(

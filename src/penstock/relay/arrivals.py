@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.closing import Closable
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import NotFound, Unsupported
 from penstock.core.position import Position
@@ -75,7 +76,7 @@ def arrived(
         return found, now
 
 
-class _Target:
+class _Target(Closable):
     """The target, opened for reading for a moment."""
 
     def __init__(self, url: str, options: dict[str, str]) -> None:
@@ -90,7 +91,7 @@ class _Target:
             self._reader = open_reader(place, Position.START, **options)
             self.bounds = self._reader.bounds()
         except (NotFound, Unsupported):
-            self.__exit__()
+            self.close()
 
     def rows(self, start: int, end: int, fields: list[str]) -> Iterator[tuple[object, ...]]:
         assert self._reader is not None
@@ -100,10 +101,7 @@ class _Target:
             if batch.column("seq")[-1].as_py() >= end - 1:
                 return
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()

@@ -13,13 +13,14 @@ import os
 import struct
 import zlib
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from penstock.core.closing import Closable
 from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.whole_files import make_whole
 from penstock.queue.liveness import LockFile
-from penstock.queue.log.settings import sync_names
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def runs_of(seqs: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
     return tuple((int(seqs[a]), b - a) for a, b in pairwise(edges))
 
 
-class Journal:
+class Journal(Closable):
     """The file where one relay keeps its notes. For one process at a time."""
 
     def __init__(self, path: Path, source: str, target: str) -> None:
@@ -88,7 +89,8 @@ class Journal:
             raise InvalidOption("state", str(path), "the URLs are too long to be kept in it")
         with storage_errors("opening", str(path)):
             if not path.exists():
-                self._make()
+                head = _HEADER.pack(_MAGIC, _VERSION, len(self._between)) + self._between
+                make_whole(path, head.ljust(_PLACE_SIZE * (1 + _PLACES), b"\0"))
             self._locks = LockFile(str(path))
         try:
             self._fd = self._locks.fd
@@ -127,29 +129,6 @@ class Journal:
 
     def close(self) -> None:
         self._locks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _make(self) -> None:
-        """Make a whole file under another name first: under its own there is never half of one."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
-        with unfinished.open("wb") as file:
-            head = _HEADER.pack(_MAGIC, _VERSION, len(self._between)) + self._between
-            file.write(head.ljust(_PLACE_SIZE * (1 + _PLACES), b"\0"))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(unfinished, self.path)
-        except FileExistsError:
-            pass  # somebody was quicker
-        finally:
-            unfinished.unlink()
-        sync_names(self.path.parent)
 
     def _check(self) -> None:
         if not self._locks.try_lock(_LOCK):

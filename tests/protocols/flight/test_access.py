@@ -259,7 +259,7 @@ def test_a_stalled_client_does_not_keep_the_server_from_stopping(tmp_path: Path)
         assert reader.read(0) is not None  # and no more: the rest stays in the wire
         time.sleep(0.2)
         began = time.monotonic()
-        server.close(grace=0.5)
+        server.stop(grace=0.5)
         assert time.monotonic() - began < SOON
         reader.close()
 

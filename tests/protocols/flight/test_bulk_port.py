@@ -216,14 +216,17 @@ def test_a_writer_survives_cuts_at_any_moment(
             thread = threading.Thread(target=cut)
             thread.start()
             try:
-                for start in range(0, count, 200):
-                    writer.write_many([b"%d" % i for i in range(start, start + 200)])
+                written = 0
+                # On a busy machine there may be no time for a cut before all of them are written.
+                while written < count or (bulk.connections <= 2 and written < 100 * count):
+                    writer.write_many([b"%d" % i for i in range(written, written + 200)])
+                    written += 200
             finally:
                 done.set()
                 thread.join()
             assert bulk.connections > 2
-            assert writer.statistics().messages == count
-    assert payloads_of(f"log:{local}") == [b"%d" % i for i in range(count)]
+            assert writer.statistics().messages == written
+    assert payloads_of(f"log:{local}") == [b"%d" % i for i in range(written)]
 
 
 def test_a_write_after_a_restart_of_the_server_is_appended_once(tmp_path: Path) -> None:
@@ -322,7 +325,7 @@ def test_a_server_stops_at_once_although_a_writer_is_connected(tmp_path: Path) -
         for _ in range(3):
             writer.write(b"x")
         began = time.monotonic()
-        assert server.close()
+        assert server.stop()
         assert time.monotonic() - began < 2
         with pytest.raises(ConnectionLost):
             writer.write(b"x")
@@ -338,7 +341,7 @@ def test_a_server_stops_although_a_writer_waits_for_a_reader(tmp_path: Path) -> 
         with background(writer.write_many, [b"y"] * 100) as call:
             assert waits(call)
             began = time.monotonic()
-            assert server.close()
+            assert server.stop()
             assert time.monotonic() - began < SOON
             assert call.exception(SOON) is not None
         assert writer.statistics().messages == 64
@@ -443,5 +446,5 @@ def test_who_connects_and_says_nothing_is_not_waited_for(tmp_path: Path) -> None
                 for i in range(3):
                     assert writer.write(b"x") == i
             began = time.monotonic()
-            assert server.close()
+            assert server.stop()
         assert time.monotonic() - began < 2

@@ -239,7 +239,7 @@ def test_a_log_whose_newest_segment_is_sealed_goes_on_in_a_new_one(tmp_path: Pat
 def test_leftovers_of_a_writer_that_died_are_removed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log_writer(log).close()
-    leftovers = [log / f".{path_of(log, 8).name}.123.new", log / "log.json.123.new"]
+    leftovers = [log / f".{path_of(log, 8).name}.123.new", log / "log.json.new"]
     mine = log / "notes.txt"
     for file in (*leftovers, mine):
         file.write_bytes(b"half of something")

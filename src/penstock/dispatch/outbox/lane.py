@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.outbox.latest import Keyed
     from penstock.dispatch.outbox.records import Columns, Item
     from penstock.dispatch.outbox.state_file import LaneState
-    from penstock.queue.log.options import Sync
+    from penstock.queue.options import Sync
 
 __all__ = ["Lane", "LaneOptions"]
 

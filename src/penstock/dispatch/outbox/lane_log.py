@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue
 from penstock.core.position import Position
+from penstock.core.whole_files import sync_names
 from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import numbers_of
-from penstock.queue.log.settings import sync_names
 from penstock.queue.log.writer import open_log_writer
 from penstock.queue.storage import storage_errors
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.message import Message
-    from penstock.queue.log.options import Sync
     from penstock.queue.log.reader import LogReader
     from penstock.queue.log.writer import LogWriter
+    from penstock.queue.options import Sync
 
 __all__ = ["LaneLog"]
 

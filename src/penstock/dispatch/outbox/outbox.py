@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
 from penstock.dispatch.outbox.books import OutboxBooks
 from penstock.dispatch.outbox.choosing import in_order_of_arrival, in_order_of_priority
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.dispatch.outbox.lane import Lane
     from penstock.dispatch.outbox.latest import Latest
-    from penstock.queue.log.options import Sync
+    from penstock.queue.options import Sync
 
 __all__ = ["Appended", "Order", "Outbox"]
 
@@ -50,7 +51,7 @@ class Appended(NamedTuple):
     superseded: int = 0
 
 
-class Outbox:
+class Outbox(Closable):
     """The durable queue of one receiver. Safe to share between threads.
 
     A message is stored when `append` returns: it then outlives this process, and with `sync` the
@@ -396,9 +397,3 @@ class Outbox:
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed(f"the outbox {self.folder} was closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

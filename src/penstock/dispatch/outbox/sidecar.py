@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import struct
 import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.whole_files import write_whole
 from penstock.dispatch.outbox.records import CLASSES
 from penstock.dispatch.outbox.settled import BLOCK, Reason
 from penstock.queue.log.recovery import set_aside
@@ -63,18 +62,8 @@ def save_notes(path: Path, data: bytes, *, sync: bool) -> None:
 
     :raises StorageError: the operating system refuses.
     """
-    unfinished = path.with_name(f"{path.name}.new")
     with storage_errors("writing", str(path)):
-        try:
-            with unfinished.open("wb") as file:
-                file.write(data)
-                file.flush()
-                if sync:
-                    os.fdatasync(file.fileno())
-            unfinished.rename(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                unfinished.unlink()
+        write_whole(path, data, sync=sync)
 
 
 def load_notes(path: Path) -> tuple[dict[int, LaneNotes], DamagedQueue | None]:

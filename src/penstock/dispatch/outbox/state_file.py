@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -11,10 +10,10 @@ import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.whole_files import sync_names, write_whole
 from penstock.dispatch.outbox.records import CLASSES
 from penstock.dispatch.outbox.settled import Reason, Settled
 from penstock.queue.log.recovery import set_aside
-from penstock.queue.log.settings import sync_names
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -168,21 +167,11 @@ def _slot(data: bytes, at: int) -> bytearray | None:
 
 
 def _make(path: Path, *, sync: bool) -> None:
-    """Make a whole file under another name first: under its own there is never half of one."""
-    unfinished = path.with_name(f"{path.name}.new")
     empty = bytes(8 * _WORDS)
     slot = (empty + _CRC.pack(zlib.crc32(empty))).ljust(_PAGE, b"\0")
     with storage_errors("creating", str(path)):
-        try:
-            with unfinished.open("wb") as file:
-                # Written, not left as a hole: a store to the mapping then needs no space.
-                file.write(_HEADER.pack(_MAGIC, _VERSION).ljust(_PAGE, b"\0") + slot + slot)
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
-            unfinished.rename(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                unfinished.unlink()
+        # Written, not left as a hole: a store to the mapping then needs no space.
+        head = _HEADER.pack(_MAGIC, _VERSION).ljust(_PAGE, b"\0")
+        write_whole(path, head + slot + slot, sync=sync)
         if sync:
             sync_names(path.parent)

@@ -13,6 +13,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.whole_files import sync_names
 from penstock.dispatch.outbox.sidecar import save_notes
 from penstock.queue.storage import storage_errors
 
@@ -104,6 +105,7 @@ class Journal:
         lines = [_line(record) for record in records]
         save_notes(self._path, b"".join(lines), sync=True)
         with storage_errors("opening", str(self._path)):
+            sync_names(self._path.parent)  # or what is appended now is lost with the name
             self._file.close()
             self._file = self._path.open("a+b", buffering=0)
         self._lines = len(lines)

@@ -6,9 +6,9 @@ import ipaddress
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from penstock.core.options import Duration, Options, Size
+from penstock.core.options import Directory, Duration, Options, Size
 from penstock.queue.options import Patience  # noqa: TC001 - pydantic reads it
 
 __all__ = ["DEFAULT_PORT", "ClientOptions", "ServerOptions", "is_loopback"]
@@ -51,7 +51,7 @@ class ServerOptions(Options):
     """What a server serves, to whom, and how much of it."""
 
     #: The directory that all streams are below.
-    root: Path
+    root: Directory
     host: str = "127.0.0.1"
     #: 0: any that is free.
     port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
@@ -74,13 +74,6 @@ class ServerOptions(Options):
     read_only: bool = False
     #: Let everybody in who can reach the port, from other machines too.
     insecure: bool = False
-
-    @field_validator("root")
-    @classmethod
-    def _is_directory(cls, root: Path) -> Path:
-        if not root.is_dir():
-            raise ValueError(f"there is no directory {root}")
-        return root
 
 
 def is_loopback(host: str) -> bool:

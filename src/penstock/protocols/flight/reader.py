@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
+from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.position import Position
@@ -34,8 +35,6 @@ from penstock.protocols.flight.wire import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
@@ -55,7 +54,7 @@ _BETWEEN_ACKNOWLEDGEMENTS: Final = 0.05
 _BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class FlightReader(Reader):
+class FlightReader(Concluding, Reader):
     """Reads a stream behind a Flight server.
 
     A call takes what is there, batch by batch and no faster than it is read. It says by itself
@@ -348,19 +347,6 @@ class FlightReader(Reader):
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
-
-    def close(self) -> None:
-        """Say that everything read so far is done, and give everything back."""
-        self._close(finished=True)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # What was being worked on when it failed is not done: a held reader gets it again.
-        self._close(finished=kind is None)
 
     def _close(self, *, finished: bool) -> None:
         if self._is_closed:

@@ -7,12 +7,13 @@ import json
 import logging
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
 
 from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
 from penstock.protocols.flight.access import Clients, TokenGate, load_token
 from penstock.protocols.flight.answering import Answers
@@ -27,7 +28,6 @@ from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from penstock.core.batch import Batch
     from penstock.protocols.flight.wire import Outcome
@@ -89,7 +89,7 @@ class _Traffic:
             self.bytes_in += size
 
 
-class FlightServer:
+class FlightServer(Closable):
     """Serves the streams below a directory until it is closed. It serves as soon as it is made.
 
     :raises InvalidOption: others could reach it, and no token is asked for.
@@ -174,8 +174,12 @@ class FlightServer:
             bulk=0 if self._bulk is None else len(self._bulk),
         )
 
-    def close(self, grace: float = _GRACE) -> bool:
-        """Stop: end what is under way, close every stream. False: some client did not let go.
+    def close(self) -> None:
+        """End what is under way, and give everything back. Closing twice is fine."""
+        self.stop()
+
+    def stop(self, grace: float = _GRACE) -> bool:
+        """Close, and tell whether that is all. False: some client did not let go.
 
         Its call stays until the process ends; nothing of it is in use any more.
         """
@@ -190,17 +194,6 @@ class FlightServer:
         self._rounds.join(grace)
         self._answers.close()
         return not ending.is_alive()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<FlightServer {self.url}>"

@@ -9,8 +9,9 @@ import socket
 import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from penstock.core.closing import Closable
 from penstock.core.errors import ConnectionLost, Malformed
 from penstock.protocols.lrose.ds_message import (
     Category,
@@ -24,7 +25,6 @@ from penstock.protocols.lrose.sku import Decoder, Frame, encode_header, keep_mem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "client_count", "ping"]
 
@@ -41,7 +41,7 @@ _LARGE: Final = 1 << 15
 T = TypeVar("T")
 
 
-class Connection:
+class Connection(Closable):
     """One connection: a request, then its reply. Not safe to share between threads.
 
     After an error it is closed: what was under way cannot be told from what comes next.
@@ -234,17 +234,6 @@ class Connection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _timeval(seconds: float) -> tuple[int, int]:

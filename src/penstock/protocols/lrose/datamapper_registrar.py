@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption
 from penstock.protocols.lrose.datamapper_client import DataMapClient, is_active
 from penstock.protocols.lrose.datamapper_info import NO_LEAD
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["DEFAULT_INTERVAL", "Registrar", "RegistrarStatistics"]
 
@@ -37,7 +35,7 @@ class RegistrarStatistics(NamedTuple):
     error: str | None
 
 
-class Registrar:
+class Registrar(Closable):
     """Registers the latest data of one data set now and then, in a thread of its own.
 
     It never raises, and never holds its caller up: a map that is down, hangs or refuses is said
@@ -143,14 +141,3 @@ class Registrar:
         self._turn()
         assert self._thread is not None
         self._thread.join(patience)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
+from penstock.core.options import Directory, Duration, Size  # noqa: TC001 - pydantic reads them
 from penstock.protocols.lrose.addresses import default_port
 from penstock.protocols.lrose.fmq_session import FmqSession
 from penstock.protocols.lrose.fmq_shared import Shared
@@ -22,7 +21,7 @@ class FmqServerOptions(ServingOptions):
     """What the server of queues serves, and how much of it."""
 
     #: The directory that all queues are below.
-    root: Path
+    root: Directory
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default_factory=lambda: default_port("fmqp")
     )
@@ -37,13 +36,6 @@ class FmqServerOptions(ServingOptions):
     read_only: bool = False
     #: Serve queues in shared memory, too: any whose key a client can guess.
     shared_memory: bool = False
-
-    @field_validator("root")
-    @classmethod
-    def _is_directory(cls, root: Path) -> Path:
-        if not root.is_dir():
-            raise ValueError(f"there is no directory {root}")
-        return root
 
 
 def fmq_server(options: FmqServerOptions) -> DsServer:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, ConnectionLost, Malformed
 from penstock.core.url import URL
 from penstock.protocols.lrose.addresses import parse_address
@@ -35,7 +36,7 @@ _ANY_AGE: Final = -1
 _MOST_MISSED: Final = 100_000
 
 
-class LdataClient:
+class LdataClient(Closable):
     """One directory behind a server, to be read or written. For one thread at a time.
 
     When the connection broke, the next read makes a new one and goes on after the entry that was
@@ -214,12 +215,6 @@ class LdataClient:
                 log.debug("%s: closing: %s", self.url, error)
             self._drop()
         self._is_closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _reply(answer: DsMessage) -> LdataMessage:

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import EllipsisType
 
-    from penstock.protocols.lrose.sessions import Answer, Counts, Encoded, ServingOptions, Session
+    from penstock.protocols.lrose.sessions import (
+        Answer,
+        Encoded,
+        ServerStatistics,
+        ServingOptions,
+        Session,
+    )
 
     _Glance: TypeAlias = Callable[[bytearray, int, int, float], bytes | None]
 
@@ -50,7 +56,7 @@ class Host(Protocol):
     """The server, as one of its clients sees it."""
 
     options: ServingOptions
-    counts: Counts
+    counts: ServerStatistics
     #: Bytes of requests that have not come to their end, of all clients.
     held: int
     #: Clients that do not take their replies just now.
@@ -310,10 +316,7 @@ class ServedClient(asyncio.BufferedProtocol):
         """Carry out a request; False if the session wants it in its other form."""
         try:
             answer = call(request)
-        except (PenstockError, OSError) as error:
-            self._fail(session, frame, error)
-        except Exception as error:
-            log.exception("%s: a request failed", self.name)
+        except Exception as error:  # noqa: BLE001 - it is told to the client
             self._fail(session, frame, error)
         else:
             if answer is ...:
@@ -330,10 +333,7 @@ class ServedClient(asyncio.BufferedProtocol):
         try:
             try:
                 reply = await answer
-            except (PenstockError, OSError) as error:
-                self._fail(session, frame, error)
-            except Exception as error:
-                log.exception("%s: a request failed", self.name)
+            except Exception as error:  # noqa: BLE001 - it is told to the client
                 self._fail(session, frame, error)
             else:
                 self._give(session, frame, reply)
@@ -358,6 +358,8 @@ class ServedClient(asyncio.BufferedProtocol):
 
     def _fail(self, session: Session, frame: Frame, error: Exception) -> None:
         request = DsMessage.head_of(frame.payload)
+        if not isinstance(error, (PenstockError, OSError)):
+            log.error("%s: a request failed", self.name, exc_info=error)
         socket_id, reply = session.failure(request, error)
         log.info("%s: request %d: %s", self.name, request.type, error)
         self._reply(frame, socket_id, reply, is_error=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from penstock.core.closing import Closable
 from penstock.protocols.lrose.served_client import ServedClient
 from penstock.protocols.lrose.sessions import (
     Answer,
-    Counts,
     ServerStatistics,
     ServingOptions,
     Session,
@@ -24,7 +25,6 @@ from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["Answer", "DsServer", "ServerStatistics", "ServerThread", "ServingOptions", "Session"]
 
@@ -45,7 +45,7 @@ class DsServer:
         self.options = options
         #: Makes a session for a client, given its address for people.
         self.new_session = new_session
-        self.counts = Counts()
+        self.counts = ServerStatistics()
         #: The time, for limits of time.
         self.now: Callable[[], float] = time.monotonic
         self.clients: set[ServedClient] = set()
@@ -146,9 +146,7 @@ class DsServer:
         self.limit_unsent()
 
     def statistics(self) -> ServerStatistics:
-        counts = self.counts
-        grown = {name: getattr(counts, name) for name in counts.__slots__}
-        return ServerStatistics(clients=len(self.clients), **grown)
+        return replace(self.counts, clients=len(self.clients))
 
     async def close(self) -> None:
         """Stop: no more clients, and none that are there. Closing twice is fine."""
@@ -166,7 +164,7 @@ class DsServer:
         self._on_close()
 
 
-class ServerThread:
+class ServerThread(Closable):
     """A server in a thread of its own, for a program that has no event loop."""
 
     def __init__(self, make: Callable[[], DsServer]) -> None:
@@ -202,14 +200,3 @@ class ServerThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "Counts",
     "Encoded",
     "ServerStatistics",
     "ServingOptions",
@@ -52,33 +52,34 @@ class ServingOptions(Options):
     allow_shutdown: bool = False
 
 
-class ServerStatistics(NamedTuple):
+@dataclass(slots=True)
+class ServerStatistics:
     """Books of a server. Every request is answered, is one that has no answer, or its end is."""
 
     #: Clients connected now.
-    clients: int
+    clients: int = 0
     #: Clients since the start.
-    clients_seen: int
+    clients_seen: int = 0
     #: Clients turned away because there were too many.
-    clients_denied: int
+    clients_denied: int = 0
     #: Clients cut off because they said nothing, or took no reply, for too long.
-    clients_timed_out: int
+    clients_timed_out: int = 0
     #: Clients cut off because of what they sent.
-    clients_malformed: int
+    clients_malformed: int = 0
     #: Clients cut off because replies that nobody took were too many.
-    clients_behind: int
+    clients_behind: int = 0
     #: Requests that came, pings included.
-    requests: int
+    requests: int = 0
     #: Of those: answered, and answered with an error.
-    replies: int
-    errors: int
+    replies: int = 0
+    errors: int = 0
     #: Of those: not answered, because the client left, or because there is no answer to them.
-    unanswered: int
+    unanswered: int = 0
     #: Of those: pings, and the like.
-    pings: int
+    pings: int = 0
     #: Payload bytes of requests and replies.
-    bytes_in: int
-    bytes_out: int
+    bytes_in: int = 0
+    bytes_out: int = 0
 
 
 def is_refusal(reply: DsMessage) -> bool:
@@ -120,26 +121,3 @@ class Session(Protocol):
     def close(self) -> None:
         """Give everything back: the client has left."""
         ...
-
-
-class Counts:
-    """The numbers of `ServerStatistics`, as they grow."""
-
-    __slots__ = tuple(name for name in ServerStatistics._fields if name != "clients")
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    clients_seen: int
-    clients_denied: int
-    clients_timed_out: int
-    clients_malformed: int
-    clients_behind: int
-    requests: int
-    replies: int
-    errors: int
-    unanswered: int
-    pings: int
-    bytes_in: int
-    bytes_out: int

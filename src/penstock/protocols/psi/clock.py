@@ -14,8 +14,8 @@ from collections import deque
 from statistics import median_low
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.closing import Closable
 from penstock.core.errors import ConnectionLost, InvalidOption, PenstockError
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.clock_wire import (
     CLOCK_PORT,
     ClockReply,

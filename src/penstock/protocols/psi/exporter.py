@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.closing import Closable
 from penstock.core.options import parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.exporter_doors import open_door
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_sessions import (

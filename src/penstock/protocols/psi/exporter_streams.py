@@ -7,10 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError, Unsupported
 from penstock.core.interfaces import Reader
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.codecs.type_names import parse_type_name
 from penstock.protocols.psi.store_set import Store
 

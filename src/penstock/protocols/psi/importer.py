@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.errors import (
     ConnectionLost,
@@ -21,7 +22,6 @@ from penstock.core.options import parse_options
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.rendezvous_wire import (
     RENDEZVOUS_PORT,
     AddProcess,

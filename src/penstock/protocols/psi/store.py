@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption, Malformed, NotFound
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.envelope import ENVELOPE_SIZE, Envelope, PsiMessage
 from penstock.protocols.psi.errors import Truncated

@@ -8,10 +8,10 @@ is a help, no truth: where it is missing or does not fit, everything is read.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.whole_files import write_whole
 from penstock.protocols.psi.store_books import COUNTS
 from penstock.queue.storage import storage_errors
 
@@ -48,10 +48,9 @@ def keep_counts(folder: Path, counts: KeptCounts) -> None:
     """
     body = json.dumps([*counts[:3], {str(id): each for id, each in counts.streams.items()}])
     path = folder / _NAME
-    unfinished = path.with_suffix(".new")
     with storage_errors("writing", str(path)):
-        unfinished.write_text(f"{zlib.crc32(body.encode()):08x} {body}\n", encoding="ascii")
-        os.replace(unfinished, path)  # noqa: PTH105 - the same
+        text = f"{zlib.crc32(body.encode()):08x} {body}\n"
+        write_whole(path, text.encode("ascii"), sync=False)
 
 
 def load_counts(folder: Path, bounds: Bounds) -> KeptCounts | None:

@@ -10,8 +10,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Malformed, NotFound
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.errors import Truncated
 from penstock.protocols.psi.wire import INT32
 from penstock.queue.storage import storage_errors

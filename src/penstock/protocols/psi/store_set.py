@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from penstock.core.closing import Closable
 from penstock.core.endpoints import describe, open_reader, open_writer
 from penstock.core.errors import (
     AlreadyExists,
@@ -21,7 +22,6 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.position import Position
-from penstock.protocols.closing import Closable
 from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, MAX_PAYLOAD_BYTES, PsiMessage
 from penstock.protocols.psi.metadata import RuntimeInfo
 from penstock.protocols.psi.store_books import (

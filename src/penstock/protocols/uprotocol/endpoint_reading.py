@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, PositionError
 from penstock.core.interfaces import Reader
 from penstock.core.message import Message
@@ -18,7 +19,6 @@ from penstock.protocols.uprotocol.message import UMessage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from penstock.core.position import PositionLike
     from penstock.protocols.uprotocol.endpoint_options import TopicOptions
@@ -62,7 +62,7 @@ def await_connection(url: str, leg: Leg, wait: float) -> None:
         raise ConnectionLost(url, status.message, hint=hint)
 
 
-class TopicReader(Reader):
+class TopicReader(Concluding, Reader):
     """Reads publishes of a topic. `type` is the kind of message, 1: publish.
 
     What a call returned is acknowledged to the transport by the next call.
@@ -183,22 +183,10 @@ class TopicReader(Reader):
             losses=(),
         )
 
-    def close(self) -> None:
-        self._close(is_done=True)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # What was being worked on when it failed is not done: the broker sends it again.
-        self._close(is_done=kind is None)
-
-    def _close(self, *, is_done: bool) -> None:
+    def _close(self, *, finished: bool) -> None:
         if self._is_closed:
             return
-        if is_done:
+        if finished:
             self.acknowledge()
         self._is_closed = True
         self._handed.close()

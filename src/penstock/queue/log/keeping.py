@@ -15,7 +15,7 @@ from penstock.queue.wide.layout import HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.queue.log.options import Sync
+    from penstock.queue.options import Sync
     from penstock.queue.wide.queue_file import QueueFile
 
 __all__ = ["Keeper"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import BeforeValidator, Field
 
 from penstock.core.options import Options
-from penstock.core.stream_id import StreamId
 from penstock.core.units import parse_duration, parse_size
-from penstock.queue.options import Creation, Patience
+from penstock.queue.options import Creation, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_SLOTS
 
@@ -19,7 +18,6 @@ __all__ = [
     "READER_OPTIONS",
     "WRITER_OPTIONS",
     "LogOptions",
-    "Sync",
 ]
 
 #: Options that say nothing to a writer, and nothing to a reader.
@@ -31,9 +29,6 @@ KEPT_AT_CREATION: Final = ("segment", "segment_slots", "compress", "crc", "strea
 #: What a log keeps until a writer gives another value.
 KEPT_FROM_WRITERS: Final = ("retain", "retain_age", "hold")
 
-#: When messages are brought to the disk: `none`, after every `batch` (call), or a time between.
-Sync: TypeAlias = Literal["none", "batch"] | float
-
 
 def _or_none(parse: object) -> BeforeValidator:
     """Accept `none` for no limit."""
@@ -44,26 +39,6 @@ def _or_none(parse: object) -> BeforeValidator:
         return parse(value)  # type: ignore[operator]
 
     return BeforeValidator(parse_or_none)
-
-
-def _names(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    names = tuple(name.strip() for name in value.split(",")) if value else ()
-    if not all(names):
-        raise ValueError("is a list of names, as in hold=archive,display")
-    return names
-
-
-def _stream(value: object) -> object:
-    return StreamId.parse(value) if isinstance(value, str) else value
-
-
-def _sync(value: object) -> object:
-    if value in {"none", "batch"}:
-        return value
-    # No time between: after every call.
-    return (parse_duration(value) or "batch") if isinstance(value, str | int | float) else value
 
 
 class LogOptions(Options):
@@ -78,7 +53,7 @@ class LogOptions(Options):
     #: Creating: keep a checksum of every message, and check it at every read.
     crc: bool = True
     #: Creating: the stream that the messages belong to.
-    stream: Annotated[InstanceOf[StreamId] | None, BeforeValidator(_stream)] = None
+    stream: OwnStream = None
     create: Creation = Creation.MISSING
     #: Wait for the log to appear: `true`, or for how long.
     wait: Patience = 0.0
@@ -87,9 +62,9 @@ class LogOptions(Options):
     #: Writer: segments go when their newest message is older.
     retain_age: Annotated[float | None, _or_none(parse_duration)] = None
     #: Writer: keep what the cursors of these names have not passed yet.
-    hold: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    hold: HeldReaders = ()
     #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
-    sync: Annotated[Sync, BeforeValidator(_sync)] = 1.0
+    sync: SyncOption = 1.0
     #: Writer: how long to wait for another writer.
     lock_timeout: Annotated[float, BeforeValidator(parse_duration)] = 5.0
     #: Reader: the name of a position that survives the reader.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
-from penstock.queue.log.settings import sync_names
+from penstock.core.whole_files import sync_names
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id
 from penstock.queue.wide.layout import (

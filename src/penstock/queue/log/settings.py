@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from penstock.core.errors import DamagedQueue, Unsupported
 from penstock.core.stream_id import StreamId
+from penstock.core.whole_files import sync_names, write_whole
 from penstock.queue.log.options import KEPT_AT_CREATION, KEPT_FROM_WRITERS, LogOptions
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.compression import Compression  # noqa: TC001 - pydantic reads it
@@ -30,7 +30,6 @@ __all__ = [
     "load_settings",
     "new_settings",
     "save_settings",
-    "sync_names",
 ]
 
 #: The name of the file.
@@ -142,28 +141,10 @@ def save_settings(folder: Path, settings: Settings, *, sync: bool) -> None:
     :raises StorageError: the operating system refuses.
     """
     path = folder / SETTINGS
-    unfinished = folder / f"{SETTINGS}.{os.getpid()}.new"
     fields = settings.model_dump(mode="json", exclude={"stream"})
     fields["stream"] = None if settings.stream is None else settings.stream.hex()
     text = json.dumps(fields, indent=2).encode()
     with storage_errors("writing", str(path)):
-        try:
-            with unfinished.open("wb") as file:
-                file.write(text + b"\n")
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
-            unfinished.rename(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(path, text + b"\n", sync=sync)
         if sync:
             sync_names(folder)
-
-
-def sync_names(folder: Path) -> None:
-    """Return when the names in a directory are on the disk."""
-    names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(names)
-    finally:
-        os.close(names)

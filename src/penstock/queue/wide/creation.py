@@ -8,10 +8,11 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core.closing import Closable
 from penstock.core.errors import AlreadyExists, InvalidOption
 from penstock.core.options import parse_options
 from penstock.core.url import URL
@@ -22,8 +23,6 @@ from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, 
 from penstock.queue.wide.verification import whole_run
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from penstock.queue.liveness import LockFile
 
 __all__ = ["MemoryQueue", "boot_id", "create_from_options", "recover"]
@@ -67,7 +66,7 @@ def flags_of(options: WideOptions) -> HeaderFlag:
     return flags
 
 
-class MemoryQueue:
+class MemoryQueue(Closable):
     """A queue in memory that has no name: it is handed to child processes, and ends with them.
 
     with MemoryQueue(slots=1024, size=1 << 20) as queue:
@@ -99,17 +98,6 @@ class MemoryQueue:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def recover(path: str, file: QueueFile, locks: LockFile) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import BeforeValidator, Field
 
 from penstock.core.options import Duration, Options, Size
-from penstock.core.stream_id import StreamId
-from penstock.core.units import parse_duration
-from penstock.queue.options import Creation, Patience
+from penstock.queue.options import Creation, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_READERS, MAX_SLOTS
 
@@ -32,25 +30,6 @@ class Policy(StrEnum):
     DROP = "drop"
 
 
-def _names(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names):
-        raise ValueError("is a list of names, as in hold=archive,display")
-    return names
-
-
-def _stream(value: object) -> object:
-    return StreamId.parse(value) if isinstance(value, str) else value
-
-
-def _sync(value: object) -> object:
-    if value in {"none", "batch"} or not isinstance(value, str | int | float):
-        return value
-    return parse_duration(value) or "batch"  # no time between is: after every call
-
-
 class WideOptions(Options):
     """Options of `fmq:…?layout=wide`."""
 
@@ -69,12 +48,12 @@ class WideOptions(Options):
     #: One writer at a time, or many that take turns.
     writers: Literal["one", "many"] = "one"
     #: The stream that the queue's messages belong to.
-    stream: Annotated[InstanceOf[StreamId] | None, BeforeValidator(_stream)] = None
+    stream: OwnStream = None
     create: Creation = Creation.MISSING
     #: Wait for the queue to appear: `true`, or for how long.
     wait: Patience = 0.0
     #: Writer: wait for these readers. Reader: be the one of that name.
-    hold: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    hold: HeldReaders = ()
     #: Writer: what to do when a held reader is behind.
     policy: Policy = Policy.WAIT
     #: Writer: how long to wait for it; without it, for ever.
@@ -84,7 +63,7 @@ class WideOptions(Options):
     #: Writer: how long to wait for another writer.
     lock_timeout: Duration = 5.0
     #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
-    sync: Annotated[Literal["none", "batch"] | float, BeforeValidator(_sync)] = "none"
+    sync: SyncOption = "none"
     #: Reader: deliver only messages of this type.
     type: int | None = None
     #: Reader: where to go on after being overrun.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.closing import Concluding
 from penstock.core.errors import (
     Closed,
     DamagedQueue,
@@ -33,7 +34,6 @@ from penstock.queue.wide.reader_rows import claim_row, tell_writers
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from penstock.core.batch import Batch
     from penstock.core.message import Message
@@ -46,7 +46,7 @@ __all__ = ["WideReader"]
 log = logging.getLogger(__name__)
 
 
-class WideReader(_ring.RingReader, Reader):
+class WideReader(_ring.RingReader, Concluding, Reader):
     """Reads a wide queue while others write to it. It takes no lock and slows nobody.
 
     With `hold=NAME` the writer waits for it: what a call returned is given back by the next call,
@@ -334,19 +334,6 @@ class WideReader(_ring.RingReader, Reader):
 
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
-
-    def close(self) -> None:
-        """Say that everything read so far is done, and give everything back."""
-        self._close(finished=True)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # What was being worked on when it failed is not done: a held reader gets it again.
-        self._close(finished=kind is None)
 
     def _close(self, *, finished: bool) -> None:
         if not self._is_closed and finished and self._cursor is not None:

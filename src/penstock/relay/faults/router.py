@@ -9,6 +9,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, StorageError
 from penstock.relay.faults.addresses import Place, is_loopback, resolve, shown
 from penstock.relay.faults.connections import ConnectionRouter
@@ -18,8 +19,6 @@ from penstock.relay.faults.sockets import tcp_socket, udp_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import TracebackType
-    from typing import Self
 
     from penstock.relay.faults.counters import Counters
     from penstock.relay.faults.model import Faults
@@ -52,7 +51,7 @@ class _Transport(Protocol):
     async def close(self) -> Counters: ...
 
 
-class FaultRouter:
+class FaultRouter(Closable):
     """Stands between clients and a target, and does harm as it is told.
 
     Use `FaultRouter.tcp` or `FaultRouter.udp`. It works in a thread of its own, from when it is
@@ -215,17 +214,6 @@ class FaultRouter:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ANSWER)
         self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __str__(self) -> str:
         return (

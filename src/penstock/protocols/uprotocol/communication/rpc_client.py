@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.core.closing import Closable
 from penstock.core.retry import RetryPolicy, retry
-from penstock.protocols.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.communication.deadlines import Deadlines
 from penstock.protocols.uprotocol.communication.options import (

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.protocols.closing import Closable
+from penstock.core.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatusError
 from penstock.protocols.uprotocol.communication.options import UPayload, payload_fields
 from penstock.protocols.uprotocol.communication.workers import Workers

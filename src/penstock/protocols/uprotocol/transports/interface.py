@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
-from penstock.protocols.closing import Closable
+from penstock.core.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.message import UMessage
 

@@ -1,4 +1,4 @@
-"""How is a broker kept connected, and what did it say to each packet?"""
+"""How is a broker kept connected, and what is subscribed to with every connection?"""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.mqtt_wire import code_of_reason
 from penstock.protocols.uprotocol.transports.counts import Counts
 from penstock.protocols.uprotocol.transports.forking import Owner
+from penstock.protocols.uprotocol.transports.mqtt_connection import SILENT, Connection
 from penstock.protocols.uprotocol.transports.mqtt_library import (
     connect,
     hang_up,
     make_client,
     subscribe,
 )
+from penstock.protocols.uprotocol.transports.mqtt_publishing import Publishing
 from penstock.protocols.uprotocol.transports.mqtt_subscriptions import (
     Arrival,
     Subscriptions,
     identifier,
 )
-from penstock.protocols.uprotocol.transports.mqtt_window import Flight, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,8 +47,6 @@ _FIRST_FAILURE: Final = 0x80
 _GOODBYE: Final = 1.0
 #: A filter that is never subscribed to.
 _BARRIER: Final = "penstock/barrier"
-
-_SILENT: Final = UStatus(UCode.UNAVAILABLE, "the broker does not acknowledge")
 
 
 def _refused(reason: int) -> UStatus:
@@ -80,23 +79,19 @@ class MqttLink:
         self.counts = Counts(
             *("connections", "published", "not_published", "overflowed", "lost", "refused")
         )
-        # All below is changed with this lock, which is never held while the library is called:
-        # that has locks of its own, and calls back while it holds them.
-        self._changed = threading.Condition()
-        self._connection = 0
-        self._is_up = False
-        self._is_resumed = False
-        self._window = Window(broker.window, self._changed.notify_all)
-        self._largest = broker.largest_packet
+        self._stopping = threading.Event()
+        self._broken = threading.Event()
+        self._context = broker.context()
+        self._connection = Connection(self._made())
+        self._publishing = Publishing(
+            broker, self._connection, self.counts, lambda: self._give_up(SILENT)
+        )
+        # All below is changed with this lock.
+        self._changed = self._connection.changed
         self._answers: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
         #: Subscriptions made with this connection that the broker has not answered for yet.
         self._unconfirmed: dict[int, str] = {}
-        self._down = UStatus(UCode.UNAVAILABLE, "the broker is not connected yet")
-        self._stopping = threading.Event()
-        self._broken = threading.Event()
-        self._context = broker.context()
-        self._client = self._made()
         self._thread = threading.Thread(
             target=self._run, name=f"up-mqtt-{broker.client_id or broker.host}", daemon=True
         )
@@ -136,7 +131,7 @@ class MqttLink:
 
     def _connect(self) -> None:
         self._broken.clear()
-        connect(self._client, self.broker, is_first=self._connection == 0)
+        connect(self._connection.client, self.broker, is_first=self._connection.number == 0)
 
     def _await_end(self) -> None:
         """Return when the connection is to end, or has ended."""
@@ -145,8 +140,8 @@ class MqttLink:
             return self._broken.is_set() or self._stopping.is_set()
 
         with self._changed:
-            self._changed.wait_for(lambda: self._is_up or is_over(), self.broker.connect_timeout)
-            if not self._is_up and not is_over():
+            self._changed.wait_for(lambda: self.is_up or is_over(), self.broker.connect_timeout)
+            if not self.is_up and not is_over():
                 raise TimeoutError
         due: float | None = None
 
@@ -163,24 +158,23 @@ class MqttLink:
     def _subscribe_again(self) -> None:
         """Ask again for what the broker refused, where it is time to."""
         with self._changed:
-            due = self._subscriptions.due() if self._is_up else []
+            due = self._subscriptions.due() if self.is_up else []
         for topic_filter in due:
             self._ask_to_subscribe(topic_filter)
 
     def _hang_up(self) -> None:
         """End the connection and the library's thread, whatever state they are in."""
-        self._client.disconnect()
+        self._connection.client.disconnect()
         self._broken.wait(_GOODBYE)  # set already, unless this is our own good-bye
-        hang_up(self._client)
+        hang_up(self._connection.client)
         # Another one for each connection: it keeps sockets open that it needs no more.
-        self._client = self._made()
+        self._connection.client = self._made()
 
     def _on_connect(self, client: Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if client is not self._client:
+        if client is not self._connection.client:
             return
         if reason.is_failure:
-            self._lose(UStatus(code_of_reason(reason.value), f"the broker refuses: {reason}"))
-            self._break()
+            self._give_up(UStatus(code_of_reason(reason.value), f"the broker refuses: {reason}"))
             return
         with self._changed:
             missing, unwanted = self._subscriptions.resumed(is_kept=flags.session_present)
@@ -188,26 +182,21 @@ class MqttLink:
             client.unsubscribe(unwanted)
         self._identifies &= getattr(properties, "SubscriptionIdentifierAvailable", 1) != 0
         asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
-        broker = self.broker
         with self._changed:
             self._unconfirmed = asked
             self._answers.clear()  # the numbers begin anew
-            self._connection += 1
-            self._is_resumed = flags.session_present
-            self._window.size = min(broker.window, getattr(properties, "ReceiveMaximum", 65535))
-            self._largest = min(
-                broker.largest_packet, getattr(properties, "MaximumPacketSize", 1 << 28)
+            self._publishing.begin(
+                most=getattr(properties, "ReceiveMaximum", 65535),
+                largest=getattr(properties, "MaximumPacketSize", 1 << 28),
             )
-            self._is_up = True
-            self._changed.notify_all()
+            self._connection.begin(is_resumed=flags.session_present)
         self.counts.add("connections")
 
     def _on_disconnect(self, client: Client, _: Any, flags: Any, reason: Any, more: Any) -> None:
         del flags, more
-        if client is not self._client:
+        if client is not self._connection.client:
             return
-        self._lose(UStatus(UCode.UNAVAILABLE, f"the broker was disconnected: {reason}"))
-        self._break()
+        self._give_up(UStatus(UCode.UNAVAILABLE, f"the broker was disconnected: {reason}"))
 
     def _break(self) -> None:
         """Have the link's thread connect anew."""
@@ -218,25 +207,25 @@ class MqttLink:
     def _lose(self, status: UStatus, *, is_news: bool = False) -> None:
         """Tell all who wait that nobody will answer; `is_news`: it is not the end of a refusal."""
         with self._changed:
-            # That the broker refused us tells more than that it then closed the connection.
-            was_refused = not self._is_up and self._down.code != UCode.UNAVAILABLE
-            if is_news or not was_refused or status.code != UCode.UNAVAILABLE:
-                self._down = status
-            self._is_up = False
-            self._window.lose_all()
-            self._changed.notify_all()
+            self._publishing.end()
+            self._connection.end(status, is_news=is_news)
+
+    def _give_up(self, status: UStatus) -> None:
+        """End the connection, and say why."""
+        self._lose(status)
+        self._break()
 
     @property
     def is_up(self) -> bool:
         """Whether the broker is connected now."""
-        return self._is_up
+        return self._connection.is_up
 
     def is_current(self, arrival: Arrival) -> bool:
         """Tell whether a packet does not come again by a later connection than its own."""
         with self._changed:
             return (
-                arrival.connection == self._connection
-                or not self._is_resumed
+                arrival.connection == self._connection.number
+                or not self._connection.is_resumed
                 or not arrival.packet.qos  # which is sent but once
             )
 
@@ -247,11 +236,11 @@ class MqttLink:
         """
 
         def is_ready() -> bool:
-            return self._is_up and not self._unconfirmed
+            return self.is_up and not self._unconfirmed
 
         with self._changed:
             self._changed.wait_for(lambda: is_ready() or self._stopping.is_set(), patience)
-            return None if self._is_up else self._down
+            return None if self.is_up else self._connection.why_down
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -269,15 +258,15 @@ class MqttLink:
             return self._owner.why_not
         with self._changed:
             self._subscriptions.add(topic_filter)
-            if not self._is_up:
+            if not self.is_up:
                 return None
         return self._ask_to_subscribe(topic_filter)
 
     def _ask_to_subscribe(self, topic_filter: str) -> UStatus | None:
-        connection = self._connection
-        status = self._ask(lambda: self._subscribe(self._client, topic_filter))
+        number = self._connection.number
+        status = self._ask(lambda: self._subscribe(self._connection.client, topic_filter))
         with self._changed:
-            if not self._is_up or connection != self._connection:
+            if not self.is_up or number != self._connection.number:
                 return None  # it follows, or did, with another connection
             if status is None:
                 self._subscriptions.confirm(topic_filter)
@@ -302,11 +291,11 @@ class MqttLink:
             return
         with self._changed:
             self._subscriptions.remove(topic_filter)
-            if not self._is_up:
+            if not self.is_up:
                 return  # it follows with the next connection
-        self._ask(lambda: self._client.unsubscribe(topic_filter))
+        self._ask(lambda: self._connection.client.unsubscribe(topic_filter))
         with self._changed:
-            if self._is_up:
+            if self.is_up:
                 self._subscriptions.confirm_removal(topic_filter)
 
     def _ask(
@@ -317,12 +306,12 @@ class MqttLink:
             return None  # disconnected: it follows with the next connection
         with self._changed:
             self._changed.wait_for(
-                lambda: mid in self._answers or not self._is_up or self._stopping.is_set(),
+                lambda: mid in self._answers or not self.is_up or self._stopping.is_set(),
                 self.broker.ack_timeout if patience is None else patience,
             )
             reason = self._answers.pop(mid, None)
             if reason is None:
-                return _SILENT if self._is_up else None
+                return SILENT if self.is_up else None
         if reason < _FIRST_FAILURE:
             return None
         return _refused(reason)
@@ -343,7 +332,7 @@ class MqttLink:
 
     def _on_message(self, client: Client, _: Any, packet: MQTTMessage) -> None:
         del client
-        if not self._arrived(Arrival(packet, self._connection)):
+        if not self._arrived(Arrival(packet, self._connection.number)):
             self.counts.add("overflowed")
             if packet.qos:  # nobody acknowledges it, so it comes again with the next connection
                 self._break()
@@ -353,8 +342,8 @@ class MqttLink:
     def acknowledge(self, arrivals: Iterable[Arrival]) -> None:
         """Tell the broker that these are taken. What came by an earlier connection, it knows."""
         with self._changed:
-            client = self._client
-            current = self._connection if self._is_up else None
+            client = self._connection.client
+            current = self._connection.number if self.is_up else None
         for packet, connection in arrivals:
             if packet.qos and connection == current:
                 client.ack(packet.mid, packet.qos)
@@ -367,77 +356,11 @@ class MqttLink:
         :returns: what became of each; shorter than `packets` if some were not tried.
         """
         forked = self._owner.why_not
-        if forked is not None:
-            return [forked]
-        flight = Flight(packets)
-        sent = 0
-        why: UStatus | None = None
-        for packet in packets:
-            why = self._why_not(packet, flight)
-            if why is not None or flight.has_failed:
-                break
-            self._publish(packet, flight, sent)
-            sent += 1
-            if self._window.goes_alone(packet) and not self._await_answers(flight):
-                break
-        if not self._await_answers(flight, 0 if why is _SILENT else None):
-            self._lose(_SILENT)
-            self._break()
-        unanswered = UStatus(UCode.UNAVAILABLE, f"not acknowledged: {self._down.message}")
-        found = [answer or unanswered for answer in flight.answers[:sent]]
-        if why is not None:
-            found.append(why)
-        published = sum(answer.is_ok for answer in found)
-        self.counts.add("published", published)
-        self.counts.add("not_published", len(packets) - published)
-        return found
-
-    def _await_answers(self, flight: Flight, patience: float | None = None) -> bool:
-        if flight.is_late:
-            return False
-        patience = self.broker.ack_timeout if patience is None else patience
-        with self._changed:
-            flight.is_late = not self._changed.wait_for(lambda: not flight.open, patience)
-        return not flight.is_late
-
-    def _why_not(self, packet: Packet, flight: Flight) -> UStatus | None:
-        """Wait for room in the window."""
-        if packet.size > self._largest:
-            return UStatus(
-                UCode.RESOURCE_EXHAUSTED,
-                f"about {packet.size:,} bytes; the broker takes {self._largest:,}",
-            )
-        with self._changed:
-            has_room = self._changed.wait_for(
-                lambda: self._window.has_room or not self._is_up or flight.has_failed,
-                self.broker.ack_timeout,
-            )
-            if not self._is_up:
-                return self._down
-            if not has_room:
-                return _SILENT
-            if not flight.has_failed:
-                self._window.enter(flight)
-        return None
-
-    def _publish(self, packet: Packet, flight: Flight, at: int) -> None:
-        connection = self._connection
-        info = self._client.publish(
-            packet.topic, packet.payload, qos=1, properties=packet.properties
-        )
-        with self._changed:
-            if connection != self._connection or not self._is_up:
-                flight.lose()  # with the connection the window began anew
-            elif info.rc != MQTT_ERR_SUCCESS:
-                self._window.leave(flight)
-            else:
-                self._window.sent(info.mid, flight, at)
+        return self._publishing.publish(packets) if forked is None else [forked]
 
     def _on_publish(self, client: Client, _: Any, mid: int, reason: Any, more: Any) -> None:
         del more
-        with self._changed:
-            if client is self._client:
-                self._window.answered(mid, reason.value)
+        self._publishing.answered(client, mid, reason.value)
 
     # --- closing --------------------------------------------------------------------------------
 
@@ -445,10 +368,10 @@ class MqttLink:
         """Disconnect. A lasting session goes on without us."""
         if not self._owner.is_here:
             return
-        if self._is_up and not self._stopping.is_set():
+        if self.is_up and not self._stopping.is_set():
             # When this is answered, the broker has read all acknowledgements before it. Otherwise
             # whoever connects next may be there before they are, and get those messages again.
-            self._ask(lambda: self._client.unsubscribe(_BARRIER), _GOODBYE)
+            self._ask(lambda: self._connection.client.unsubscribe(_BARRIER), _GOODBYE)
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()

@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers-ready
+QUICK  := $(VENV)/.spark-ready
+CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
 NATIVE := $(wildcard src/penstock/*/*/*.c include/penstock/*.h)
 
 .DEFAULT_GOAL := help
@@ -23,14 +25,19 @@ $(STAMP): pyproject.toml setup.py $(NATIVE) tools/system-packages
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# The tests start Spark a dozen times.
+$(QUICK): $(STAMP)
+	@$(CACHED) $(BIN)/penstock prepare || echo "the tests of Spark take longer"
+	@touch $@
+
 demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in under two minutes
 	@$(BIN)/python examples/radar/storm_watch.py
 
-test: $(STAMP) ## all tests at small size, below 10 minutes
-	@$(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope --no-loadscope-reorder
+test: $(QUICK) ## all tests at small size, below 10 minutes
+	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
-test-full: $(STAMP) ## every "It must show" at full size
-	@$(BIN)/python -m pytest --timeout 1800
+test-full: $(QUICK) ## every "It must show" at full size
+	@$(CACHED) $(BIN)/python -m pytest --timeout 1800
 
 lint: $(STAMP) ## ruff, mypy --strict, and which room may import which
 	@$(BIN)/ruff check .

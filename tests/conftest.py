@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from penstock.pipeline import quick_start
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 os.environ["COLUMNS"] = "200"
 
 # Java that lives for a minute spends much of it on compiling well what it runs for seconds.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {quick_start.options()}"
+)
 
 # A busy two-core machine is not a slow test.
 settings.register_profile("penstock", deadline=None)

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.pipeline import quick_start
 from support.exactly_once import hashed
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ __all__ = [
 
 _TESTS: Final = str(Path(__file__).parents[1])
 #: These JVMs live for seconds: what pays off after minutes only takes cores from the others.
-_SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SHORT_LIVED: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {quick_start.options()}"
 
 
 def environment() -> dict[str, str]:

@@ -7,9 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +20,12 @@ import penstock
 from penstock.cli.output import console
 from penstock.core.endpoints import schemes
 from penstock.core.units import format_size
+from penstock.pipeline import quick_start
+from penstock.pipeline.java import MissingJava, find_java, java_version
 
 __all__ = ["doctor"]
 
 _LIBRARIES = ("numpy", "pyarrow", "pydantic", "PyYAML", "typer", "rich")
-_JAVA = 17
 #: Linux says a number above this when there is no limit.
 _UNLIMITED = 1 << 60
 
@@ -58,6 +57,7 @@ def doctor(
         _space("/dev/shm"),  # noqa: S108 - this is the thing looked at
         _space("/tmp"),  # noqa: S108
         _java(),
+        _spark(),
         _program("cc", "apt-get install gcc", "to build the native core from source"),
     ]  # fmt: skip
     if as_json:
@@ -117,14 +117,23 @@ def _space(path: str) -> Finding:
 
 
 def _java() -> Finding:
-    advice = "for Spark pipelines: apt-get install openjdk-17-jre-headless"
-    java = shutil.which("java")
-    if java is None:
-        return Finding("java", "missing", is_fine=None, advice=advice)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    version = re.search(r'version "(\d+)', said)
-    found = said.splitlines()[0] if said else "unknown"
-    return Finding("java", found, True if version and int(version[1]) >= _JAVA else None, advice)
+    try:
+        return Finding("java", java_version(find_java()), is_fine=True)
+    except MissingJava as error:
+        return Finding("java", "missing", is_fine=None, advice=f"for Spark: {error.hint}")
+
+
+def _spark() -> Finding:
+    try:
+        file = quick_start.archive()
+    except MissingJava:
+        file = None
+    if file is None:
+        return Finding("spark", "missing", is_fine=None, advice="pip install 'penstock[spark]'")
+    found = importlib.metadata.version("pyspark")
+    if quick_start.options():
+        return Finding("spark", f"{found}, prepared to start quickly", is_fine=True)
+    return Finding("spark", found, is_fine=None, advice="penstock prepare: it starts more quickly")
 
 
 def _program(name: str, install: str, purpose: str) -> Finding:

@@ -21,6 +21,7 @@ from penstock.cli import (
     messages,
     mon,
     pipelines,
+    preparing,
     psi,
     queues,
     relays,
@@ -76,6 +77,7 @@ mon.add_to(app)
 chaos.add_to(app)
 pipelines.add_to(app)
 running.add_to(app)
+preparing.add_to(app)
 app.add_typer(stream_ids.app, name="id", rich_help_panel="Streams")
 app.command(rich_help_panel="This machine")(doctor.doctor)
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import PenstockError
+from penstock.pipeline import quick_start
+from penstock.pipeline.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-__all__ = ["MissingJava", "MissingSpark", "find_java", "spark_session"]
-
-_OLDEST_JAVA: Final = 17
+__all__ = ["MissingSpark", "is_local", "spark_session"]
 
 #: Without its native library Hadoop forks a process for every checkpoint file on a local disk.
 #: These two do not; they are for `file:` checkpoints only, where a rename is atomic.
@@ -32,6 +29,8 @@ _LOCAL_CHECKPOINTS: Final = {
     ),
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
+
+_STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
 #: Before Spark has read its settings it would log a page of what is of no interest here.
 _QUIET: Final = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -55,28 +54,6 @@ _ALWAYS: Final = {
 
 class MissingSpark(PenstockError):
     """PySpark is not installed."""
-
-
-class MissingJava(PenstockError):
-    """Spark needs a Java that is not there."""
-
-
-def find_java() -> str:
-    """Return the Java that Spark will use.
-
-    :raises MissingJava: there is none, or it is too old.
-    """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    hint = f"install it (apt-get install openjdk-{_OLDEST_JAVA}-jre-headless), or set JAVA_HOME"
-    if java is None or not Path(java).exists():
-        raise MissingJava(f"Spark needs Java {_OLDEST_JAVA} or newer; there is none", hint=hint)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
-    version = re.search(r'version "(\d+)', said)
-    if version is None or int(version[1]) < _OLDEST_JAVA:
-        found = said.splitlines()[0] if said else "nothing that it says"
-        raise MissingJava(f"Spark needs Java {_OLDEST_JAVA} or newer; {java} is {found}", hint=hint)
-    return java
 
 
 def spark_session(
@@ -103,12 +80,14 @@ def spark_session(
         ) from error
     from penstock.pipeline.source import PenstockSource  # noqa: PLC0415 - needs PySpark
 
-    find_java()
+    find_java()  # or say now that there is none
     # Tasks must run in the same environment as the driver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = {
         **_ALWAYS,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET} {_JAVA}",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={_QUIET} {_JAVA} {quick_start.options()}"
+        ),
     }
     if python_path:
         before = os.environ.get("PYTHONPATH", "")
@@ -117,6 +96,8 @@ def spark_session(
         chosen["spark.executorEnv.PYTHONPATH"] = path
     if is_local(checkpoint):
         chosen |= _LOCAL_CHECKPOINTS
+        if "RocksDB" in dict(settings or {}).get(_STATE_STORE, ""):
+            del chosen["spark.hadoop.fs.file.impl"]  # it does not work with that one
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)

@@ -102,6 +102,30 @@ def test_the_good_file_has_no_fault() -> None:
          "stages.moments.watermark", "should be one column", 'as in {time: "10 seconds"}'),
         ("    use: radar_stages:moments", "    watermark: {a: later}", 8,
          "stages.moments.watermark.a", "should be a time", None),
+        # --- options
+        ("fmq:/radar/iq\n", "fmq:/radar/iq\n    decode: {format: json}\n", 5,
+         "sources.beams.decode.schema", "is missing", "as in schema: id BIGINT, name STRING"),
+        ("fmq:/radar/iq\n",
+         "fmq:/radar/iq\n    decode: {format: struct, layout: <d, on_error: dead_letter}\n", 5,
+         "sources.beams.decode.on_error", "no sink takes its dead letters, so they would be lost",
+         "add one, {from: beams, dead_letter: URL}, or on_error: skip, to count them"),
+        ("    use: radar_stages:moments", "    decode: {format: jso}", 8,
+         "stages.moments.decode.format", "there is no such format", "did you mean json?"),
+        ("fmq:/radar/iq\n", "fmq:/radar/iq\n    options: {startingOfsets: 1}\n", 5,
+         "sources.beams.options.startingOfsets", "there is no such option",
+         "did you mean startingOffsets?"),
+        ("fmq:/radar/iq\n", "fmq:/radar/iq\n    options: {endingOffsets: 1}\n", 5,
+         "sources.beams.options.endingOffsets", "is for spark.read only", None),
+        ("fmq:/radar/iq\n", "fmq:/radar/iq\n    lossUrl: log:/radar/lost\n", 5,
+         "sources.beams.lossUrl", "nothing is written to it while a loss ends the query",
+         "failOnDataLoss: false"),
+        ("log:/radar/alerts\n", "log:/radar/alerts\n    options: {url: 'log:/b'}\n", 23,
+         "sinks.alerts.options.url", "there is no such option of a stream",
+         "there is staging; what is about the stream stands in its URL"),
+        ("log:/radar/alerts", "fmq:/radar/alerts?create=always", 22, "sinks.alerts.url",
+         "create=always would empty it with every batch", "leave it out"),
+        ("url: log:/radar/alerts\n", "console: true\n    options: {truncate: false}\n", 23,
+         "sinks.alerts.options.truncate", "the console has no options", None),
         # --- names
         ("storm-watch", "storm watch", 1, "pipeline", "should have letters, digits",
          "it names the directories of its queries"),
@@ -298,3 +322,17 @@ def test_one_session_runs_all_pipelines_so_its_settings_agree() -> None:
     error = fault(good.replace("{master: 'local[2]'", "{master: 'local[4]'"))
     assert (error.line, error.field) == (32, "settings.master")
     assert "storm-watch has local[2]: one Spark session" in error.reason
+
+
+def test_a_name_holds_a_stream_for_one_source() -> None:
+    first = Pipeline("p").source("a", url="fmq:/q", hold="me").sink("x", from_="a", url="log:/x")
+    other = Pipeline("r").source("b", url=["fmq:/", "fmq:/q"], hold="me")
+    with pytest.raises(ConfigError, match=r"sources\.a of p holds fmq:/q by this name") as caught:
+        plan([first, other.sink("y", from_="b", url="log:/y")])
+    assert caught.value.hint == "give each a name of its own; a writer may hold for several"
+    plan(
+        [
+            first,
+            Pipeline("r").source("b", url="fmq:/q", hold="you").sink("y", from_="b", url="log:/y"),
+        ]
+    )

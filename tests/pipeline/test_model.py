@@ -109,7 +109,7 @@ def test_the_options_of_a_source_are_those_of_the_spark_source() -> None:
     source = Source.model_validate(
         {
             "url": ["fmq:/a", "fmq:/b"],
-            "startingOffsets": {"fmq:/a": 3},
+            "startingOffsets": {"fmq:/a": 3, "fmq:/b": "latest"},
             "maxOffsetsPerTrigger": 10,
             "maxBytesPerTrigger": "1k",
             "failOnDataLoss": False,
@@ -119,7 +119,7 @@ def test_the_options_of_a_source_are_those_of_the_spark_source() -> None:
     )
     assert source.spark_options() == {
         "url": '["fmq:/a", "fmq:/b"]',
-        "startingOffsets": '{"fmq:/a": 3}',
+        "startingOffsets": '{"fmq:/a": 3, "fmq:/b": -1}',
         "maxOffsetsPerTrigger": "10",
         "maxBytesPerTrigger": "1024",
         "failOnDataLoss": "false",

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.pipeline import Pipeline, Plan, plan
+from penstock.pipeline import Pipeline, Plan, load_pipelines, plan
 from penstock.pipeline.links import streams_between
 from penstock.pipeline.trunks import keeps_state, trunk
 from pipeline.random_pipelines import pipelines
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[pr]*/*.yaml"))
 
 BASE = (
     Pipeline("p")
@@ -124,7 +127,7 @@ def test_a_function_keeps_state_if_it_is_said() -> None:
 
 
 def test_what_was_not_decoded_goes_to_the_dead_letters_of_its_source() -> None:
-    decode = {"format": "json", "on_error": "dead_letter"}
+    decode = {"format": "json", "schema": "a INT", "on_error": "dead_letter"}
     made = plan(
         Pipeline("p")
         .source("a", url="fmq:/a", decode=decode)
@@ -138,7 +141,7 @@ def test_what_was_not_decoded_goes_to_the_dead_letters_of_its_source() -> None:
 
 
 def test_what_a_stage_did_not_decode_is_taken_from_what_it_got() -> None:
-    decode = {"format": "json", "on_error": "dead_letter"}
+    decode = {"format": "json", "schema": "a INT", "on_error": "dead_letter"}
     made = plan(
         Pipeline("p")
         .source("a", url="fmq:/a")
@@ -299,3 +302,15 @@ def test_without_streams_between_there_is_one_query_for_what_shares_a_source(
                 # Files part them: what they are written from is not in the same batches.
                 assert any(not pipeline.sinks[s].stream for s in (*one.sinks, *other.sinks))
                 assert trunk(pipeline, (*one.sinks, *other.sinks)) is None
+
+
+def test_streams_that_are_written_together_are_staged_in_one_place() -> None:
+    made = BASE.sink("x", from_="s", url="log:/x", options={"staging": "/here"})
+    plan(made.sink("y", from_="s", url="log:/y", options={"staging": "/here"}))
+    with pytest.raises(ConfigError, match="x has /here, and one query writes both"):
+        plan(made.sink("y", from_="s", url="log:/y", options={"staging": "/there"}))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_the_examples_can_be_planned(file: Path) -> None:
+    assert plan(load_pipelines(file)).warnings == ()

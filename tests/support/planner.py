@@ -5,8 +5,12 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
+from penstock.pipeline.rows import ROW_SCHEMA
 from penstock.pipeline.source import PenstockSource
 from penstock.pipeline.task_reading import Part
 
@@ -17,7 +21,16 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.stream_reading import StreamReader
 
-__all__ = ["Planner"]
+__all__ = ["Planner", "declared"]
+
+
+def declared(source: PenstockSource) -> StructType:
+    """Return the columns of a source, as Spark hands them back to it."""
+    schema = source.schema()
+    if isinstance(schema, StructType):
+        return schema
+    names = [column.split()[0] for column in schema.split(", ")]
+    return from_arrow_schema(pa.schema([ROW_SCHEMA.field(name) for name in names]))
 
 
 class Planner:
@@ -26,7 +39,7 @@ class Planner:
     def __init__(self, url: str, **options: Any) -> None:
         given = {key.lower(): str(value) for key, value in options.items()}
         source = PenstockSource({"url": url, **given})
-        reader: Any = source.streamReader(None)  # type: ignore[arg-type]
+        reader: Any = source.streamReader(declared(source))
         self.reader: StreamReader = reader
         self.at: dict[str, Any] = {}
         self.parts: list[Part] = []

@@ -32,6 +32,36 @@ def nothing(frame):
     return None
 
 
+def raises(frame):
+    raise ValueError("no dbz\\nin it")
+
+
+def table(frame):
+    return frame.sparkSession.range(3).selectExpr("cast(id as string) as payload")
+
+
+def counted(frame):
+    import pandas as pd
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Count(StatefulProcessor):
+        def init(self, handle):
+            self.count = handle.getValueState("count", "n LONG")
+
+        def handleInputRows(self, key, rows, timers):
+            before = self.count.get()[0] if self.count.exists() else 0
+            n = before + sum(map(len, rows))
+            self.count.update((n,))
+            yield pd.DataFrame({"kind": [key[0]], "n": [n]})
+
+        def close(self):
+            pass
+
+    return frame.groupBy("type").transformWithStateInPandas(
+        Count(), "kind INT, n LONG", "Update", "None"
+    )
+
+
 def broken(frame):
     def fail(batches):
         for batch in batches:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.messages import LOST
 from penstock.cli.output import bar, console, error_console, note
 from penstock.cli.stopping import stop_on_signal
 from penstock.pipeline import load_pipelines
@@ -21,7 +22,7 @@ from penstock.pipeline import plan as plan_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from penstock.pipeline import Plan
     from penstock.pipeline.running import Outcome, Progress
@@ -81,6 +82,10 @@ def run(
             say=lambda text: note(f"penstock: {text}"),
         )
     shown.finish(outcome)
+    if outcome.lost or outcome.lost_unknown:
+        if progress != "auto":  # which has said it
+            note(f"penstock: {_losses(outcome)}")
+        raise typer.Exit(LOST)
 
 
 class _Silent:
@@ -98,8 +103,11 @@ class _Silent:
         table = Table(title=name, box=box.SIMPLE, title_justify="left")
         for column in frame.columns:
             table.add_column(Text(column))
-        for row in frame.collect():
-            table.add_row(*(Text(str(value)) for value in row))  # brackets are data, not markup
+        rows, are_all = _first_of(frame)
+        for row in rows:
+            table.add_row(*(Text(_plain(value)) for value in row))  # brackets are data, not markup
+        if not are_all:
+            table.caption = f"{len(rows)} rows; there are more"
         console.print(table)
 
     def finish(self, outcome: Outcome) -> None:
@@ -113,9 +121,12 @@ class _Json(_Silent):
         typer.echo(json.dumps({"event": "progress", **progress.as_dict()}))
 
     def rows(self, name: str, frame: DataFrame) -> None:
-        for row in frame.collect():
-            fields = row.asDict(recursive=True)
-            typer.echo(json.dumps({"event": "row", "sink": name, **fields}, default=str))
+        rows, are_all = _first_of(frame)
+        for row in rows:
+            fields = {"event": "row", "sink": name, "row": row.asDict(recursive=True)}
+            typer.echo(json.dumps(fields, default=_plain))
+        if not are_all:
+            typer.echo(json.dumps({"event": "more_rows", "sink": name, "shown": len(rows)}))
 
     def finish(self, outcome: Outcome) -> None:
         typer.echo(
@@ -220,8 +231,29 @@ def _cells(one: Progress) -> list[str]:
 
 def _summary(outcome: Outcome) -> str:
     ended = "stopped" if outcome.was_stopped else "done"
-    lost = "nothing lost" if not outcome.lost else f"{outcome.lost:,} messages lost"
-    if outcome.lost_unknown:
-        lost += f"; {outcome.lost_unknown} times a queue was created anew, and more went with it"
     skipped = f", {outcome.skipped:,} not decoded and left out" if outcome.skipped else ""
-    return f"{ended}: {outcome.rows:,} rows, {lost}{skipped}"
+    return f"{ended}: {outcome.rows:,} rows, {_losses(outcome)}{skipped}"
+
+
+def _losses(outcome: Outcome) -> str:
+    count = outcome.lost
+    lost = f"{count:,} message{'' if count == 1 else 's'} lost" if count else "nothing lost"
+    if not outcome.lost_unknown:
+        return lost
+    times = "once" if outcome.lost_unknown == 1 else f"{outcome.lost_unknown} times"
+    return f"{lost if count else 'messages lost'}; {times} a queue was created anew, and nobody \
+knows how many went with it"
+
+
+def _first_of(frame: DataFrame) -> tuple[list[Row], bool]:
+    """Return the rows for the screen, and whether there are no others."""
+    from penstock.pipeline.running import SHOWN  # noqa: PLC0415 - loads Spark
+
+    rows = frame.collect()
+    return rows[:SHOWN], len(rows) <= SHOWN
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value)

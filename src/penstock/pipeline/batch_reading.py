@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from penstock.core.errors import NotFound
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.losses import LostRange
-from penstock.pipeline.ranges import OVERWRITTEN, Range
+from penstock.pipeline.ranges import Range, why_gone
 from penstock.pipeline.task_reading import TaskReading
 
 if TYPE_CHECKING:
@@ -35,14 +35,18 @@ class BatchReader(TaskReading, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         found = self._streams.look()
         if not found:
-            raise NotFound(f"there is no stream at {', '.join(self._options.url)}")
+            raise NotFound(
+                f"there is no stream at {', '.join(self._options.url)}",
+                hint="a pattern goes by the names of queues, without .fmq, or of the directories "
+                "of logs",
+            )
         self._check_urls("startingOffsets", found)
         self._check_urls("endingOffsets", found)
         ranges = []
         for url, bounds in found.items():
             start, end = self._start(url, bounds), self._end(url, bounds)
             if start < bounds.oldest < end:
-                lost = LostRange(url, bounds.epoch, start, bounds.oldest - 1, OVERWRITTEN)
+                lost = LostRange(url, bounds.epoch, start, bounds.oldest - 1, why_gone(url))
                 self._lose(lost, "")
                 start = bounds.oldest
             if start < end:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.core.config import ConfigErrors
 from penstock.pipeline.fields import nearest
 from penstock.pipeline.links import place, whole_graph
+from penstock.pipeline.option_faults import option_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,6 +69,7 @@ def _faults(pipeline: Pipeline) -> Iterator[ConfigError]:
     for name, sink in pipeline.sinks.items():
         yield from _inputs(pipeline, ("sinks", name), (sink.from_,))
         yield from _sink(pipeline, name, sink)
+    yield from option_faults(pipeline)
     # A name that stands for two things can make a circle that nobody wrote.
     is_plain = len(pipeline.inputs()) == sum(len(getattr(pipeline, s)) for s in _SECTIONS)
     for cycle in pipeline.graph().cycles() if is_plain else ():
@@ -188,6 +190,7 @@ def _faults_between(pipelines: Sequence[Pipeline]) -> Iterator[ConfigError]:
                 ("pipeline",), f"there is another pipeline {pipeline.name} in this file"
             )
     yield from _same_places(pipelines)
+    yield from _same_holds(pipelines)
     yield from _session(pipelines)
     if len(by_name) < len(pipelines):
         return
@@ -209,6 +212,21 @@ def _same_places(pipelines: Sequence[Pipeline]) -> Iterator[ConfigError]:
             if first is not pipeline:
                 named += f" of {first.name}"
             yield pipeline.error(path, f"{named}{_in_line(first, other)} writes to the same place")
+
+
+def _same_holds(pipelines: Sequence[Pipeline]) -> Iterator[ConfigError]:
+    held: dict[tuple[str, str], tuple[Pipeline, str]] = {}
+    for pipeline in pipelines:
+        for name, source in pipeline.sources.items():
+            for url in source.urls if source.hold is not None else ():
+                key = (place(url), str(source.hold))
+                first, other = held.setdefault(key, (pipeline, name))
+                if (first, other) != (pipeline, name):
+                    yield pipeline.error(
+                        ("sources", name, "hold"),
+                        f"sources.{other} of {first.name} holds {url} by this name",
+                        hint="give each a name of its own; a writer may hold for several",
+                    )
 
 
 def _places(pipelines: Sequence[Pipeline]) -> Iterator[tuple[Pipeline, Path, str]]:

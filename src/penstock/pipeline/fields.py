@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "PLACES",
     "Bytes",
     "Conf",
     "Decode",
@@ -35,6 +36,8 @@ __all__ = [
     "nearest",
 ]
 
+#: Kafka's numbers for places of which the number is not known.
+PLACES = {"earliest": -2, "latest": -1}
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -109,8 +112,10 @@ def _offsets(value: object) -> object:
         return value.strip().lower()
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, dict) and value and all(type(seq) is int for seq in value.values()):
-        return value
+    if isinstance(value, dict) and value:
+        numbers = {url: PLACES.get(str(at).strip().lower(), at) for url, at in value.items()}
+        if all(type(seq) is int for seq in numbers.values()):
+            return numbers
     raise _Wrong("should be earliest, latest, a sequence number, or a mapping of one for each url")
 
 

@@ -74,8 +74,8 @@ class DataLoss(PenstockError):
     def __init__(self, lost: LostRange) -> None:
         super().__init__(
             str(lost),
-            hint="make the queue larger, let the writer wait (hold=NAME), keep a log, or set "
-            "failOnDataLoss=false to go on and count them",
+            hint="make the queue larger, let the writer wait (hold=NAME), keep a log (and more of "
+            "it: retain=SIZE), or set failOnDataLoss=false to go on and count them",
         )
         self.lost = lost
 

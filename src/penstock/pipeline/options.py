@@ -13,15 +13,18 @@ from penstock.core.errors import InvalidOption
 from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
 from penstock.core.units import parse_time
 from penstock.core.url import URL
+from penstock.pipeline.fields import PLACES, Url
 from penstock.pipeline.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SinkOptions", "SourceOptions", "parse_spark_options"]
+__all__ = ["SinkOptions", "SourceOptions", "check_target", "parse_spark_options"]
 
 #: A comma that begins another URL; others belong to the URL that they are in.
 _BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*:)")
+
+_NUMBER: Final = re.compile(r"-?[0-9]+")
 
 #: Options of readers that would hide messages from the source, or take a place of their own.
 _NOT_IN_A_URL: Final = {
@@ -61,21 +64,37 @@ def _check_source(url: str) -> None:
             )
 
 
-def _target(value: object) -> object:
-    if isinstance(value, str) and URL.parse(value).options.get("create") == "always":
+def check_target(url: str) -> None:
+    """Make sure that batches can be appended one after the other to what a URL names.
+
+    :raises InvalidURL: it names nothing.
+    :raises InvalidOption: it would be emptied each time.
+    """
+    if URL.parse(url).options.get("create") == "always":
         raise InvalidOption(
-            "url", value, "create=always would empty it with every batch", hint="leave it out"
+            "url", url, "create=always would empty it with every batch", hint="leave it out"
         )
+
+
+def _target(value: object) -> object:
+    if isinstance(value, str):
+        check_target(value)
     return value
 
 
 def _offsets(value: object) -> object:
     text = str(value).strip()
-    if text.lower() in {"earliest", "latest"}:
-        return text.lower()
-    if text.startswith("{"):
-        return _json(text, '{"fmq:/path/name": 120}')
-    if not text.lstrip("-").isdigit():
+    if not text.startswith("{"):
+        return _place(text)
+    given = _json(text, '{"fmq:/path/name": 120}')
+    return {url: PLACES.get(str(at := _place(each)), at) for url, each in given.items()}
+
+
+def _place(value: object) -> str | int:
+    text = str(value).strip().lower()
+    if text in PLACES:
+        return text
+    if not _NUMBER.fullmatch(text):
         raise ValueError("expected earliest, latest, a number, or JSON with one for each URL")
     return int(text)
 
@@ -84,7 +103,7 @@ def _moment(value: object) -> object:
     if value is None:
         return None
     text = str(value)
-    return int(text) if text.lstrip("-").isdigit() else parse_time(text)
+    return int(text) if _NUMBER.fullmatch(text) else parse_time(text)
 
 
 def _decoding(value: object) -> object:
@@ -162,7 +181,15 @@ class SourceOptions(SparkOptions):
     #: `schema` is its schema.
     decode: Annotated[dict[str, Any] | None, BeforeValidator(_decoding)] = None
     #: With failOnDataLoss=false: a stream that gets a message for every range that was lost.
-    lossUrl: str | None = None  # noqa: N815
+    lossUrl: Url | None = None  # noqa: N815
+
+    def check_stream(self) -> None:
+        """Make sure that a stream can be followed as they say.
+
+        :raises InvalidOption: it cannot.
+        """
+        self.check_together()
+        self.refuse({"endingOffsets", "endingTime"}, "is for spark.read only")
 
     def check_together(self) -> None:
         """Make sure that nothing is said twice.
@@ -176,6 +203,7 @@ class SourceOptions(SparkOptions):
             given = [name for name in names if name in self.model_fields_set]
             for name in given[1:]:
                 raise InvalidOption(name, getattr(self, name), f"{given[0]} is given as well")
+        self._check_order()
         if self.columns is not None and self.decode is not None:
             raise InvalidOption(
                 "columns", ", ".join(self.columns), "decode says it", hint='give it "keep": […]'
@@ -187,6 +215,15 @@ class SourceOptions(SparkOptions):
                 "nothing is written to it while a loss ends the query",
                 hint='.option("failOnDataLoss", "false")',
             )
+
+    def _check_order(self) -> None:
+        numbers = self.startingOffsets if self.startingSeq is None else self.startingSeq
+        for name, start, end in (
+            ("endingTime", self.startingTime, self.endingTime),
+            ("endingOffsets", numbers, self.endingOffsets),
+        ):
+            if isinstance(start, int) and isinstance(end, int) and 0 <= end < start:
+                raise InvalidOption(name, end, f"is before the start, which is {start}")
 
 
 def _outputs(value: object) -> object:
@@ -253,13 +290,13 @@ def _in_words(error: ValidationError, names: Mapping[str, str]) -> InvalidOption
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidOption):  # by a parser that knows its own field only
         return InvalidOption(name, first["input"], cause.reason, hint=cause.hint)
-    reason = str(first["msg"]).removeprefix("Value error, ")
+    reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should", "should", 1)
     return InvalidOption(name, first["input"], reason, hint=getattr(cause, "hint", None))
 
 
 def _take_path(named: dict[str, Any]) -> None:
-    """`.load("fmq:/path")` and `.start("log:/path")` give the URL as `path`."""
-    path = named.pop("path", None)
+    """`.load("fmq:/path")` and `.start("log:/path")` give the URL as `path`, a list as `paths`."""
+    path = named.pop("path", None) or named.pop("paths", None)
     if path is None:
         return
     if named.setdefault("url", path) != path:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import InvalidOption, Malformed
+from penstock.pipeline.options import check_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,6 +71,7 @@ class Targets:
 
     def _url_of(self, name: str) -> str:
         if self._column == "url":
+            check_target(name)  # an option is checked before, and a column has just come
             return name
         if name not in self._outputs:
             raise _bad("output", f"one of {', '.join(sorted(self._outputs))}", name)

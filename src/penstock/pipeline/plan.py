@@ -103,6 +103,7 @@ def plan(pipelines: Pipeline | Iterable[Pipeline]) -> Plan:
     queries = tuple(_queries(groups, all_))
     for pipeline in all_:
         _check_holds(pipeline, queries)
+        _check_staging(pipeline, queries)
     return Plan(all_, queries, _session(all_), tuple(warnings(all_)))
 
 
@@ -257,6 +258,20 @@ def _check_holds(pipeline: Pipeline, queries: Sequence[Query]) -> None:
                 hint="make a source for each, and a hold for each; a writer waits for all that it "
                 "is told of: hold=one,two",
             )
+
+
+def _check_staging(pipeline: Pipeline, queries: Sequence[Query]) -> None:
+    """Make sure that streams which are written together are staged in one place."""
+    for query in (query for query in queries if query.pipeline == pipeline.name):
+        given = {name: pipeline.sinks[name].options for name in query.sinks}
+        staging = {name: o["staging"] for name, o in given.items() if "staging" in o}
+        for name, folder in staging.items():
+            first = next(iter(staging))
+            if folder != staging[first]:
+                raise pipeline.error(
+                    ("sinks", name, "options", "staging"),
+                    f"{first} has {staging[first]}, and one query writes both",
+                )
 
 
 def _reason(group: _Group, others: Sequence[_Group]) -> str:

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Reader
 
-__all__ = ["CREATED_ANEW", "OVERWRITTEN", "Range", "read_range", "split"]
+__all__ = ["CREATED_ANEW", "Range", "read_range", "split", "why_gone"]
 
 CREATED_ANEW: Final = "the stream was created anew"
 OVERWRITTEN: Final = "overwritten"
+REMOVED: Final = "removed by the log's retention"
 
 _WORDS: Final = {
     DropReason.OVERRUN: OVERWRITTEN,
-    DropReason.RETENTION: "removed by the log's retention",
+    DropReason.RETENTION: REMOVED,
     DropReason.DAMAGED: "damaged",
 }
 
@@ -58,6 +59,11 @@ class Range:
 
     def lost(self, first: int, last: int, reason: str) -> LostRange:
         return LostRange(self.url, self.epoch, first, last, reason)
+
+
+def why_gone(place: str) -> str:
+    """Say what becomes of the oldest messages of a stream."""
+    return REMOVED if place.startswith("log:") else OVERWRITTEN
 
 
 def split(whole: Range, parts: int | None, cores: int) -> list[Range]:

@@ -180,12 +180,14 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         if self._options.query is not None:
             self._append_once(messages, self._query, self._batch)
             return
-        for url, parts in _by_url(messages).items():
-            with open_writer(url) as writer:
-                for batch in staged_batches(parts):
-                    writer.write_batch(batch)
-                writer.flush()
-        remove_batch(self._folder_of(self._query), 0)
+        try:
+            for url, parts in _by_url(messages).items():
+                with open_writer(url) as writer:
+                    for batch in staged_batches(parts):
+                        writer.write_batch(batch)
+                    writer.flush()
+        finally:  # also if it failed: nobody asks for them again, and Spark does not say so
+            remove_batch(self._folder_of(self._query), 0)
 
     @explained()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -19,6 +19,7 @@ from penstock.pipeline.options import SinkOptions, SourceOptions, parse_spark_op
 from penstock.pipeline.rows import SPARK_SCHEMA, spark_schema
 from penstock.pipeline.sink import BatchSink, StreamSink
 from penstock.pipeline.stream_reading import StreamReader
+from penstock.pipeline.task_process import end_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,12 +46,16 @@ class PenstockSource(DataSource):
         return SPARK_SCHEMA if options.columns is None else spark_schema(options.columns)
 
     @explained()
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - it is ours
-        return BatchReader(self._source_options())
+    def reader(self, schema: StructType) -> DataSourceReader:
+        reader = BatchReader(self._source_options())
+        self._check_schema(schema)
+        return reader
 
     @explained()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        return StreamReader(self._source_options())
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        reader = StreamReader(self._source_options())
+        self._check_schema(schema)
+        return reader
 
     @explained()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -61,16 +66,40 @@ class PenstockSource(DataSource):
         return StreamSink(self._sink_options(overwrite), schema.names)
 
     def _source_options(self) -> SourceOptions:
+        end_quietly()
         options = parse_spark_options(self.options, SourceOptions)
         options.check_together()
         return options
 
+    def _check_schema(self, given: StructType) -> None:
+        """Make sure that `.schema(…)` asks for nothing else than what comes.
+
+        :raises InvalidOption: it does. Spark would take the rows for something that they are not.
+        """
+        if _columns(given) != _columns(self.schema()):
+            raise InvalidOption(
+                "schema",
+                given.simpleString(),
+                "a stream has its own",
+                hint='leave .schema(…) out; .option("columns", …) chooses columns, and '
+                '.option("decode", …) with .option("schema", …) makes columns of payloads',
+            )
+
     def _sink_options(self, overwrite: bool) -> SinkOptions:
+        end_quietly()
         if overwrite:
             raise InvalidOption(
                 "mode", "overwrite", "a stream is appended to", hint='use mode("append")'
             )
         return parse_spark_options(self.options, SinkOptions)
+
+
+def _columns(schema: str | StructType) -> list[tuple[str, str]]:
+    """Return the names and types of columns. Spark cannot read its own DDL in this process."""
+    if isinstance(schema, str):
+        words = (column.split() for column in schema.lower().split(", "))
+        return [(name, type_) for name, type_, *_ in words]
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 def _decoded(options: Mapping[str, Any]) -> DecodedRows:

@@ -91,10 +91,11 @@ def staged_batches(parts: Sequence[Staged]) -> Iterator[Batch]:
 
 
 def remove_files(paths: Sequence[str]) -> None:
-    """Remove files that are not needed, and their folder if it has no others."""
+    """Remove files that are not needed, and the folders of batch and query if they are empty."""
     for path in map(Path, paths):
         path.unlink(missing_ok=True)
         _remove_empty(path.parent)
+        _remove_empty(path.parent.parent)
 
 
 def remove_batch(folder: Path, batch: int) -> None:

@@ -23,7 +23,7 @@ from penstock.pipeline.explaining import explained
 from penstock.pipeline.holding import Holders
 from penstock.pipeline.losses import LossReports, LostRange, private_reports
 from penstock.pipeline.offsets import Offset, Offsets, offsets_from_json, offsets_to_json
-from penstock.pipeline.ranges import CREATED_ANEW, OVERWRITTEN, Range
+from penstock.pipeline.ranges import CREATED_ANEW, Range, why_gone
 from penstock.pipeline.streams import is_named
 from penstock.pipeline.task_reading import TaskReading
 
@@ -43,7 +43,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        options.refuse({"endingOffsets", "endingTime"}, "is for spark.read only")
+        options.check_stream()
         super().__init__(options)
         self._initial: Offsets | None = None
         #: With `availableNow`: what was there when the query began.
@@ -155,7 +155,8 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             lost = LostRange(url, known.epoch, known.end, None, CREATED_ANEW, seen)
             at = bounds.oldest
         elif known.end < bounds.oldest:
-            lost = LostRange(url, known.epoch, known.end, bounds.oldest - 1, OVERWRITTEN)
+            reason = why_gone(self._streams.place(url))
+            lost = LostRange(url, known.epoch, known.end, bounds.oldest - 1, reason)
             at = bounds.oldest
         offset = replace(known, epoch=bounds.epoch, end=at, start=at)
         if lost is None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import Closed, NotFound, Unsupported
 from penstock.core.position import Position
+from penstock.pipeline.links import place
 from penstock.pipeline.through_log import LiveCopy, log_for
 from penstock.queue.log.segments import numbers_of
 from penstock.queue.log.settings import SETTINGS
@@ -29,19 +30,25 @@ _WILD: Final = frozenset("*[")
 
 def expand(urls: Sequence[str]) -> list[str]:
     """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order."""
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}  # by what they name: a stream is read once, whatever it is called
     for url in urls:
         scheme, _, rest = url.partition(":")
         path, mark, options = rest.partition("?")
         if not is_pattern(url):
-            found[url] = None
+            found.setdefault(_stream(url), url)
             continue
         pattern = unquote(path, errors="surrogateescape")
         names = _logs(pattern) if scheme == "log" else _queues(pattern)
         for name in sorted(names):
             escaped = name.replace("%", "%25").replace("?", "%3F")
-            found[f"{scheme}:{escaped}{mark}{options}"] = None
-    return list(found)
+            named = f"{scheme}:{escaped}{mark}{options}"
+            found.setdefault(_stream(named), named)
+    return list(found.values())
+
+
+def _stream(url: str) -> str:
+    same = place(url)
+    return same.removesuffix(".fmq") if same.startswith("fmq:") else same
 
 
 def is_pattern(url: str) -> bool:

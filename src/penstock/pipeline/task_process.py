@@ -1,12 +1,23 @@
-"""What keeps the Python processes that run Spark's tasks quick?"""
+"""What keeps the Python processes that Spark starts quick, and quiet?"""
 
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["settle_in"]
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["end_quietly", "settle_in"]
 
 _is_settled = False
+
+#: What runs in the process that plans a streaming source, and in all others.
+_PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+_DAEMON: Final = "pyspark.daemon"
 
 
 def settle_in() -> None:
@@ -19,3 +30,33 @@ def settle_in() -> None:
     if not _is_settled:  # gc.get_freeze_count() would count them one by one
         gc.freeze()
         _is_settled = True
+        end_quietly()
+
+
+def end_quietly() -> None:
+    """Let this process end without a word when Java hangs up. Call it where Spark calls us.
+
+    Spark closes the connection to a process that it has no use for any more: when a query is
+    stopped, a task given up, or all ends. PySpark then prints the traceback of whatever was to be
+    said last, between the lines that people read. Errors of ours went to Java long before.
+    """
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name == _PLANNER:
+        sys.excepthook = _unless_java_hung_up
+    elif name == _DAEMON:
+        quiet = {**vars(traceback), "print_exc": _print_unless_java_hung_up}
+        main.traceback = SimpleNamespace(**quiet)  # type: ignore[attr-defined]
+
+
+def _unless_java_hung_up(
+    kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    if not issubclass(kind, ConnectionError):
+        sys.__excepthook__(kind, error, where)
+
+
+def _print_unless_java_hung_up() -> None:
+    error = sys.exception()
+    if not isinstance(error, ConnectionError):
+        traceback.print_exception(error)

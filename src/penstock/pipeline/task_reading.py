@@ -14,7 +14,7 @@ from penstock.pipeline.losses import DataLoss, LossReports, LostRange, log, priv
 from penstock.pipeline.ranges import Range, read_range, split
 from penstock.pipeline.rows import ROW_SCHEMA
 from penstock.pipeline.streams import Streams
-from penstock.pipeline.task_process import settle_in
+from penstock.pipeline.task_process import end_quietly, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,10 +44,15 @@ class TaskReading:
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        end_quietly()  # also if Spark has enough rows before this one is asked for any
+
     # --- in a task -------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        if not isinstance(partition, Part):  # Spark's own: there is nothing to read
+            return
         settle_in()
         with explained():
             decoded = None

@@ -34,6 +34,21 @@ Caused by: java.lang.RuntimeException: no
             "A column `a` cannot be resolved.",
         ),
         ("\n  first line\nsecond", "first line"),
+        (
+            "Traceback (most recent call last):\n"  # noqa: ISC004 - a text of several lines
+            '  File "/home/me/beams.py", line 7, in one\n    json.loads(x)\n'
+            '  File "/usr/lib/python3.11/json/decoder.py", line 3, in decode\n    raise\n'
+            "json.JSONDecodeError: Expecting value\n",
+            "json.JSONDecodeError: Expecting value (beams.py, line 7)",
+        ),
+        (
+            "By the Proxy. Return Message: Traceback (most recent call last):\n"  # noqa: ISC004
+            '  File "/x/site-packages/py4j/protocol.py", line 3, in f\n    raise\n'
+            "py4j.protocol.Py4JJavaError: An error occurred while calling o95.save.\n"
+            ": org.apache.spark.SparkException: Job aborted.\n\tat org.a.B.c(B.java:1)\n"
+            "Caused by: java.io.IOException: No space left on device\n",
+            "IOException: No space left on device",
+        ),
         ("", "RuntimeError"),
     ],
 )
@@ -50,6 +65,13 @@ def test_a_query_that_failed_says_which_and_what_next() -> None:
     assert str(error) == "storm-watch-alerts: no space"
     assert error.hint is not None
     assert "run it again" in error.hint
+
+
+def test_what_spark_says_about_a_watermark_comes_with_what_to_do() -> None:
+    text = "[STREAMING_OUTPUT_MODE] not supported for streaming aggregations without watermark"
+    error = QueryFailed.of("q", RuntimeError(text), "mend it")
+    assert error.hint == "give the stage a watermark, or its sink mode: update or complete"
+    assert QueryFailed.of("q", RuntimeError("another"), "mend it").hint == "mend it"
 
 
 def test_the_hint_of_an_error_of_ours_comes_with_it() -> None:

@@ -62,6 +62,18 @@ def test_what_was_lost_is_told_by_stream_and_in_all() -> None:
     assert watch.now.as_dict()["lost_in_all"] == 20
 
 
+def test_what_was_lost_in_an_earlier_run_is_not_told_again() -> None:
+    watch, reports = Watch("q"), Reports()
+    reports.add(7, 10, 60, 60, lost=25, lost_unknown=2)
+    before = {"fmq:/a": {"end": 30, "epoch": "1", "lost": 20, "lost_unknown": 2}}
+    reports.recentProgress[0]["sources"][0]["startOffset"] = json.dumps(before)
+    watch.look(reports)  # type: ignore[arg-type]
+    assert (watch.now.lost, watch.now.lost_unknown) == ({"fmq:/a": 5}, 0)
+    reports.add(8, 10, 90, 90, lost=26, lost_unknown=3)
+    watch.look(reports)  # type: ignore[arg-type]
+    assert (watch.now.lost, watch.now.lost_unknown) == ({"fmq:/a": 6}, 1)
+
+
 def test_sources_of_others_say_nothing_about_lag() -> None:
     watch, reports = Watch("q"), Reports()
     reports.add(0, 10, 30, 30)

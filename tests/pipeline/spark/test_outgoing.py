@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from penstock import BATCH_SCHEMA, InvalidOption, Malformed, messages_from_batch
+from penstock import BATCH_SCHEMA, InvalidOption, InvalidURL, Malformed, messages_from_batch
 from penstock.core.message import Message
 from penstock.pipeline.outgoing import Targets
 
@@ -119,3 +119,10 @@ def test_a_row_that_goes_nowhere_is_an_error() -> None:
         messages(None, {"x": "log:/a", "y": "log:/b"}, payload=["1"], output=["z"])
     with pytest.raises(Malformed, match="column url should be a value in every row, found null"):
         messages(None, payload=["1"], url=pa.array([None], pa.string()))
+
+
+def test_a_column_does_not_name_what_an_option_must_not() -> None:
+    with pytest.raises(InvalidOption, match="create=always would empty it with every batch"):
+        messages(None, payload=["1"], url=["fmq:/a?create=always"])
+    with pytest.raises(InvalidURL, match="it has no scheme"):
+        messages(None, payload=["1"], url=["/a"])

@@ -105,6 +105,23 @@ def test_what_keeps_state_and_what_does_not_share_a_query_of_streams(
     assert [json.loads(p)["n"] for p in payloads(f"log:{here}/tally")] == [100]
 
 
+def test_a_stage_with_state_of_its_own_goes_on_where_it_was(
+    spark: SparkSession, here: Path
+) -> None:
+    pipeline = (
+        base(here)
+        .stage("tally", from_="a", use=f"{stages(here)}:counted", stateful=True)
+        .sink("out", from_="tally", url=f"log:{here}/out", mode="update")
+    )
+    settings = dict(spark.conf.getAll)
+    once(pipeline, spark, here)
+    write(here, 100, 120)
+    once(pipeline, spark, here)
+    rows = [json.loads(payload) for payload in payloads(f"log:{here}/out")]
+    assert rows == [{"kind": 7, "n": 100}, {"kind": 7, "n": 120}]
+    assert dict(spark.conf.getAll) == settings
+
+
 def test_pipelines_follow_each_other_through_a_stream_in_one_pass(
     spark: SparkSession, here: Path
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.core.errors import ConfigError
-from penstock.pipeline import Pipeline, parse_pipelines
-from penstock.pipeline.running import QueryFailed
+from penstock.pipeline import Pipeline, parse_pipelines, plan
+from penstock.pipeline.running import NotStarted, QueryFailed, run
 from support.spark_pipelines import base, once, stages
 
 MISTAKES = {
@@ -25,7 +26,10 @@ MISTAKES = {
     "sql: select sequ from a": ("stages.s.sql", "`sequ` cannot be resolved"),
     "sql: selec seq from a": ("stages.s.sql", "Syntax error"),
     "watermark: {tim: 1s}": ("stages.s.watermark", "tim"),
-    "decode: {format: jso}": ("stages.s.decode", "jso"),
+    "decode: {format: jso}": ("stages.s.decode.format", "there is no such format"),
+    "use: '{stages}:raises'": ("stages.s.use", "ValueError: no dbz ({stages}.py, line 22)"),
+    "use: '{stages}:table'": ("stages.s.use", "what comes out is a table and not a stream"),
+    "sql: show tables like 'a'": ("stages.s.sql", "what comes out is a table and not a stream"),
 }
 
 
@@ -44,7 +48,7 @@ sinks: {{out: {{from: s, url: "log:{here}/out"}}}}
     with pytest.raises(ConfigError) as caught:
         once(parse_pipelines(text, "p.yaml"), spark, here)
     assert (caught.value.line, caught.value.field) == (5, field)
-    assert reason in caught.value.reason
+    assert reason.replace("{stages}", stages(here)) in caught.value.reason
     assert "\n" not in caught.value.reason
 
 
@@ -59,6 +63,12 @@ def test_a_missing_stream_and_a_missing_column_are_said_before_anything_starts(
     files = base(here).sink("x", from_="a", parquet=str(here / "x"), partition_by=["sweep"])
     with pytest.raises(ConfigError, match="there is no column sweep"):
         once(files, spark, here)
+
+
+def test_a_master_of_no_kind_is_said_before_spark_is_started(here: Path) -> None:
+    pipeline = base(here).sink("x", from_="a", console=True)
+    with pytest.raises(NotStarted, match="the master sprak://host:7077: there is no such kind"):
+        run(plan(pipeline), master="sprak://host:7077")
 
 
 def test_state_where_batches_are_shared_is_refused(spark: SparkSession, here: Path) -> None:
@@ -84,7 +94,7 @@ def test_a_stage_that_fails_at_work_ends_the_run_with_one_line(
     with pytest.raises(QueryFailed) as caught:
         once(pipeline, spark, here)
     assert caught.value.query == "p-x"
-    assert caught.value.reason == "KeyError: 'dbz'"
+    assert re.fullmatch(r"KeyError: 'dbz' \(stages_.*\.py, line \d+\)", caught.value.reason)
 
 
 def test_a_stage_finds_its_inputs_only_and_no_view_is_left(spark: SparkSession, here: Path) -> None:

@@ -124,7 +124,11 @@ def test_rows_on_the_screen_may_have_brackets(
     assert "[x]" in shown
     _display("json", made).rows("s", rows)
     told = json.loads(capsys.readouterr().out)
-    assert told == {"event": "row", "sink": "s", "[x]": "[/b] [red]", "s": {"a": 1}}
+    assert told == {
+        "event": "row",
+        "sink": "s",
+        "row": {"[x]": "[/b] [red]", "s": {"a": 1}},
+    }
 
 
 @pytest.mark.full

@@ -94,3 +94,13 @@ def test_rows_that_fit_no_message_are_told_in_one_line(spark: SparkSession, tmp_
     assert "hint: select the columns that are to be kept" in said
     assert "column payload should be a value in every row, found null" in write("NULL AS payload")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_table_that_is_not_appended_had_staged_is_removed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.range(1).selectExpr("repeat('x', 10000) AS payload")
+    writer = rows.write.format("penstock").mode("append")
+    with pytest.raises(PySparkException, match="10,000 bytes does not fit"):
+        writer.save(f"fmq:{tmp_path}/small?slots=4&size=4k")
+    assert list((tmp_path / ".penstock-staging").iterdir()) == []

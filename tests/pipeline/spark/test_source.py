@@ -67,6 +67,36 @@ def test_a_mistake_is_told_in_one_line_with_a_hint(spark: SparkSession, tmp_path
     assert "hint: did you mean startingOffsets?" in str(caught.value)
 
 
+def test_a_table_of_nothing_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    empty, full = f"fmq:{tmp_path}/empty", f"fmq:{tmp_path}/full"
+    fill(empty, [])
+    fill(full, range(3))
+    assert table(spark, empty).collect() == []
+    assert table(spark, full, startingOffsets="latest").count() == 0
+    assert table(spark, full, endingTime="2001-01-01").count() == 0
+
+
+def test_a_stream_is_read_once_whatever_it_is_called(spark: SparkSession, tmp_path: Path) -> None:
+    fill(f"fmq:{tmp_path}/q", range(3))
+    fill(f"log:{tmp_path}/q", range(4))
+    names = ("fmq:{}/q", "fmq:{}/../{}/q.fmq", "log:{}/q", "fmq:{}/*")
+    urls = [name.format(tmp_path, tmp_path.name) for name in names]
+    rows = spark.read.format("penstock").load(urls)
+    assert sorted(rows.groupBy("url").count().collect()) == [(urls[0], 3), (urls[2], 4)]
+
+
+def test_a_schema_that_a_stream_does_not_have_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = f"fmq:{tmp_path}/q"
+    fill(url, range(3))
+    same = spark.read.format("penstock").schema(table(spark, url).schema).load(url)
+    assert same.count() == 3
+    other = spark.read.format("penstock").schema("dbz DOUBLE")
+    with pytest.raises(PySparkException, match=r"a stream has its own[\s\S]*hint: leave .schema"):
+        other.load(url).count()
+
+
 def test_a_query_goes_on_where_it_was_with_batches_of_the_size_allowed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -53,6 +53,13 @@ __all__ = [
 _LARGEST_DESCRIPTORS: Final = 64 << 20
 _LARGEST_PAYLOAD: Final = 64 << 20
 
+#: For who left it out.
+_EXAMPLES: Final = {
+    "schema": "as in schema: id BIGINT, name STRING",
+    "layout": "as in layout: float azimuth; uint16_t gates;",
+    "descriptor_set": "a file of protoc --include_imports --descriptor_set_out=…",
+}
+
 
 class InvalidDecoding(InvalidOption):
     """An option of decoding does not fit; `path` says which, as in ("layout", 1, "type")."""
@@ -339,7 +346,8 @@ def _explain(
         if part == "layout":
             model = StructField
     if first["type"] == "missing":
-        return InvalidDecoding((*path, loc[-1]), None, "is missing")
+        hint = _EXAMPLES.get(str(loc[-1]))
+        return InvalidDecoding((*path, loc[-1]), None, "is missing", hint=hint)
     if first["type"] == "extra_forbidden":
         known = sorted(field.alias or name for name, field in model.model_fields.items())
         hint = nearest(str(loc[-1]), known, "known options")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 from penstock.core.errors import PenstockError
 from penstock.pipeline.fields import nearest
-from penstock.pipeline.running.faults import reason_of
+from penstock.pipeline.running.faults import place_of, reason_of
 from penstock.pipeline.timing import spark_interval
 
 if TYPE_CHECKING:
@@ -78,10 +80,13 @@ class Frames:
         if stage.use is not None:
             function = self._function(name, stage.use)
             return self._try(
-                ("stages", name, "use"), lambda: _checked(function(*inputs, **stage.options))
+                ("stages", name, "use"),
+                lambda: _checked(function(*inputs, **stage.options), inputs),
             )
         if stage.sql is not None:
-            return self._try(("stages", name, "sql"), lambda: self._query(stage, inputs))
+            return self._try(
+                ("stages", name, "sql"), lambda: _checked(self._query(stage, inputs), inputs)
+            )
         return self._try(("stages", name, "from"), lambda: united(inputs))
 
     def _input(self, name: str, stage: Stage, index: int) -> DataFrame:
@@ -155,7 +160,10 @@ class Frames:
         except Exception as error:
             if isinstance(error, PenstockError):
                 raise self._pipeline.error(path, str(error), hint=error.hint) from error
-            raise self._pipeline.error(path, reason_of(error)) from error
+            reason, place = reason_of(error), place_of(error)
+            if not isinstance(error, PySparkException):  # which says what it is
+                reason = f"{type(error).__name__}: {reason}"
+            raise self._pipeline.error(path, f"{reason} ({place})" if place else reason) from error
 
 
 def _decode(frame: DataFrame, options: Mapping[str, JsonValue], metric: str) -> DataFrame:
@@ -186,9 +194,14 @@ def united(frames: list[DataFrame]) -> DataFrame:
     return whole
 
 
-def _checked(made: object) -> DataFrame:
+def _checked(made: object, inputs: list[DataFrame]) -> DataFrame:
     if not hasattr(type(made), "writeStream"):
         raise PenstockError(f"the function returned {type(made).__name__} and not a DataFrame")
     frame: Any = made
     _ = frame.schema  # what Spark does not take is noticed only now
+    if inputs[0].isStreaming and not frame.isStreaming:
+        raise PenstockError(
+            "what comes out is a table and not a stream",
+            hint="make it of the rows that go in; a table may be joined to them",
+        )
     return frame  # type: ignore[no-any-return]

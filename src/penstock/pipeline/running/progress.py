@@ -31,7 +31,8 @@ class Progress:
     batch_seconds: float = 0.0
     #: Messages that each source has and that the query has not seen, by URL.
     lag: Mapping[str, int] | None = None
-    #: Messages that were gone before they could be read, by URL; where it goes on regardless.
+    #: Messages that were gone before they could be read, by URL; where it goes on regardless. Of
+    #: this run, as all of it is.
     lost: Mapping[str, int] | None = None
     #: How often a queue was created anew, and nobody can tell how many were lost with the old one.
     lost_unknown: int = 0
@@ -65,6 +66,8 @@ class Watch:
     def __init__(self, name: str) -> None:
         self._last = -1
         self._now = Progress(name, "waiting")
+        #: What the query had lost before this run, by URL, and how often it was unknown.
+        self._before: tuple[dict[str, int], int] | None = None
 
     @property
     def now(self) -> Progress:
@@ -80,6 +83,8 @@ class Watch:
             seen = json.loads(report.json) if hasattr(report, "json") else dict(report)
             if seen["batchId"] <= self._last or "triggerExecution" not in seen["durationMs"]:
                 continue
+            if self._before is None:
+                self._before = _lost(seen["sources"], "startOffset")
             if "addBatch" not in seen["durationMs"]:  # nothing came, so nothing was done
                 self._now = replace(self._now, lag=_lag(seen["sources"]))
                 continue
@@ -92,6 +97,7 @@ class Watch:
         rows = int(seen["numInputRows"])
         seconds = seen["durationMs"]["triggerExecution"] / 1000
         before = self._now
+        lost, lost_unknown = self._lost_since(seen["sources"])
         self._now = replace(
             before,
             state="running",
@@ -101,10 +107,16 @@ class Watch:
             rows_per_second=rows / seconds if rows and seconds else before.rows_per_second,
             batch_seconds=seconds,
             lag=_lag(seen["sources"]),
-            lost=_lost(seen["sources"]),
-            lost_unknown=_lost_unknown(seen["sources"]),
+            lost=lost,
+            lost_unknown=lost_unknown,
             skipped=_skipped(before.skipped, seen.get("observedMetrics")),
         )
+
+    def _lost_since(self, sources: list[dict[str, Any]]) -> tuple[dict[str, int], int]:
+        """Return what was lost in this run: the offsets have it since the query was begun."""
+        (before, unknown_before), (lost, unknown) = self._before or ({}, 0), _lost(sources)
+        new = {url: count - before.get(url, 0) for url, count in lost.items()}
+        return {url: count for url, count in new.items() if count}, unknown - unknown_before
 
 
 def _lag(sources: list[dict[str, Any]]) -> dict[str, int]:
@@ -113,25 +125,22 @@ def _lag(sources: list[dict[str, Any]]) -> dict[str, int]:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         for url, there in latest.items():
             at = int(end.get(url, {}).get("end", there.get("oldest", 0)))
-            lag[url] = max(0, int(there["end"]) - at)
+            # One stream may be read by two sources.
+            lag[url] = max(lag.get(url, 0), int(there["end"]) - at)
     return lag
 
 
-def _lost(sources: list[dict[str, Any]]) -> dict[str, int]:
-    return {
-        url: int(offset["lost"])
-        for source in sources
-        for url, offset in _offsets(source.get("endOffset")).items()
-        if offset.get("lost")
-    }
-
-
-def _lost_unknown(sources: list[dict[str, Any]]) -> int:
-    return sum(
-        int(offset.get("lost_unknown", 0))
-        for source in sources
-        for offset in _offsets(source.get("endOffset")).values()
-    )
+def _lost(
+    sources: list[dict[str, Any]], which: Literal["startOffset", "endOffset"] = "endOffset"
+) -> tuple[dict[str, int], int]:
+    """Return how many messages of each stream were lost, and how often nobody could count them."""
+    lost: dict[str, int] = {}
+    unknown = 0
+    for source in sources:
+        for url, offset in _offsets(source.get(which)).items():
+            lost[url] = lost.get(url, 0) + int(offset.get("lost", 0))
+            unknown += int(offset.get("lost_unknown", 0))
+    return lost, unknown
 
 
 def _skipped(before: Mapping[str, int] | None, observed: object) -> dict[str, int]:

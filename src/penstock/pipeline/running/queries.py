@@ -15,7 +15,7 @@ from penstock.pipeline.running.rows_out import (
     left_behind,
     message_rows,
 )
-from penstock.pipeline.running.state import refuse_state
+from penstock.pipeline.running.state import refuse_state, state_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import Query
     from penstock.pipeline.timing import Trigger
 
-__all__ = ["Prepared"]
+__all__ = ["SHOWN", "Prepared"]
 
-#: What the console gets of each batch.
-_SHOWN = 20
+#: Rows that the console gets of each batch, and one more if there are more.
+SHOWN = 20
 
 
 class Prepared:
@@ -51,6 +51,7 @@ class Prepared:
         self.query = query
         self.pipeline = pipeline
         self._show = show
+        self._spark = spark
         self._frames = Frames(pipeline, spark)
         #: The name that Spark gave it for life; batches that come early wait for it.
         self._id: Future[str] = Future()
@@ -65,7 +66,8 @@ class Prepared:
         writer = writer.queryName(self.query.name).trigger(**trigger.as_spark())
         sink = self._sink(self.query.sinks[0])
         writer = writer.outputMode(sink.mode).option("checkpointLocation", checkpoint)
-        started = writer.start()
+        with state_store(self._spark, [self._frames.whole(name) for name in self.query.stages]):
+            started = writer.start()
         self._id.set_result(started.id)
         return started
 
@@ -175,7 +177,7 @@ class _Batches:
     def _to_files(self, name: str, frame: DataFrame, number: int) -> None:
         sink = self._pipeline.sinks[name]
         if sink.kind == "console":
-            self._show(name, frame.limit(_SHOWN))
+            self._show(name, frame.limit(SHOWN + 1))
             return
         columns, options = sink.partition_by or (), {**WHOLE_TIMES, **sink.options}
         write_once(frame, sink.kind, sink.target, self._id, number, columns, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -13,9 +15,10 @@ from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
 from penstock.pipeline.running.checkpoints import own, used_before
-from penstock.pipeline.running.faults import QueryFailed
+from penstock.pipeline.running.faults import NotStarted, QueryFailed, reason_of
 from penstock.pipeline.running.progress import Progress, Watch
 from penstock.pipeline.running.queries import Prepared
+from penstock.pipeline.running.signals import java_ignores
 from penstock.pipeline.session import is_local, spark_session
 from penstock.pipeline.streams import Streams
 from penstock.pipeline.timing import AVAILABLE_NOW
@@ -35,6 +38,7 @@ __all__ = ["CHECKPOINTS", "Outcome", "run"]
 #: Where a pipeline that does not say it keeps what it has done, below the working directory.
 CHECKPOINTS: Final = ".penstock/checkpoints"
 
+_MASTER: Final = re.compile(r"local($|\[|-cluster\[)|spark://|k8s://|yarn$")
 _LOOK_EVERY: Final = 0.2
 #: Seconds that a batch under way has to get done when all is to end.
 _GRACE: Final = 30.0
@@ -84,6 +88,7 @@ def run(
 
     :raises ConfigError: something that a pipeline says does not work.
     :raises QueryFailed: a query ended by an error. The others are ended first.
+    :raises NotStarted: Spark does not start: there is no such master, or a setting does not fit.
     :raises MissingSpark: PySpark is not installed.
     :raises MissingJava: Spark needs a Java that is not there.
     """
@@ -162,7 +167,7 @@ class _Run:
         except PenstockError:
             raise
         except Exception as error:
-            raise QueryFailed.of(name, error) from error
+            raise QueryFailed.of(name, error, "mend its stages or sinks, then try again") from error
         self._tell(name)
 
     def _trigger(self, query: Query) -> Trigger:
@@ -256,7 +261,16 @@ def _session(
     name = "+".join(pipeline.name for pipeline in plan.pipelines)
     where = master or wanted.master or "local[*]"
     place = (elsewhere or places)[0]
-    return spark_session(name, where, place, settings, python_path=folders)
+    if not _MASTER.match(where):  # Spark would say so in a page
+        raise NotStarted(where, "there is no such kind", "as in local[4], spark://host:7077, yarn")
+    try:
+        with java_ignores(signal.SIGTERM):  # it is for us to end it, when the batches are done
+            return spark_session(name, where, place, settings, python_path=folders)
+    except PenstockError:
+        raise
+    except Exception as error:
+        hint = "is there a master, and are the settings of Spark right?"
+        raise NotStarted(where, reason_of(error), hint) from error
 
 
 def _python_folders(plan: Plan) -> list[str]:

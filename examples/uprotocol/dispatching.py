@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.retry import RetryPolicy, retry
+from penstock.dispatch.administration import find_place
 from penstock.protocols.uprotocol import UCode, UStatusError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["dispatcher", "until_heard", "wait_until"]
+__all__ = ["dispatcher", "is_delivered", "until_heard", "wait_until"]
 
 _FOLDER = Path(__file__).parent
 
@@ -40,6 +41,11 @@ def dispatcher(file: str, **variables: str) -> Iterator[None]:
         print(process.stdout.read(), end="")
         process.wait(30)
         process.stdout.close()
+
+
+def is_delivered(state: Path) -> bool:
+    """Ask the dispatcher that keeps its state there whether nothing waits any more."""
+    return bool(find_place(state).status()["books"]["copies"]["queued"] == 0)
 
 
 def until_heard(send: Callable[[], object]) -> None:

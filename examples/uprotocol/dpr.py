@@ -9,8 +9,9 @@ import os
 import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
-from dispatching import dispatcher, until_heard, wait_until
+from dispatching import dispatcher, is_delivered, until_heard, wait_until
 
 from penstock.core.retry import Backoff
 from penstock.protocols.uprotocol import UUID7, UMessage, UUri
@@ -36,6 +37,7 @@ def main() -> None:
         dispatcher("dpr.yaml", DPR=name, LEFT=LEFT, RIGHT=RIGHT),
         ZenohTransport(ZenohLink("device1", connect=[LEFT]), must_be_heard=True) as left,
     ):
+        state = Path(name) / "state"
         heard: list[bytes] = []
         known: set[UUID7 | None] = set()
 
@@ -60,7 +62,7 @@ def main() -> None:
             wait_until(lambda: len(heard) == 3, "that device2 heard of it")
             print(f"device2 heard {b' '.join(heard).decode()}")
             # zenoh acknowledges nothing: whoever goes at once gets its last messages again.
-            time.sleep(0.5)
+            wait_until(lambda: is_delivered(state), "that the router knows it")
 
         # Now it is off. What is published meanwhile waits in the router, once that has noticed:
         # zenoh acknowledges nothing.
@@ -71,7 +73,7 @@ def main() -> None:
         with ZenohTransport(ZenohLink("device2", connect=[RIGHT])) as right:
             right.register_listener(TOPIC, listener)
             wait_until(lambda: len(heard) == 6, "that device2 heard of the rest")
-            time.sleep(0.5)
+            wait_until(lambda: is_delivered(state), "that the router knows it")
         print(f"device2 is on again, and heard {b' '.join(heard).decode()}")
 
 

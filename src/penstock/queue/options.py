@@ -38,7 +38,7 @@ Patience: TypeAlias = Annotated[float, BeforeValidator(_patience)]
 def _names(value: object) -> object:
     if not isinstance(value, str):
         return value
-    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    names = tuple(name.strip() for name in value.split(","))
     if not all(names):
         raise ValueError("is a list of names, as in hold=archive,display")
     return names

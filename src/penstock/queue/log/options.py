@@ -61,8 +61,8 @@ class LogOptions(Options):
     retain: Annotated[int | None, _or_none(parse_size)] = None
     #: Writer: segments go when their newest message is older.
     retain_age: Annotated[float | None, _or_none(parse_duration)] = None
-    #: Writer: keep what the cursors of these names have not passed yet.
-    hold: HeldReaders = ()
+    #: Writer: keep what the cursors of these names have not passed yet; `hold=`: of none any more.
+    hold: Annotated[HeldReaders, BeforeValidator(lambda value: value or ())] = ()
     #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
     sync: SyncOption = 1.0
     #: Writer: how long to wait for another writer.

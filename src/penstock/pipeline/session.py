@@ -35,8 +35,8 @@ _STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 #: Before Spark has read its settings it would log a page of what is of no interest here.
 _QUIET: Final = Path(__file__).with_name("log4j2.properties").as_uri()
 
-#: Spark asks whether a value is null before it takes it from Arrow, and knows how many there are, so
-#: that Arrow need not look at each again. Arrow data from outside is checked in Python, in full.
+#: Spark asks whether a value is null before it takes it from Arrow, and knows how many there are:
+#: Arrow need not look at each again. Arrow data from outside is checked in Python, in full.
 _JAVA: Final = "-Darrow.enable_null_check_for_get=false -Darrow.enable_unsafe_memory_access=true"
 
 _ALWAYS: Final = {

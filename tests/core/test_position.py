@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import PositionError
-from penstock.core.position import Position, PositionLike
+from penstock.core.position import Position, PositionLike, check_seek
 
 NOON = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
 NOON_NS = 1_777_636_800_000_000_000
@@ -93,3 +93,25 @@ def test_a_position_reads_as_text(position: Position, text: str) -> None:
 
 def test_positions_are_values() -> None:
     assert len({Position.of("5"), Position.of(5), Position.sequence(5), Position.END}) == 2
+
+
+@pytest.mark.parametrize("seq", [0, 9, 10, 15, 20])
+def test_a_reader_may_stand_at_any_number_up_to_the_next_one(seq: int) -> None:
+    assert check_seek(seq, 10, 20) == seq
+
+
+@pytest.mark.parametrize("seq", [21, 2**63 - 2])
+def test_a_number_beyond_the_end_is_refused_and_the_error_says_both(seq: int) -> None:
+    with pytest.raises(PositionError, match=rf"{seq} .* 10 to 19, .* 20$") as caught:
+        check_seek(seq, 10, 20)
+    error = caught.value
+    assert (error.seq, error.oldest, error.end) == (seq, 10, 20)
+    assert error.hint is not None
+
+
+def test_of_an_empty_stream_only_the_next_number_is_in_range() -> None:
+    assert check_seek(7, 7, 7) == 7
+    with pytest.raises(PositionError, match="has none, and the next will be 7"):
+        check_seek(8, 7, 7)
+    with pytest.raises(PositionError, match="not negative"):
+        check_seek(-1, 7, 7)

@@ -80,7 +80,24 @@ class InvalidOption(PenstockError, ValueError):
 
 
 class PositionError(PenstockError, ValueError):
-    """The reader cannot be placed there."""
+    """The reader cannot be placed there.
+
+    Where a number is out of range: `seq` was asked for, the stream has `oldest` up to `end` - 1.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        seq: int | None = None,
+        oldest: int | None = None,
+        end: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.seq = seq
+        self.oldest = oldest
+        self.end = end
 
 
 class InvalidStreamId(PenstockError, ValueError):

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 from penstock.core.errors import PositionError
 from penstock.core.units import format_time, parse_time
 
-__all__ = ["Position", "PositionLike"]
+__all__ = ["Position", "PositionLike", "check_seek"]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -110,3 +110,25 @@ Position.LAST = Position("last")
 
 #: What `seek` and `start=` accept.
 PositionLike: TypeAlias = Position | int | dt.datetime | str
+
+
+def check_seek(seq: int, oldest: int, end: int) -> int:
+    """Return the number if a reader of a stream may stand there; `end` is that of the next message.
+
+    Below the oldest it may: what is gone is then counted as lost. Beyond the end it would pass over
+    messages that nobody has written yet, and lose them without a word.
+
+    :raises PositionError: the number is negative, or beyond the end.
+    """
+    if 0 <= seq <= end:
+        return seq
+    held = f"{oldest} to {end - 1}" if oldest < end else "none"
+    raise PositionError(
+        f"message {seq} is beyond the end: the stream has {held}, and the next will be {end}"
+        if seq > end
+        else f"a sequence number is not negative, found {seq}",
+        seq=seq,
+        oldest=oldest,
+        end=end,
+        hint="start or end, or a number that the stream has; penstock info shows them",
+    )

@@ -30,7 +30,7 @@ _KINDS: Final[dict[str, tuple[type[PenstockError], tuple[str, ...]]]] = {
         (core.MessageTooLarge, ("size", "limit")),
         (core.NotFound, ()),
         (core.Overrun, ("first", "last")),
-        (core.PositionError, ()),
+        (core.PositionError, ("seq", "oldest", "end")),
         (core.StorageError, ("doing", "path", "errno")),
         (core.Unsupported, ()),
         (core.WriteTimeout, ()),

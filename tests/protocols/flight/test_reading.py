@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from pyarrow import flight
 
 from penstock import Message, create, describe, open_reader, open_writer
 from penstock.core.batch import messages_from_batch
-from penstock.core.errors import Closed, CursorInUse, InvalidOption, NotFound, WriteTimeout
+from penstock.core.errors import (
+    Closed,
+    CursorInUse,
+    InvalidOption,
+    NotFound,
+    PositionError,
+    WriteTimeout,
+)
 from penstock.core.overflow import DropReason
 from penstock.core.stream_id import StreamId
 from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.server import FlightServer
+from penstock.protocols.flight.wire import Acknowledge, ActionKind, Mark, Take
 from protocols.flight.serving import served
 from support.waiting import SOON, background, waits
 
@@ -357,3 +367,66 @@ def test_a_hold_that_was_idle_too_long_is_taken_again(tmp_path: Path) -> None:
         writer.write_many([b"y"] * 4)
         assert len(list(reader.available())) == 6
         assert server.statistics().holds == 1
+
+
+# --- numbers that are not there -------------------------------------------------------------------
+
+BEYOND = 2**63 - 2
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_number_beyond_the_end_is_refused_and_the_reader_stays_where_it_was(
+    url: str, local: str, kind: str
+) -> None:
+    url, local = f"{url}-{kind}", f"{local}-{kind}"
+    with open_writer(f"{kind}:{local}") as writer, open_reader(url) as reader:
+        writer.write_many([b"%d" % i for i in range(10)])
+        assert len(reader.read_many(4, 5)) == 4
+        with pytest.raises(PositionError, match="the next will be 10") as caught:
+            reader.seek(BEYOND)
+        error = caught.value
+        assert (error.seq, error.oldest, error.end) == (BEYOND, 0, 10)
+        with pytest.raises(PositionError):
+            open_reader(url, start=11)
+        writer.write(b"10")
+        assert [reader.read(SOON).seq for _ in range(7)] == list(range(4, 11))  # type: ignore[union-attr]
+        reader.seek(11)  # the next one to come
+        writer.write(b"11")
+        message = reader.read(SOON)
+    assert message is not None
+    assert message.seq == 11
+
+
+@pytest.mark.parametrize("kind", ["fmq", "log"])
+def test_a_named_place_cannot_be_put_beyond_the_end(url: str, local: str, kind: str) -> None:
+    url, local = f"{url}-{kind}", f"{local}-{kind}"
+    with open_writer(f"{kind}:{local}") as writer:
+        writer.write_many([b"%d" % i for i in range(10)])
+        with open_reader(url, hold="archive") as reader:
+            assert len(reader.read_many(4)) == 4
+            with pytest.raises(PositionError):
+                reader.seek(BEYOND)
+        writer.write(b"10")
+    with open_reader(url, hold="archive") as reader:
+        assert [message.seq for message in reader.available()] == list(range(4, 11))
+
+
+def test_what_a_client_says_it_has_done_with_is_checked_on_the_server(
+    url: str, local: str, name: str
+) -> None:
+    there = fill(local, 10)
+    with open_reader(url, hold="archive") as reader:
+        assert isinstance(reader, FlightReader)
+        epoch = reader.bounds().epoch
+        beyond = Mark(epoch=epoch, seq=BEYOND)
+        ask = reader._connection.ask
+        with pytest.raises(PositionError, match="the next will be 10"):
+            ask(
+                ActionKind.ACKNOWLEDGE,
+                Acknowledge(stream=name, reader=reader._id, name="archive", done=beyond),
+            )
+        ticket = Take(stream=name, reader=secrets.token_hex(16), at=beyond)
+        with pytest.raises(flight.FlightError) as caught:
+            reader._get(ticket).read_chunk()
+        assert isinstance(reader._connection.understood(caught.value), PositionError)
+        assert list(reader.available()) == there

@@ -14,7 +14,7 @@ from pyarrow import flight
 from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.interfaces import Bounds, Reader
-from penstock.core.position import Position
+from penstock.core.position import Position, check_seek
 from penstock.core.retry import retry
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.flight.arrivals import Arrivals, read_chunk
@@ -112,7 +112,10 @@ class FlightReader(Concluding, Reader):
         spot = None if position is None else Spot.of(position)
         hold = None if spot is None else self._name
         question = Locate(**self._names(at=spot, hold=hold))
-        return Located.from_bytes(self._connection.ask(ActionKind.LOCATE, question))
+        located = Located.from_bytes(self._connection.ask(ActionKind.LOCATE, question))
+        if position is not None and position.anchor == "seq":
+            check_seek(position.value, located.oldest, located.end)  # not every server does
+        return located
 
     def _hold(self, start: Position, done: Mark | None) -> Told:
         """Take the name, for as long as the stream of that call is open."""

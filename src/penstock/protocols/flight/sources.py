@@ -10,7 +10,7 @@ from penstock.core.batch import batch_from_messages
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import DamagedQueue, Unsupported
 from penstock.core.overflow import DropReason
-from penstock.core.position import Position
+from penstock.core.position import Position, check_seek
 from penstock.core.statistics import ReaderStatistics
 from penstock.protocols.flight.pieces import OVERHEAD, pieces_of
 from penstock.protocols.flight.wire import Located, Lost, Mark, Told
@@ -49,6 +49,8 @@ class Source:
         self._extra_losses: list[Lost] = []
         try:
             self._bounds = self._reader.bounds()
+            if start.anchor == "seq":
+                self._check(self.mark.seq)
         except BaseException:
             self._reader.close()
             raise
@@ -68,12 +70,26 @@ class Source:
         self._reader.close()
 
     def seek(self, position: Position) -> None:
+        """Stand at a position.
+
+        :raises PositionError: it is beyond the end.
+        """
+        if position.anchor == "seq":
+            self._renew_bounds()
+            self._check(position.value)
         self._reader.seek(position)
         self._renew_bounds()
         self._books = self._reader.statistics()
 
+    def _check(self, seq: int) -> None:
+        """Make sure that a number from outside is one that the stream has had, or the next."""
+        check_seek(seq, self._bounds.oldest, self._bounds.end)
+
     def stand_at(self, mark: Mark | None) -> None:
-        """Go on where a client was, in this life of the stream or in an earlier one."""
+        """Go on where a client was, in this life of the stream or in an earlier one.
+
+        :raises PositionError: the mark is beyond the end of this life.
+        """
         self._renew_bounds()
         if mark is None:
             self.seek(Position.START)

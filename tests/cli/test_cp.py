@@ -157,3 +157,12 @@ def test_a_file_that_is_not_right_says_which_line(tmp_path: Path) -> None:
     assert b"did you mean policy?" in done.stderr
     file.write_text(file.read_text().replace("polcy", "policy"))
     assert run("relay", str(file), "--check").stdout == b"1 relay: one\n"
+
+
+@pytest.mark.parametrize("more", ["", "?create=always", "?segment=1M"])
+def test_a_stream_is_not_copied_to_itself(source: str, more: str) -> None:
+    fill(source, 10)
+    done = run("cp", source, source + more)
+    assert done.returncode == 1
+    assert b"is the stream that would be copied" in done.stderr
+    assert count(source) == 10

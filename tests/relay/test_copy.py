@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from penstock import MessageTooLarge, StreamId, open_reader, open_writer
+from penstock import MessageTooLarge, StreamId, describe, open_reader, open_writer
+from penstock.core.errors import InvalidOption
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.statistics import WriterStatistics
-from penstock.relay import copy, fields_lost
+from penstock.protocols.flight import FlightServer, ServerOptions
+from penstock.relay import Relay, Relays, check_apart, copy, fields_lost, relay_options
 
 
 @pytest.fixture
@@ -124,3 +128,82 @@ def test_only_fields_that_the_source_can_have_count_as_lost(queue_url: str) -> N
     with open_reader(queue_url) as reader, open_writer(queue_url) as same:
         assert fields_lost(reader, same) == {}
         assert fields_lost(reader, _TextOnly("text:")) == {"type": "dropped"}
+
+
+# --- a stream and itself --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["fmq", "classic", "log"])
+def stream(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A stream of ten messages, by its plain URL."""
+    kind = request.param
+    url = f"{'log' if kind == 'log' else 'fmq'}:{tmp_path}/stream"
+    with open_writer(url, **({"layout": "classic"} if kind == "classic" else {})) as writer:
+        writer.write_many([b"%d" % i for i in range(10)])
+    return url
+
+
+def other_spellings(url: str, folder: Path, server: FlightServer) -> list[str]:
+    scheme, _, path = url.partition(":")
+    (folder / "linked").symlink_to(folder)
+    for name in ("stream", "stream.fmq", "stream.stat", "stream.buf"):
+        if (folder / name).exists():
+            (folder / name.replace("stream", "alias")).symlink_to(folder / name)
+    return [
+        url,
+        f"{scheme}:stream",
+        f"{scheme}:./x/../stream",
+        f"{scheme}:{folder}/linked/stream",
+        f"{scheme}:{folder}/alias",
+        f"{scheme}:{path}?create=never",
+        f"{server.url}stream",
+        f"flight://localhost:{server.port}/stream?retry=1",
+    ]
+
+
+def test_a_stream_is_not_copied_to_itself_however_it_is_spelt(
+    stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    with FlightServer(ServerOptions(root=tmp_path, port=0)) as server:
+        spellings = other_spellings(stream, tmp_path, server)
+        for spelt in spellings:
+            options = relay_options(source=stream, target=spelt, follow=False)
+            with open_reader(stream) as reader, open_writer(spelt) as writer:
+                with pytest.raises(InvalidOption, match="is the stream that would be copied"):
+                    copy(reader, writer)
+                with pytest.raises(InvalidOption, match="is the stream that would be copied"):
+                    Relay(reader, writer, options).run()
+        with pytest.raises(InvalidOption):
+            check_apart(spellings[-1], spellings[-2])
+        other = stream.replace("/stream", "/another")
+        with open_reader(stream) as reader, open_writer(other) as writer:
+            assert copy(reader, writer).copied == 10
+        with pytest.raises(InvalidOption):
+            check_apart(f"{server.url}another", other)
+        check_apart(f"{server.url}another", stream)
+    assert describe(stream).count == 10
+
+
+def test_a_relay_to_its_own_source_fails_before_the_target_is_emptied(stream: str) -> None:
+    target = f"{stream}?create=always"
+    with Relays({"loop": relay_options(source=stream, target=target, follow=False)}) as relays:
+        deadline = time.monotonic() + 20
+        while not relays.are_over and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (status,) = relays.statuses()
+    assert status.state == "failed"
+    assert "is the stream that would be copied" in (status.trouble or "")
+    assert describe(stream).count == 10
+
+
+def test_a_copy_of_a_streams_files_is_another_stream(tmp_path: Path) -> None:
+    with open_writer(f"log:{tmp_path}/stream") as writer:
+        writer.write_many([b"%d" % i for i in range(10)])
+    shutil.copytree(tmp_path / "stream", tmp_path / "backup")
+    with (
+        open_reader(f"log:{tmp_path}/backup") as reader,
+        open_writer(f"log:{tmp_path}/stream") as writer,
+    ):
+        assert copy(reader, writer).copied == 10

@@ -18,13 +18,21 @@ from penstock.core.endpoints import open_reader
 from penstock.core.errors import Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
-from penstock.relay import Relay, RelayStatistics, RelayStatus, fields_lost, relay_options
+from penstock.relay import (
+    Relay,
+    RelayStatistics,
+    RelayStatus,
+    check_apart,
+    fields_lost,
+    relay_options,
+)
 from penstock.relay.patience import connection_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.interfaces import Reader, Writer
+    from penstock.relay import RelayOptions
 
 __all__ = ["add_to", "describe"]
 
@@ -122,7 +130,7 @@ def cp(
     with (
         open_reader(source, options.start, **connection_options(source)) as reader,
         losses_named(reader, live=follow),
-        writer_to(target, register, **connection_options(target)) as writer,
+        _target(options, register) as writer,
     ):
         _tell_fields_lost(reader, writer, strict)
         with stop_on_signal() as stop, _progress(progress) as shown:
@@ -140,6 +148,11 @@ def cp(
         typer.echo(describe(done))
     if lost:
         raise typer.Exit(LOST)
+
+
+def _target(options: RelayOptions, register: bool) -> Writer:
+    check_apart(options.source, options.target)  # to open it may empty it
+    return writer_to(options.target, register, **connection_options(options.target))
 
 
 def _tell_fields_lost(reader: Reader, writer: Writer, strict: bool) -> None:

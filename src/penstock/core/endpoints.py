@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import UnknownScheme, Unsupported
+from penstock.core.errors import InvalidURL, UnknownScheme, Unsupported
 from penstock.core.position import Position, PositionLike
 from penstock.core.url import URL
 
@@ -15,7 +16,16 @@ if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
 
-__all__ = ["Endpoint", "create", "describe", "open_reader", "open_writer", "schemes"]
+__all__ = [
+    "Endpoint",
+    "are_same_stream",
+    "create",
+    "describe",
+    "open_reader",
+    "open_writer",
+    "schemes",
+    "storage_of",
+]
 
 #: Packages add a scheme by an entry point of this group that names an `Endpoint` subclass.
 ENTRY_POINT_GROUP = "penstock.endpoints"
@@ -38,6 +48,15 @@ class Endpoint:
 
     def describe(self, url: URL) -> StreamInfo:
         raise Unsupported(f"{url.scheme}: has nothing to show ({url})")
+
+    def storage_of(self, url: URL) -> str | None:
+        """Return a token of where a stream is stored: the same for all URLs of it.
+
+        None: there is none yet, or it cannot be told.
+        """
+        if not url.host or not url.path.strip("/"):
+            return None
+        return f"{url.scheme}://{url.host}:{url.port}{url.path}"
 
 
 def open_reader(url: str, start: PositionLike = Position.START, **options: object) -> Reader:
@@ -76,6 +95,29 @@ def describe(url: str, **options: object) -> StreamInfo:
     """Tell what a stream holds now."""
     parsed = URL.parse(url, options)
     return _endpoint(parsed).describe(parsed)
+
+
+def storage_of(url: str, **options: object) -> str | None:
+    """Return a token of where a stream is stored, the same however it is named; None: unknown.
+
+    :raises ConnectionLost: its server cannot be reached.
+    """
+    parsed = URL.parse(url, options)
+    return _endpoint(parsed).storage_of(parsed)
+
+
+def are_same_stream(one: str, other: str) -> bool:
+    """Tell whether two URLs name one stream, as far as can be known.
+
+    :raises ConnectionLost: a server cannot be reached.
+    """
+    try:
+        if replace(URL.parse(one), text="") == replace(URL.parse(other), text=""):
+            return True
+        stored = storage_of(one)
+        return stored is not None and stored == storage_of(other)
+    except InvalidURL:
+        return False  # of a reader or writer that no endpoint has opened
 
 
 def schemes() -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK
@@ -19,7 +21,7 @@ from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.creation import create_from_options
+from penstock.queue.wide.creation import boot_id, create_from_options
 from penstock.queue.wide.info import describe_wide
 from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import READER_OPTIONS, WRITER_OPTIONS, WideOptions
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.position import Position
 
-__all__ = ["FmqEndpoint", "check", "repair"]
+__all__ = ["FmqEndpoint", "check", "repair", "token_of"]
 
 
 class FmqEndpoint(Endpoint):
@@ -77,6 +79,31 @@ class FmqEndpoint(Endpoint):
         if isinstance(options, WideOptions):
             return describe_wide(url.text, path)
         return describe_queue(url.text, path)
+
+    def storage_of(self, url: URL) -> str | None:
+        path, options = _parse(url)
+        if isinstance(options, WideOptions):
+            return token_of(file_of(path))
+        key = shared_memory_key(path)
+        return token_of(f"{path}.stat") if key is None else f"{_machine()}:shm:{key}"
+
+
+def token_of(path: str) -> str | None:
+    """Return a token of a file or folder, whatever path led there; None: there is none.
+
+    It tells nobody where that is: servers say it to their clients.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a Path raises for a name that no file can have
+    except (OSError, ValueError):
+        return None
+    place = f"{_machine()}:{found.st_dev}:{found.st_ino}"
+    return hashlib.sha256(place.encode()).hexdigest()[:32]
+
+
+def _machine() -> str:
+    """Return what tells this machine from others, until it is started again."""
+    return boot_id().hex() or socket.gethostname()
 
 
 def check(url: str) -> int:

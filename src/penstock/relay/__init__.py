@@ -1,6 +1,6 @@
 """Copying any reader to any writer."""
 
-from penstock.relay.copy import CopyStatistics, copy, fields_lost
+from penstock.relay.copy import CopyStatistics, check_apart, copy, fields_lost
 from penstock.relay.relay import Relay
 from penstock.relay.relay_options import RelayFile, RelayOptions, load_relays, relay_options
 from penstock.relay.running import Relays, RelayStatus
@@ -14,6 +14,7 @@ __all__ = [
     "RelayStatistics",
     "RelayStatus",
     "Relays",
+    "check_apart",
     "copy",
     "fields_lost",
     "load_relays",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.core.endpoints import are_same_stream
+from penstock.core.errors import InvalidOption
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.interfaces import Reader, Writer
 
-__all__ = ["CopyStatistics", "copy", "fields_lost"]
+__all__ = ["CopyStatistics", "check_apart", "copy", "fields_lost"]
 
 #: Messages moved at a time.
 _BATCH = 1000
@@ -37,6 +40,21 @@ def fields_lost(reader: Reader, writer: Writer) -> dict[str, str]:
     }
 
 
+def check_apart(source: str, target: str) -> None:
+    """Make sure that a stream is not copied to itself; called before the target is opened.
+
+    :raises InvalidOption: both URLs name one stream.
+    :raises ConnectionLost: a server cannot be reached.
+    """
+    if are_same_stream(source, target):
+        raise InvalidOption(
+            "target",
+            target,
+            f"is the stream that would be copied, {source}",
+            hint="copy it to another one",
+        )
+
+
 def copy(
     reader: Reader,
     writer: Writer,
@@ -50,8 +68,10 @@ def copy(
     The target numbers the messages anew and notes its own time of arrival; payload, type,
     subtype, time, stream and attributes are kept as far as it can carry them.
 
+    :raises InvalidOption: both are one stream; nothing was copied.
     :raises PenstockError: whatever reader or writer raise; what was copied before stays.
     """
+    check_apart(reader.url, writer.url)
     newest = None if follow else reader.newest_seq()
     lost_before = reader.statistics().lost
     written_before = writer.statistics()

@@ -23,6 +23,7 @@ from penstock.core.errors import (
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
 from penstock.relay.arrivals import Tail, arrived, tail_of
+from penstock.relay.copy import check_apart
 from penstock.relay.feed import Feed
 from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
 from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
@@ -121,6 +122,7 @@ class Relay:
     def run(self) -> RelayStatistics:
         """Copy until the end, or until it shall stop.
 
+        :raises InvalidOption: both sides are one stream; nothing was copied.
         :raises PenstockError: what a side raises and waiting does not mend; what was copied stays.
         """
         with contextlib.ExitStack() as stack:
@@ -146,6 +148,7 @@ class Relay:
     def _prepare(self) -> None:
         """Find out where both sides are, and go on there."""
         target = self._options.target
+        check_apart(self._options.source, target)
         self._tail = tail_of(target, self._connection)
         in_doubt = 0
         if self._journal is not None:

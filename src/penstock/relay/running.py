@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import PenstockError, Unsupported
-from penstock.relay.copy import fields_lost
+from penstock.relay.copy import check_apart, fields_lost
 from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
 from penstock.relay.relay import Relay
 from penstock.relay.statistics import RelayStatistics
@@ -133,6 +133,7 @@ class _Running:
             return open_reader(options.source, options.start, **more)
 
         def open_target() -> Writer:
+            check_apart(options.source, options.target)
             return open_writer(options.target, **connection_options(options.target))
 
         reader = stack.enter_context(patiently(open_source, policy, patience, wait))

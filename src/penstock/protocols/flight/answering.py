@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import check_batch
-from penstock.core.endpoints import create, describe
+from penstock.core.endpoints import create, describe, storage_of
 from penstock.core.errors import Malformed, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.appending import Writers
@@ -28,6 +28,7 @@ from penstock.protocols.flight.wire import (
     Described,
     Failure,
     Forget,
+    Identified,
     Locate,
     Located,
     OpenWriter,
@@ -128,6 +129,7 @@ class Answers:
             ActionKind.CREATE: self._create,
             ActionKind.OPEN_WRITER: self._open_writer,
             ActionKind.CLOSE_WRITER: self._close_writer,
+            ActionKind.IDENTIFY: self._identify,
         }
 
     def act(self, kind: str, body: bytes, peer: str) -> bytes:
@@ -313,6 +315,11 @@ class Answers:
             k: v[:_MOST_DETAILS] if isinstance(v, list) else v for k, v in details.items()
         }
         return Described(info=self._root.hide(json.dumps(info, default=str)))
+
+    def _identify(self, body: bytes, peer: str) -> Identified:
+        del peer
+        place = self._place(Stream.from_bytes(body))
+        return Identified(storage=storage_of(place.url))
 
     def streams(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, messages and bytes of every stream; -1 where it cannot be read."""

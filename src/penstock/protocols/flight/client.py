@@ -17,6 +17,7 @@ from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
     Malformed,
+    NotFound,
     PenstockError,
     Unacknowledged,
     Unsupported,
@@ -35,6 +36,7 @@ from penstock.protocols.flight.wire import (
     Described,
     Failure,
     Forget,
+    Identified,
     Record,
     Stream,
     encode_name,
@@ -52,6 +54,7 @@ __all__ = [
     "Target",
     "create_stream",
     "describe_stream",
+    "identify_stream",
     "list_streams",
 ]
 
@@ -325,6 +328,22 @@ def describe_stream(url: URL) -> StreamInfo:
         return StreamInfo(**{**json.loads(answer.info), "url": url.text})
     except (TypeError, ValueError) as error:
         raise Malformed("flight Described", "info", "the fields of a stream", error) from None
+
+
+def identify_stream(url: URL) -> str | None:
+    """Return a token of where a stream is stored, which is that of its own URL over there."""
+    target = Target.of(url)
+    connection = Connection(target)
+    try:
+        question = Stream(stream=target.stream)
+        answer = connection.ask(ActionKind.IDENTIFY, question)
+        return Identified.from_bytes(answer).storage
+    except NotFound:
+        return None
+    except Malformed:  # an older server, which does not know the question
+        return f"flight://{target.server}/{target.stream}"
+    finally:
+        connection.drop()
 
 
 class Listed(NamedTuple):

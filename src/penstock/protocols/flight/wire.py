@@ -30,6 +30,7 @@ __all__ = [
     "Failure",
     "Forget",
     "Hold",
+    "Identified",
     "Kind",
     "Locate",
     "Located",
@@ -79,6 +80,8 @@ class ActionKind(StrEnum):
     CREATE = "create"
     OPEN_WRITER = "open_writer"
     CLOSE_WRITER = "close_writer"
+    #: Its body is a `Stream`.
+    IDENTIFY = "identify"
     #: Its body is a `Put`.
     OPEN_BULK = "open_bulk"
 
@@ -312,6 +315,12 @@ class Described(Record):
     """What a stream holds: the fields of `StreamInfo` but the URL, as JSON."""
 
     info: Annotated[str, Field(max_length=MAX_RECORD - 4096)]
+
+
+class Identified(Record):
+    """Where a stream is stored: a token that is the same for all its names. None: there is none."""
+
+    storage: _Label | None = None
 
 
 class WriterOpened(Record):

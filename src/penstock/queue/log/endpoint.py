@@ -9,6 +9,7 @@ from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
 from penstock.core.url import URL
+from penstock.queue.endpoint import token_of
 from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
@@ -61,6 +62,9 @@ class LogEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         folder, _ = _parse(url)
         return describe_log(url.text, folder)
+
+    def storage_of(self, url: URL) -> str | None:
+        return token_of(str(_parse(url)[0]))
 
 
 def segments(url: str) -> list[Listed]:

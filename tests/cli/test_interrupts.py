@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import PENSTOCK, fill
-from penstock import open_reader
+from cli.command import PENSTOCK, fill, run
+from penstock import NotFound, open_reader
 from penstock.core.endpoints import create, describe
+from protocols.flight.serving import served, wires_to
 
 #: Well above the second that a command has to end by itself; what is tested is that it ends.
 SOON = 10
@@ -105,3 +106,69 @@ def test_cat_whose_output_nobody_takes_ends(queue_url: str) -> None:
         catting.send_signal(signal.SIGINT)
         assert catting.wait(timeout=SOON) == 130
         assert catting.stderr.read() == b""
+
+
+# --- a network that falls silent ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "options"), [("source", ""), ("target", "?kind=log&bulk=false")])
+def test_a_copy_on_a_silent_network_ends_soon_and_goes_on_later_where_it_was(
+    tmp_path: Path, side: str, options: str
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    with served(root) as server, wires_to(server) as wires:
+        here, there = f"log:{tmp_path}/here", f"log:{root}/there"
+        remote = f"flight://127.0.0.2:{server.port}/there{options}"
+        source, target = (remote, here) if side == "source" else (here, remote)
+        written, copied = (there, here) if side == "source" else (here, there)
+        fill(written, 100)
+        command = ["cp", source, target, "--follow", "--state", f"{tmp_path}/state"]
+        with subprocess.Popen([PENSTOCK, *command], stderr=subprocess.PIPE) as process:
+            wait_until(lambda: is_there(copied, 100))
+            fill(written, 10)  # by the connection that stays
+            wait_until(lambda: is_there(copied, 110))
+            time.sleep(0.7)  # until it waits again
+            for wire in wires:
+                wire.answers.clear()
+            if side == "target":
+                fill(written, 10)
+            time.sleep(0.7)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            errors = process.stderr.read()
+            code = process.wait(timeout=SOON)
+            assert time.monotonic() - began < SOON
+        assert code == 130
+        assert b"penstock: interrupted; 110 messages copied" in errors
+        for wire in wires:
+            wire.cut()
+            wire.answers.set()
+        if side == "source":
+            fill(written, 10)
+        assert run(*[each for each in command if each != "--follow"]).returncode == 0
+    with open_reader(copied) as reader:
+        assert len(list(reader.available())) == 120
+
+
+def test_a_follower_of_a_silent_network_ends_soon(tmp_path: Path) -> None:
+    with served(tmp_path) as server, wires_to(server) as (wire, _):
+        fill(f"fmq:{tmp_path}/there", 3)
+        with subprocess.Popen(
+            [PENSTOCK, "cat", wire.url("there"), "--follow"], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(3):
+                process.stdout.readline()
+            wire.answers.clear()
+            time.sleep(0.7)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=SOON) == 130
+
+
+def is_there(url: str, count: int) -> bool:
+    try:
+        return describe(url).count == count
+    except NotFound:
+        return False

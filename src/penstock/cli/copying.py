@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.losses import losses_named
+from penstock.cli.losses import losses_named, name_losses
 from penstock.cli.messages import LOST, Follow, From, Register, writer_to
 from penstock.cli.output import error_console, note
-from penstock.cli.stopping import progress_told, stop_on_signal
+from penstock.cli.stopping import progress_told, stop_on_signal, tell_interrupted
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import Unsupported
 from penstock.core.position import Position
@@ -133,7 +133,12 @@ def cp(
         _target(options, register) as writer,
     ):
         _tell_fields_lost(reader, writer, strict)
-        with stop_on_signal() as stop, _progress(progress) as shown:
+
+        def held_up() -> None:
+            tell_interrupted(_copied(relay.statistics()))
+            name_losses(reader.statistics())
+
+        with stop_on_signal(held_up=held_up) as stop, _progress(progress) as shown:
             take = _display(progress, shown)
             relay = Relay(reader, writer, options, should_stop=stop, on_progress=take)
             with progress_told(lambda: _copied(relay.statistics())):

@@ -31,11 +31,9 @@ from penstock.cli import (
 )
 from penstock.cli import map as data_map
 from penstock.cli.output import drop_output, note, one_line
+from penstock.cli.stopping import INTERRUPTED
 
 __all__ = ["app", "main"]
-
-#: Exit code after Ctrl-C: what a shell says of a program that SIGINT ended.
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.json_lines import message_from_json, read_lines
-from penstock.cli.losses import losses_named
+from penstock.cli.losses import losses_named, name_losses
 from penstock.cli.output import message_line, standard_output
 from penstock.cli.stopping import progress_told, stop_on_signal
 from penstock.core.batch import batch_from_messages
@@ -162,7 +162,7 @@ def cat(
         open_reader(url, start, **options) as reader,
         losses_named(reader, live=follow),
         standard_output() as out,
-        stop_on_signal() as stop,
+        stop_on_signal(held_up=lambda: name_losses(reader.statistics())) as stop,
     ):
         newest = None if follow else reader.newest_seq()
         left = sys.maxsize if count is None else count

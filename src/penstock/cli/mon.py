@@ -87,7 +87,7 @@ def mon(
     every = parse_duration(interval)
     if every <= 0:
         raise InvalidOption("interval", interval, "must be above 0")
-    with closing(_watcher(url, look=look)) as watcher, stop_on_signal() as stop:
+    with closing(_watcher(url, look=look)) as watcher, stop_on_signal(held_up=lambda: None) as stop:
         samples = _samples(watcher, every, count, stop)
         if as_json:
             for sample in samples:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.output import note
 
@@ -13,13 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = ["Ending", "StopSign", "progress_told", "stop_on_signal"]
+__all__ = [
+    "INTERRUPTED",
+    "Ending",
+    "StopSign",
+    "progress_told",
+    "stop_on_signal",
+    "tell_interrupted",
+]
+
+#: Exit code after Ctrl-C: what a shell says of a program that SIGINT ended.
+INTERRUPTED: Final = 130
 
 #: How often (seconds) a server's main thread looks whether a signal came: the system may give it to
 #: another thread, and that wakes nobody.
 _LOOK = 0.2
 #: Seconds that a loop has to see the sign: it may be held up, by a full queue or a full pipe.
 _GRACE = 1.0
+#: Seconds more, before a call of a library that does not hear of signals is cut off.
+_LAST: Final = 1.0
 
 
 class StopSign:
@@ -47,13 +61,57 @@ class Ending:
 
 
 @contextlib.contextmanager
-def stop_on_signal(grace: float = _GRACE) -> Iterator[StopSign]:
+def stop_on_signal(
+    grace: float = _GRACE, held_up: Callable[[], None] | None = None
+) -> Iterator[StopSign]:
     """Let Ctrl-C and SIGTERM end a loop between two messages.
 
     A loop that does not end within the seconds of `grace`, or a second signal, is ended at once.
+    Where a library holds it up that does not hear of signals, as gRPC on a silent network does,
+    `held_up` is called a second later, and the process ends as by a kill.
 
     :raises KeyboardInterrupt: it was ended at once.
     """
+    with contextlib.ExitStack() as stack:
+        if held_up is not None:
+            stack.enter_context(_cut_off(grace + _LAST, held_up))
+        yield stack.enter_context(_sign_on_signal(grace))
+
+
+@contextlib.contextmanager
+def _cut_off(patience: float, held_up: Callable[[], None]) -> Iterator[None]:
+    """End the process, with the exit code of Ctrl-C, if the block goes on so long after a signal.
+
+    Python's own handlers run on the main thread, when it comes back to Python. What wakes this one
+    is written by the system's handler.
+    """
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    is_left = threading.Event()
+
+    def watch() -> None:
+        while (number := ours.recv(1)) and number[0] not in {signal.SIGINT, signal.SIGTERM}:
+            pass
+        if number and not is_left.wait(patience):
+            with contextlib.suppress(Exception):
+                held_up()
+            os._exit(INTERRUPTED)
+
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, name="penstock-cut-off", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_left.set()
+        signal.set_wakeup_fd(before)
+        theirs.close()
+        thread.join()
+        ours.close()
+
+
+@contextlib.contextmanager
+def _sign_on_signal(grace: float) -> Iterator[StopSign]:
     sign = StopSign()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -85,8 +143,13 @@ def progress_told(progress: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        note(f"penstock: interrupted; {progress()}")
+        tell_interrupted(progress())
         raise
     except Exception as error:
         error.add_note(progress())
         raise
+
+
+def tell_interrupted(progress: str) -> None:
+    """Say that a command was ended, and how far it came."""
+    note(f"penstock: interrupted; {progress}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from relay.faults.targets import (
     udp_client,
     wait_until,
 )
+from support.descriptors import cpu_seconds, starved
 
 SOON = 20
 
@@ -193,3 +195,24 @@ def test_what_is_wrong_with_its_arguments_is_one_line(
     assert done.returncode == 1
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_descriptors_a_router_waits_at_no_cost_and_routes_again_with_them() -> None:
+    with TcpTarget() as target, chaos("tcp", target.address) as router:
+        pid = router.process.pid
+        with contextlib.ExitStack() as stack:
+            with starved(pid):
+                waiting = [
+                    stack.enter_context(socket.create_connection(router.address, SOON))
+                    for _ in range(30)
+                ]
+                time.sleep(0.5)
+                before = cpu_seconds(pid)
+                time.sleep(1)
+                assert cpu_seconds(pid) - before < 0.25
+            waiting[-1].sendall(b"hello")
+            assert waiting[-1].recv(5) == b"hello"
+        code, _, errors = router.stop()
+    assert code == 0
+    assert errors.count("not possible now") == 1
+    assert "Traceback" not in errors

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from itertools import islice
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.errors import InvalidOption
-from penstock.core.retry import Backoff, OnRetry, RetryPolicy, retry, retry_async
+from penstock.core.retry import Backoff, OnRetry, RetryPolicy, Scarcity, retry, retry_async
 
 STEADY = Backoff(jitter=0)
 MQTT = Backoff(table=(0.5, 1, 2, 4, 10), jitter=0)
@@ -206,3 +207,26 @@ def test_cancelling_ends_an_asynchronous_retry_at_once() -> None:
 
     asyncio.run(cancel_while_waiting())
     assert len(calls) == 1
+
+
+def test_a_shortage_is_one_line_however_long_it_lasts_and_however_it_flickers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    scarcity = Scarcity("taking connections", logging.getLogger("test"), clock)
+    caplog.set_level(logging.INFO)
+    scarcity.note_success()
+    waits = []
+    for _ in range(20):
+        waits.append(scarcity.wait_after(OSError(24, "Too many open files")))
+        clock.sleep(waits[-1])
+        scarcity.note_success()
+    assert waits[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0])
+    assert waits[-1] == 1.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "taking connections is not possible now: [Errno 24]" in caplog.text
+    clock.sleep(11)
+    scarcity.note_success()
+    assert "possible again, after 20 failures" in caplog.text
+    assert scarcity.wait_after(OSError(24, "Too many open files")) == pytest.approx(0.05)
+    assert len(caplog.records) == 3

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,9 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConnectionLost, NotFound, PenstockError
+from penstock.dispatch import control
 from penstock.dispatch.control import ControlServer, ask
+from support.descriptors import cpu_seconds, starved
 
 
 def _answer(question: dict[str, Any]) -> Any:
@@ -97,3 +103,57 @@ def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
     server = ControlServer(tmp_path, _answer)
     assert ask(tmp_path, {"command": "echo"}) == {"command": "echo"}
     server.close()
+
+
+def test_a_question_that_comes_a_byte_now_and_then_is_not_waited_for(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_PATIENCE", 0.5)
+    folder = os.open(state, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"/proc/self/fd/{folder}/control")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 10:
+                connection.send(b"x")
+                time.sleep(0.2)
+        assert time.monotonic() - began < 5
+    os.close(folder)
+    assert ask(state, {"command": "echo"}) == {"command": "echo"}
+
+
+def test_without_descriptors_it_waits_at_no_cost_and_answers_again_with_them(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        with starved(process.pid):
+            ask(tmp_path, {"command": "echo"})  # the system keeps a number for who waits
+            with pytest.raises(ConnectionLost):
+                ask(tmp_path, {"command": "echo"}, 1.0)
+            before = cpu_seconds(process.pid)
+            time.sleep(1)
+            assert cpu_seconds(process.pid) - before < 0.25
+        assert ask(tmp_path, {"command": "echo"}) == {"command": "echo"}
+        process.stdin.close()
+        assert process.stderr.read().count("\n") == 1
+        assert process.wait(10) == 0
+
+
+_SERVER = """
+import logging, sys
+from pathlib import Path
+from penstock.dispatch.control import ControlServer
+logging.basicConfig(level=logging.WARNING)
+server = ControlServer(Path(sys.argv[1]), lambda question: question)
+print("ready", file=sys.stderr, flush=True)
+sys.stdin.read()
+server.close()
+"""

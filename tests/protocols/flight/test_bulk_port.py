@@ -18,7 +18,7 @@ import pytest
 from penstock import Message, batch_from_messages, create, open_reader, open_writer
 from penstock.core.errors import ConnectionLost, MessageTooLarge, StorageError, Unacknowledged
 from penstock.core.url import URL
-from penstock.protocols.flight import ServerBusy
+from penstock.protocols.flight import ServerBusy, bulk_server
 from penstock.protocols.flight.bulk_wire import (
     ANSWER,
     HEAD,
@@ -39,6 +39,7 @@ from penstock.protocols.flight.wire import (
 )
 from penstock.protocols.flight.writer import FlightWriter
 from protocols.flight.serving import served, server_process, wires_to
+from support.descriptors import cpu_seconds, open_descriptors, starved
 from support.waiting import SOON, background, waits
 
 ID = "0123456789abcdef" * 2
@@ -448,3 +449,84 @@ def test_who_connects_and_says_nothing_is_not_waited_for(tmp_path: Path) -> None
             began = time.monotonic()
             assert server.stop()
         assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("said", [b"PNBULK", encode_hello("f" * 32)])
+def test_who_says_a_byte_now_and_then_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """Before it said a key, and after it said a wrong one."""
+    monkeypatch.setattr(bulk_server, "_TO_SAY_HELLO", 0.4)
+    with (
+        served(tmp_path) as server,
+        socket.create_connection(("127.0.0.1", server.bulk_port or 0)) as connection,
+    ):
+        connection.sendall(said)
+        until(lambda: server.statistics().bulk == 1)
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while server.statistics().bulk and time.monotonic() - began < 10:
+                connection.send(b"x")
+                time.sleep(0.2)
+        assert time.monotonic() - began < 5
+        until(lambda: server.statistics().bulk == 0)
+
+
+def test_a_piece_that_comes_a_byte_now_and_then_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_server, "_STALLED", 0.4)
+    monkeypatch.setattr(bulk_server, "_QUIET", 0.2)
+    with (
+        served(tmp_path) as server,
+        socket.create_connection(("127.0.0.1", server.bulk_port or 0)) as connection,
+    ):
+        connection.sendall(encode_hello(opened(server, "a").key))
+        assert answer(connection) is None
+        connection.sendall(HEAD.pack(0x4543_4950, 100, 0))
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while server.statistics().bulk and time.monotonic() - began < 10:
+                connection.send(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 5
+        until(lambda: server.statistics().bulk == 0)
+
+
+def test_without_descriptors_a_server_waits_at_no_cost_and_serves_again_with_them(
+    tmp_path: Path,
+) -> None:
+    with server_process(tmp_path) as server, contextlib.ExitStack() as stack:
+        pid = server.process.pid
+        writer = stack.enter_context(open_writer(f"{server.url}a"))
+        assert [writer.write(b"x"), writer.write(b"x")] == [0, 1]
+        connection = Connection(Target.of(URL.parse(f"{server.url}a")))
+        with starved(pid):
+            for port in (server.port, bulk_port_of(pid, server.port)):
+                for _ in range(30):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            time.sleep(0.5)
+            before = cpu_seconds(pid)
+            time.sleep(1)
+            assert cpu_seconds(pid) - before < 0.25
+        until(lambda: len(open_descriptors(pid)) > 40)
+        connection.check()
+        connection.drop()
+        stack.close()
+        with open_writer(f"{server.url}a") as other:
+            assert [other.write(b"x") for _ in range(3)] == [2, 3, 4]
+        _, _, errors = server.stop()
+    assert errors.count("taking bulk connections is not possible now") == 1
+    assert "Traceback" not in errors
+
+
+def bulk_port_of(pid: int, port: int) -> int:
+    """Return the other port that a process listens at."""
+    sockets = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            found.add(int(fields[1].partition(":")[2], 16))
+    (other,) = found - {port}
+    return other

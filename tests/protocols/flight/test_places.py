@@ -106,6 +106,7 @@ def test_a_name_with_bytes_that_are_no_text_works(root: Root) -> None:
 
 def test_the_root_itself_is_not_told(root: Root) -> None:
     assert root.hide(f"no queue at {root.folder}/radar/x") == "no queue at radar/x"
+    assert root.hide(f"looking at {root.folder}: refused") == "looking at the root: refused"
 
 
 @pytest.mark.parametrize("option", ["size", "segment", "slots", "segment_slots"])

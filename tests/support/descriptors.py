@@ -1,0 +1,38 @@
+"""A process that has no descriptor left, and what it costs meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["cpu_seconds", "open_descriptors", "starved"]
+
+
+def open_descriptors(pid: int) -> set[int]:
+    return {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return what a process has used of a core so far, with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def starved(pid: int, spare: int = 0) -> Iterator[None]:
+    """Let a process open no descriptor but a few, from what it has now on; then as before."""
+    time.sleep(0.2)  # what it is just about to open, it has by then
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = open_descriptors(pid)
+    free = (number for number in itertools.count() if number not in taken)
+    lowest = next(itertools.islice(free, spare, None))  # numbers below it are given out
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)

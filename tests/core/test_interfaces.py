@@ -339,7 +339,7 @@ def test_flushing_is_nothing_to_do_where_nothing_is_held_back(writer: MemoryWrit
     assert writer.stored == []
 
 
-def test_a_position_of_an_earlier_epoch_goes_on_at_the_cut_or_where_it_was():
+def test_a_position_of_an_earlier_epoch_goes_on_at_the_cut_or_where_it_was() -> None:
     bounds = Bounds(9, 10, 300, (Ancestor(5, 100), Ancestor(7, 120)))
     assert bounds.successor(9, 250) == 250
     assert bounds.successor(7, 119) == 119
@@ -349,6 +349,6 @@ def test_a_position_of_an_earlier_epoch_goes_on_at_the_cut_or_where_it_was():
     assert Bounds(9, 0, 300, (Ancestor(5, 100), Ancestor(7, 60))).successor(5, 90) == 60
 
 
-def test_a_position_of_a_stream_that_was_created_anew_has_no_successor():
+def test_a_position_of_a_stream_that_was_created_anew_has_no_successor() -> None:
     assert Bounds(9, 0, 300).successor(5, 150) is None
     assert Bounds(9, 0, 300, (Ancestor(5, 100),)).successor(4, 150) is None

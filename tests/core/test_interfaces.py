@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages
 from penstock.core.errors import Closed, Malformed
-from penstock.core.interfaces import BytesLike, Reader, Writer
+from penstock.core.interfaces import Ancestor, Bounds, BytesLike, Reader, Writer
 from penstock.core.message import Message
 from penstock.core.position import Position, PositionLike
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
@@ -337,3 +337,18 @@ def test_writing_a_batch_of_another_schema_is_refused_before_anything_is_written
 def test_flushing_is_nothing_to_do_where_nothing_is_held_back(writer: MemoryWriter) -> None:
     writer.flush()
     assert writer.stored == []
+
+
+def test_a_position_of_an_earlier_epoch_goes_on_at_the_cut_or_where_it_was() -> None:
+    bounds = Bounds(9, 10, 300, (Ancestor(5, 100), Ancestor(7, 120)))
+    assert bounds.successor(9, 250) == 250
+    assert bounds.successor(7, 119) == 119
+    assert bounds.successor(7, 200) == 120
+    assert bounds.successor(5, 150) == 100
+    assert bounds.successor(5, 80) == 80
+    assert Bounds(9, 0, 300, (Ancestor(5, 100), Ancestor(7, 60))).successor(5, 90) == 60
+
+
+def test_a_position_of_a_stream_that_was_created_anew_has_no_successor() -> None:
+    assert Bounds(9, 0, 300).successor(5, 150) is None
+    assert Bounds(9, 0, 300, (Ancestor(5, 100),)).successor(4, 150) is None

@@ -11,6 +11,7 @@ import pytest
 from penstock import open_reader, open_writer
 from penstock.core import endpoints
 from penstock.core.errors import Closed, InvalidOption, InvalidURL, Malformed, NotFound
+from penstock.core.interfaces import Bounds
 from penstock.pipeline.ranges import Range, read_range
 from penstock.protocols.lrose.ldata_xml import decode_xml
 from penstock.registry.latest import LatestDataInfo
@@ -54,7 +55,7 @@ def test_a_message_can_be_json_with_the_path_of_the_file(data: str) -> None:
 def test_a_stream_is_read_again_from_any_entry(data: str) -> None:
     write(data, "a", "b", "c", "d")
     with open_reader(f"latest:{data}", start="last") as reader:
-        assert reader.bounds() == (0, 0, 4)
+        assert reader.bounds() == Bounds(0, 0, 4)
         assert [message.seq for message in reader.available()] == [3]
         reader.seek(1)
         assert [message.seq for message in reader.read_many(10)] == [1, 2, 3]

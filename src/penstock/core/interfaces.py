@@ -22,6 +22,7 @@ __all__ = [
     "FIRST_PAUSE",
     "LONGEST_PAUSE",
     "LONGEST_SLEEP",
+    "Ancestor",
     "Bounds",
     "BytesLike",
     "Reader",
@@ -50,6 +51,13 @@ def between_looks(readers: int) -> float:
     return max(LONGEST_SLEEP, readers * 0.004)
 
 
+class Ancestor(NamedTuple):
+    """An earlier epoch that a stream continues, and the number at which a power failure cut it."""
+
+    epoch: int
+    end: int
+
+
 class Bounds(NamedTuple):
     """What of a stream can be read again: its messages from `oldest` to `end` - 1."""
 
@@ -58,6 +66,26 @@ class Bounds(NamedTuple):
     oldest: int
     #: The number of the next message to come.
     end: int
+    #: The epochs that this one continues, the oldest first; none for a stream created anew.
+    lineage: tuple[Ancestor, ...] = ()
+
+    def successor(self, epoch: int, seq: int) -> int | None:
+        """Return where a reader goes on that would have read message `seq` of `epoch` next.
+
+        After a power failure, numbers beyond the cut are given again in a new epoch: a reader that
+        was further goes back to the cut. None: the stream was created anew, and nothing of that
+        epoch is in it.
+        """
+        if epoch == self.epoch:
+            return seq
+        ends = [ancestor.end for ancestor in self._from(epoch)]
+        return min(seq, *ends) if ends else None
+
+    def _from(self, epoch: int) -> tuple[Ancestor, ...]:
+        for index, ancestor in enumerate(self.lineage):
+            if ancestor.epoch == epoch:
+                return self.lineage[index:]
+        return ()
 
 
 class _Endpoint(Closable):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader
 
-__all__ = ["Tail", "arrived", "tail_of"]
+__all__ = ["Tail", "arrived", "bounds_of"]
 
 #: Streams whose end can be looked at, and that keep what was appended.
 _OURS: Final = frozenset({"fmq", "log", "flight", "flight+tls"})
@@ -34,13 +34,13 @@ class Tail(NamedTuple):
     seq: int
 
 
-def tail_of(url: str, options: dict[str, str]) -> Tail | None:
-    """Return where a target ends; None where that cannot be told.
+def bounds_of(url: str, options: dict[str, str]) -> Bounds | None:
+    """Return what a target holds; None where that cannot be told.
 
     :raises ConnectionLost: its server cannot be reached.
     """
     with _Target(url, options) as target:
-        return None if target.bounds is None else Tail(target.bounds.epoch, target.bounds.end)
+        return target.bounds
 
 
 def arrived(
@@ -62,13 +62,14 @@ def arrived(
         if bounds is None:
             return 0, None
         now = Tail(bounds.epoch, bounds.end)
-        if bounds.epoch != tail.epoch or bounds.end <= tail.seq:
+        start = bounds.successor(tail.epoch, tail.seq)
+        if start is None or bounds.end <= start:
             return 0, now
         # What is overwritten by now was there.
-        found = min(max(0, bounds.oldest - tail.seq), batch.num_rows)
+        found = min(max(0, bounds.oldest - start), batch.num_rows)
         fields = [name for name in _COMPARED if name not in lacking]
         wanted = list(_rows(batch, fields))
-        for row in target.rows(max(tail.seq, bounds.oldest), bounds.end, fields):
+        for row in target.rows(max(start, bounds.oldest), bounds.end, fields):
             if found == len(wanted):
                 break
             if row == wanted[found]:

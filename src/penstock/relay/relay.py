@@ -22,7 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
-from penstock.relay.arrivals import Tail, arrived, tail_of
+from penstock.relay.arrivals import Tail, arrived, bounds_of
 from penstock.relay.copy import check_apart
 from penstock.relay.feed import Feed
 from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
@@ -149,7 +149,8 @@ class Relay:
         """Find out where both sides are, and go on there."""
         target = self._options.target
         check_apart(self._options.source, target)
-        self._tail = tail_of(target, self._connection)
+        there_now = bounds_of(target, self._connection)
+        self._tail = None if there_now is None else Tail(there_now.epoch, there_now.end)
         in_doubt = 0
         if self._journal is not None:
 
@@ -157,7 +158,7 @@ class Relay:
                 sent = shifted(batch, self._options.clock_offset)
                 return arrived(target, self._connection, tail, sent, self._writer.cannot_carry)[0]
 
-            in_doubt = resume(self._journal, self._reader, self._tail, there)
+            in_doubt = resume(self._journal, self._reader, there_now, there)
         self._feed = Feed(
             self._reader,
             self._options,

@@ -87,10 +87,13 @@ class Lane:
         floor = self.settled.floor
         self._lowest = floor // BLOCK
         self.window = Window(self, floor, options.window, options.window_bytes)
-        if notes.epoch == self.log.epoch:
-            self.settled.restore(notes.marks, self.head)
-        else:
+        end = self.log.successor(notes.epoch, self.head)
+        if end is None:
             notes = LaneNotes()
+        else:
+            # Behind a cut by a power failure, numbers are those of other messages by now.
+            self.settled.restore(notes.marks, end)
+            notes = notes if end == self.head else LaneNotes(notes.epoch, notes.marks)
         self._restore_contents(notes)
         self._is_opening = False
 

@@ -60,6 +60,7 @@ class LaneLog:
         self._synced = self._trimmed = -1
         self._writer = self._open_writer()
         bounds = self._reader("next").bounds()
+        self._opened_with = bounds
         self.epoch = bounds.epoch
         #: The oldest message there is, and the number of the next.
         self.oldest, self.head = bounds.oldest, bounds.end
@@ -67,6 +68,10 @@ class LaneLog:
     @property
     def is_open(self) -> bool:
         return self._writer is not None
+
+    def successor(self, epoch: int, seq: int) -> int | None:
+        """Return what a number of an earlier epoch stands for now; see `Bounds.successor`."""
+        return self._opened_with.successor(epoch, seq)
 
     def _open_writer(self) -> LogWriter:
         return open_log_writer(self._url, self._folder, self._options)

@@ -19,13 +19,15 @@ def where_to_go_on(state: LaneState, log: LaneLog) -> tuple[Settled, str | None]
     In doubt a message is not settled: it comes again.
     """
     settled = Settled(state.floor, state.below)
-    if state.epoch not in (0, log.epoch):
+    floor = log.successor(state.epoch or log.epoch, settled.floor)
+    if floor is None:
         settled.floor = log.oldest
         return settled, "it was created anew; what the one before held is gone"
-    if settled.floor > log.head:
+    floor = min(floor, log.head)
+    if settled.floor > floor:
         # The machine went down. The numbers are given once more, and must not count as settled.
-        lost = settled.floor - log.head
-        settled.floor = log.head
+        lost = settled.floor - floor
+        settled.floor = floor
         return settled, f"{lost} messages, which are settled, did not get to the disk"
     if settled.floor >= log.oldest:
         return settled, None

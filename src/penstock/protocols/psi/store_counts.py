@@ -66,7 +66,8 @@ def load_counts(folder: Path, bounds: Bounds) -> KeptCounts | None:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     # A queue that ends earlier lost its last messages with the power.
-    fits = counts.epoch == bounds.epoch and bounds.oldest <= counts.next <= bounds.end
+    is_whole = bounds.successor(counts.epoch, counts.next) == counts.next
+    fits = is_whole and bounds.oldest <= counts.next <= bounds.end
     return counts if fits else None
 
 

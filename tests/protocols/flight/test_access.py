@@ -31,9 +31,9 @@ from penstock.core.url import URL
 from penstock.protocols.flight import AccessRefused, ServerBusy
 from penstock.protocols.flight.client import TOKEN_VARIABLE, Connection, Target, list_streams
 from penstock.protocols.flight.server import FlightServer
-from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, WriterOpened
+from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, Take, WriterOpened
 from protocols.flight.serving import TOKEN, served
-from support.waiting import SOON
+from support.waiting import SOON, background
 
 ID = "0123456789abcdef" * 2
 
@@ -389,3 +389,50 @@ def test_a_url_without_host_or_stream_is_refused(url: str) -> None:
     with pytest.raises(InvalidURL) as caught:
         open_reader(url)
     assert "flight://host" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    ["fmq:{}", "fmq:{}?compress=zstd", "fmq:{}?layout=classic", "log:{}?segment_slots=4"],
+)
+def test_a_read_only_server_changes_no_byte_of_what_it_reads(tmp_path: Path, stream: str) -> None:
+    blocking = {"blocking": True} if "classic" in stream else {}
+    with open_writer(stream.format(tmp_path / "a"), **blocking) as writer:
+        writer.write_many([b"%d" % i for i in range(10)])
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    before = [(path.stat().st_mtime_ns, path.read_bytes()) for path in files]
+    with served(tmp_path, read_only=True) as server:
+        url = f"{server.url}a"
+        with open_reader(url) as reader:
+            assert len(list(reader.available())) == 10
+            assert reader.read(0.4) is None  # sleeps over there
+            for place in (3, "end", "last", "start"):
+                reader.seek(place)
+            assert reader.read(0) is not None
+            now = [(path.stat().st_mtime_ns, path.read_bytes()) for path in files]
+        assert describe(url).count == 10
+        for name in ("hold", "cursor"):
+            with pytest.raises(AccessRefused, match="read-only"):
+                open_reader(url, **{name: "archive"})
+            options = {name: "archive"}
+            ticket = Take(stream="a", reader="0" * 32, options=options).to_bytes()
+            client = flight.connect(f"grpc+tcp://127.0.0.1:{server.port}")
+            with pytest.raises(flight.FlightUnauthorizedError, match="read-only"):
+                client.do_get(flight.Ticket(ticket)).read_chunk()
+            client.close()
+    assert now == before
+    assert [(path.stat().st_mtime_ns, path.read_bytes()) for path in files] == before
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
+
+
+def test_a_reader_of_a_read_only_server_hears_of_new_messages(tmp_path: Path) -> None:
+    with (
+        open_writer(f"fmq:{tmp_path}/a") as writer,
+        served(tmp_path, read_only=True) as server,
+        open_reader(f"{server.url}a") as reader,
+    ):
+        with background(reader.read, SOON) as waiting:
+            time.sleep(0.2)
+            writer.write(b"x")
+            assert isinstance(waiting.result(SOON), Message)
+        assert describe(f"fmq:{tmp_path}/a").details["readers"] == []

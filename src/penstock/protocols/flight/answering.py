@@ -173,9 +173,8 @@ class Answers:
         asked = Locate.from_bytes(body)
         place = self._place(asked)
         position = Position.START if asked.at is None else asked.at.position()
-        source = self.readers.take(asked.reader, place, asked.options) or Source(
-            place, asked.options, position
-        )
+        options = self._reading(asked.options)
+        source = self.readers.take(asked.reader, place, options) or Source(place, options, position)
         try:
             if asked.at is not None:
                 log.info("%s reads %s from %s", peer, place.name, position)
@@ -194,7 +193,7 @@ class Answers:
         place = self._place(asked)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
-        source = self._source(place, asked.reader, asked.options, asked.at)
+        source = self._source(place, asked.reader, self._reading(asked.options), asked.at)
         is_whole = False
         try:
             source.stand_at(asked.at)
@@ -216,6 +215,17 @@ class Answers:
             return kept
         start = Position.START if at is None else Position.sequence(at.seq)
         return Source(place, options, start)
+
+    def _reading(self, options: dict[str, str]) -> dict[str, str]:
+        """Return a reader's options as far as this server allows them.
+
+        :raises AccessRefused: it would write down how far it is.
+        """
+        if not self._options.read_only:
+            return options
+        if {"hold", "cursor"} & options.keys():
+            self._may_write("hold a name")
+        return {**options, "trace": "false"}
 
     def _forget(self, body: bytes, peer: str) -> Record:
         del peer

@@ -25,7 +25,7 @@ CANNOT_CARRY: Final[Mapping[str, str]] = {
 }
 
 #: Options that say nothing to a writer.
-READER_OPTIONS: Final = frozenset({"type", "resume", "damaged"})
+READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "trace"})
 
 
 class Compression(StrEnum):
@@ -80,3 +80,5 @@ class ClassicOptions(Options):
     resume: Literal["oldest", "newest"] = "oldest"
     #: Reader: raise an error at a damaged message, or count it as lost and go on.
     damaged: Literal["fail", "skip"] = "fail"
+    #: Reader: leave marks in the files: who reads, how far, who sleeps. `false`: none at all.
+    trace: bool = True

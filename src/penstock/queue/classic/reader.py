@@ -136,7 +136,7 @@ class ClassicReader(Reader):
                     target = self._renumbered(place.value)
             self._stand_at(target)
             if place.anchor == "end" and status.blocking_write and self._youngest >= 0:
-                self._progress.report(self._device, status, self._youngest)
+                self._report(self._youngest)
 
     def _stand_at(self, seq: int) -> None:
         self._next = seq
@@ -240,8 +240,11 @@ class ClassicReader(Reader):
         if self._status.blocking_write:
             self._report()
 
-    def _report(self) -> None:
-        self._progress.report(self._device, self._status, self._position() - 1)
+    def _report(self, seq: int | None = None) -> None:
+        """Let the writer go on behind this message, or else behind all that was delivered."""
+        if self._options.trace:
+            reached = self._position() - 1 if seq is None else seq
+            self._progress.report(self._device, self._status, reached)
 
     def _fetch(self, limit: int) -> list[Message]:
         """Return messages that pass the filter, up to what is there now."""
@@ -350,7 +353,7 @@ class ClassicReader(Reader):
     def _rest(self) -> None:
         """Everything is read: remember how the status looks."""
         status = self._status
-        if status.blocking_write:
+        if status.blocking_write and self._options.trace:
             self._progress.insist(self._device, status)
         self._idle_status = status.encode()
 

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 #: Options that say nothing to a writer, and nothing to a reader.
-READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "cursor"})
+READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "cursor", "trace"})
 WRITER_OPTIONS: Final = frozenset({"retain", "retain_age", "hold", "sync", "lock_timeout"})
 
 #: What a log is made with, and keeps.
@@ -75,3 +75,5 @@ class LogOptions(Options):
     resume: Literal["oldest", "newest"] = "oldest"
     #: Reader: raise an error at a damaged message, or count it as lost and go on.
     damaged: Literal["fail", "skip"] = "fail"
+    #: Reader: leave marks in the files: who reads, how far, who sleeps. `false`: none at all.
+    trace: bool = True

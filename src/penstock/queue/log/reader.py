@@ -47,7 +47,12 @@ class LogReader(WideReader):
         self._places = Places(folder)
         self._epoch = file.field("epoch")
         self._skips_to_newest = False
-        wide = WideOptions(type=options.type, resume=options.resume, damaged=options.damaged)
+        wide = WideOptions(
+            type=options.type,
+            resume=options.resume,
+            damaged=options.damaged,
+            trace=options.trace,
+        )
         super().__init__(url, file.path, start, wide, file)
 
     # --- where it stands --------------------------------------------------------------------

@@ -87,7 +87,7 @@ class RingReader:
     def _payloads(self, first: int, count: int, out: Buffer) -> int | None: ...
     def _attach(
         self,
-        mapping: mmap.mmap,
+        mapping: mmap.mmap | memoryview,
         entry: int,
         holds: bool,
         type: int | None,

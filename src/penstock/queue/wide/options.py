@@ -15,7 +15,7 @@ from penstock.queue.wide.layout import MAX_BUFFER, MAX_READERS, MAX_SLOTS
 __all__ = ["READER_OPTIONS", "WRITER_OPTIONS", "Policy", "WideOptions"]
 
 #: Options that say nothing to a writer, and nothing to a reader.
-READER_OPTIONS: Final = frozenset({"type", "resume", "damaged"})
+READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "trace"})
 WRITER_OPTIONS: Final = frozenset({"policy", "timeout", "keep", "lock_timeout", "sync"})
 
 
@@ -70,3 +70,5 @@ class WideOptions(Options):
     resume: Literal["oldest", "newest"] = "oldest"
     #: Reader: raise an error at a damaged message, or count it as lost and go on.
     damaged: Literal["fail", "skip"] = "fail"
+    #: Reader: leave marks in the files: who reads, how far, who sleeps. `false`: none at all.
+    trace: bool = True

@@ -77,7 +77,8 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     def _meet(self, start: Position) -> None:
         """Begin with a queue: take a row in its reader table, and stand where it says."""
         file = self._file
-        self._table, self._cursor = claim_row(self.url, file, self._options.hold)
+        if self._options.trace or self._options.hold:
+            self._table, self._cursor = claim_row(self.url, file, self._options.hold)
         self._read_from(file)
         cursor = self._cursor
         if cursor is None or cursor.is_new or not self._options.hold:
@@ -94,16 +95,18 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     def _read_from(self, file: QueueFile) -> None:
         """Lay the reader over a queue."""
         # Where nothing may be written, no mark can be left for the writer to wake us: it is polled.
-        self.wait_group = RingWaitGroup if file.writable else None
+        leaves_marks = file.writable and (self._options.trace or bool(self._options.hold))
+        self.wait_group = RingWaitGroup if leaves_marks else None
+        plain = memoryview(file.mapping).toreadonly()
         self._slots: Rows = slots_of(file.mapping, file.geometry)
         own = bytes(file.header["stream"][0])
         self._attach(
-            file.mapping,
+            file.mapping if leaves_marks else plain,
             -1 if self._cursor is None else self._cursor.index,
             bool(self._options.hold),
             self._wanted_type(),
             StreamId(own) if any(own) else None,
-            memoryview(file.mapping).toreadonly(),
+            plain,
         )
 
     def _wanted_type(self) -> int | None:

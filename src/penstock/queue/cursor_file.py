@@ -75,6 +75,16 @@ class CursorFile(Closable):
         """Free the cursor of this name; see `CursorTable.forget`."""
         return self.table.forget(name, timeout=timeout)
 
+    def offset(self, cursor: Cursor) -> int:
+        """Return where in the file the position of a cursor is."""
+        return _HEADER_SIZE + cursor.offset
+
+    def is_named(self) -> bool:
+        """Tell whether the path names this file, and not another or none."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))  # noqa: PTH116
+        return False
+
     def sync(self) -> None:
         """Return when all positions up to now would survive a power failure.
 

@@ -14,6 +14,7 @@ import pytest
 
 from penstock import create, describe
 from penstock.core.errors import Unsupported
+from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import Limits
@@ -156,13 +157,13 @@ def test_a_seek_finds_the_new_log(path: Path) -> None:
 def test_the_bounds_are_those_of_the_log_that_is_there(path: Path) -> None:
     with log_reader(path) as reader:
         old = describe(url_of(path)).details["epoch"]
-        assert reader.bounds() == (old, 0, 20)
+        assert reader.bounds() == Bounds(old, 0, 20)
         with log_writer(path, f"{SMALL}&create=always") as writer:
             writer.write_many([b"new"] * 10)
             new = describe(url_of(path)).details["epoch"]
-            assert reader.bounds() == (new, 0, 10)
+            assert reader.bounds() == Bounds(new, 0, 10)
             trim_log(url_of(path), Limits(before_seq=9))
-            assert reader.bounds() == (new, 8, 10)
+            assert reader.bounds() == Bounds(new, 8, 10)
 
 
 def test_a_cursor_of_the_log_before_starts_anew(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -87,8 +88,11 @@ class Lane:
         floor = self.settled.floor
         self._lowest = floor // BLOCK
         self.window = Window(self, floor, options.window, options.window_bytes)
-        if notes.epoch == self.log.epoch:
-            self.settled.restore(notes.marks, self.head)
+        known = self.log.successor(notes.epoch, self.head)
+        if known is not None:  # the numbers behind are given again after a power failure
+            self.settled.restore(notes.marks, known)
+            whole = {at: of for at, of in notes.contents.items() if (at + 1) * BLOCK <= known}
+            notes = replace(notes, contents=whole)
         else:
             notes = LaneNotes()
         self._restore_contents(notes)

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import no_thread, storage_errors
 
 if TYPE_CHECKING:
     from penstock.queue.wide.queue_file import QueueFile
@@ -30,7 +30,10 @@ class Syncing:
             self._thread = threading.Thread(
                 target=self._run, args=(policy,), name="penstock-sync", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise no_thread(file.path) from error
 
     @staticmethod
     def sync_file(file: QueueFile) -> None:

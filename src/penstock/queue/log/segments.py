@@ -110,11 +110,18 @@ def look(folder: Path, first: int) -> Segment:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFound(f"there is no segment {path}") from None
+            raise _missing(path) from None
         try:
             return _look(path, first, descriptor)
         finally:
             os.close(descriptor)
+
+
+def _missing(path: Path) -> NotFound | DamagedQueue:
+    """Tell that a segment is gone, and not that its name leads nowhere: who would look again?"""
+    if path.is_symlink():
+        return DamagedQueue(str(path), "the file", 0, "a segment", "a link to nothing")
+    return NotFound(f"there is no segment {path}")
 
 
 def _look(path: Path, first: int, descriptor: int) -> Segment:
@@ -169,7 +176,10 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
     """
     path = path_of(folder, first)
     name = str(path)
-    file = QueueFile.open(name, writable=True) if to_write else QueueFile.open_to_read(name)
+    try:
+        file = QueueFile.open(name, writable=True) if to_write else QueueFile.open_to_read(name)
+    except NotFound:
+        raise _missing(path) from None
     try:
         _check_first(path, first, file.field("first_seq"))
     except BaseException:

@@ -18,7 +18,7 @@ from penstock.core.interfaces import Reader
 from penstock.core.overflow import DropReason
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.layout import STATUS_SIZE
-from protocols.lrose.serving import served_as_lrose
+from protocols.lrose.serving import served, served_as_lrose
 from support.lrose_programs import dsfmq_server, needs_lrose, program
 
 #: Writes numbered messages with a checksum, as LROSE's driver `fmq_live` does, at full speed.
@@ -37,6 +37,16 @@ def lrose(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of LROSE's server, or of one that reads as it does."""
     with (dsfmq_server if request.param == "real" else served_as_lrose)(tmp_path) as url:
         yield url
+
+
+@pytest.fixture(params=["ours", "emulated", pytest.param("real", marks=needs_lrose)])
+def any_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "ours":
+        with served(tmp_path) as server:
+            yield server.url
+    else:
+        with (dsfmq_server if request.param == "real" else served_as_lrose)(tmp_path) as url:
+            yield url
 
 
 def numbers(reader: Reader) -> list[int]:
@@ -122,11 +132,11 @@ def test_a_writer_that_died_before_the_status_is_neither_a_loss_nor_a_new_queue(
 
 
 def test_a_queue_that_is_removed_and_made_anew_is_read_on_with_short_timeouts(
-    tmp_path: Path, lrose: str
+    tmp_path: Path, any_server: str
 ) -> None:
     write(tmp_path, *[b"old %d" % n for n in range(20)])
     found: list[bytes] = []
-    with open_reader(f"{lrose}/q", "start") as reader:
+    with open_reader(f"{any_server}/q", "start") as reader:
         found += [message.payload for message in reader.read_many(10)]
         for part in ("stat", "buf"):
             (tmp_path / f"q.{part}").unlink()

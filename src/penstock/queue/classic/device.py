@@ -252,8 +252,12 @@ class FileDevice(Device):
         os.ftruncate(self._stat_fd, stat_size)
 
     def is_current(self) -> bool:
+        # LROSE makes one of them anew if that one is missing, and the other in place.
         try:
-            return os.path.samestat(Path(f"{self.path}.stat").stat(), os.fstat(self._stat_fd))
+            return all(
+                os.path.samestat(os.stat(self.path + part), os.fstat(fd))  # noqa: PTH116 - often
+                for part, fd in ((".stat", self._stat_fd), (".buf", self._buf_fd))
+            )
         except FileNotFoundError:
             return False
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.core.whole_files import sync_names
+from penstock.queue.log.settings import SETTINGS
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id
 from penstock.queue.wide.layout import (
@@ -37,6 +38,7 @@ __all__ = [
     "Segment",
     "begin_segment",
     "disk_bytes",
+    "is_log",
     "look",
     "numbers_of",
     "open_segment",
@@ -89,6 +91,11 @@ def numbers_of(folder: Path) -> list[int]:
             return []
     numbers = (int(match[1]) for match in map(_NAME.fullmatch, names) if match)
     return sorted(number for number in numbers if number < _NUMBERS_END)
+
+
+def is_log(folder: Path) -> bool:
+    """Tell whether a directory is a log: what is in it belongs to that."""
+    return (folder / SETTINGS).is_file() or bool(numbers_of(folder))
 
 
 def disk_bytes(path: Path) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import AlreadyExists, InvalidOption, Malformed, NotFound
 from penstock.core.units import format_time
-from penstock.protocols.psi.store import PsiStoreReader, find_stores
+from penstock.protocols.psi.store import PsiStoreReader, StoreCheck, find_stores
 from penstock.protocols.psi.store_books import StreamBooks, psi_message, uncounted
 from penstock.protocols.psi.store_places import find_store, list_places
 from penstock.protocols.psi.store_set import Store
@@ -78,7 +79,11 @@ class StoreSource(ABC):
 
     @abstractmethod
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
-        """Yield a stream's messages, or all, in order."""
+        """Yield a stream's messages, or all, in order, as far as they can be read."""
+
+    @abstractmethod
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        """Find out whether all is there that the store says it has; see `PsiStoreReader.check`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -88,7 +93,7 @@ class StoreSource(ABC):
 class _PsiSource(StoreSource):
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.folder = name, folder
-        self._reader = PsiStoreReader(folder, name)
+        self._reader = PsiStoreReader(folder, name, salvage=True)
 
     def announced(self) -> list[StreamMetadata]:
         return self._reader.streams
@@ -98,7 +103,11 @@ class _PsiSource(StoreSource):
 
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
         wanted = None if stream is None else [stream.id]
-        return (stored.message for stored in self._reader.messages(wanted))
+        found = self._reader.messages(wanted, on_damage=lambda _: None)  # `check` says it
+        return (stored.message for stored in found)
+
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        return self._reader.check(whole=whole)
 
     def close(self) -> None:
         self._reader.close()
@@ -119,6 +128,20 @@ class _OwnSource(StoreSource):
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
         with self._store.reader(id=None if stream is None else stream.id) as reader:
             yield from map(psi_message, reader.available())
+
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        streams = self.announced()
+        with self._store.reader() as reader:
+            # What a ring or a log has let go of is not missing.
+            if not whole or reader.bounds().oldest:
+                return StoreCheck((), {}, {})
+            found = Counter(message.type for message in reader.available())
+        missing = {s.name: s.message_count - found[s.id] for s in streams if s.is_closed}
+        return StoreCheck(
+            (),
+            {stream.name: found[stream.id] for stream in streams},
+            {name: count for name, count in missing.items() if count > 0},
+        )
 
     def close(self) -> None:
         self._store.close()

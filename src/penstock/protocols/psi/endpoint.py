@@ -23,7 +23,8 @@ from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_streams import BYTES
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter, unreachable
+from penstock.protocols.psi.importer_receiving import fetch_stream
 from penstock.protocols.psi.options import ExporterOptions, PsiReaderOptions, PsiWriterOptions
 from penstock.protocols.psi.store_set import Store
 
@@ -65,9 +66,10 @@ class PsiEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         host, port, name = _parse(url)
         options = parse_options(url, PsiReaderOptions)
-        with RemoteImporter(host, port, streams={name}) as importer:
-            importer.open_stream(name, timeout=options.wait).close()
-            told = importer.remote_stream(name)
+        try:
+            told = fetch_stream(host, port, name, options.wait)
+        except OSError as error:
+            raise unreachable(host, port, error) from error
         return StreamInfo(
             url=url.text,
             layout="psi",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.importer_arrivals import Gap
     from penstock.protocols.psi.metadata import StreamMetadata
 
-__all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay"]
+__all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay", "unreachable"]
 
 log = logging.getLogger(__name__)
 
@@ -185,13 +185,7 @@ class RemoteImporter(Closable):
     def _not_found(self, name: str) -> PenstockError:
         where = f"{self.host}:{self.port}"
         if not self._connections:
-            error = self.last_error
-            return ConnectionLost(
-                where,
-                "no answer" if error is None else why_unreachable(error, self.host, self.port),
-                hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
-                f"psi://{where}/NAME` is one; wait=1m waits longer",
-            )
+            return unreachable(self.host, self.port, self.last_error)
         there = ", ".join(stream.name for stream in self._intake.remote.streams.values())
         return NotFound(
             f"the exporter at {where} has no stream {name!r}",
@@ -257,10 +251,11 @@ class RemoteImporter(Closable):
         """Ask for what may have been missed."""
         resume_ns = self._arrivals.resume_ns
         if resume_ns is None:
-            return self.replay
+            return self.replay.by_creation()
         wanted = self.replay.start_ns
         start_ns = resume_ns if wanted is None else max(resume_ns, wanted)
-        return ClientHello.of(start_ns)._replace(end_ticks=self.replay.end_ticks)
+        hello = ClientHello.of(start_ns)._replace(end_ticks=self.replay.end_ticks)
+        return hello.by_creation()
 
     def _connect(self) -> None:
         """Be connected once, until that ends."""
@@ -320,6 +315,17 @@ class RemoteImporter(Closable):
             and (data.has_received or self.replay == REPLAY_ALL)
             and self._intake.is_behind()
         )
+
+
+def unreachable(host: str, port: int, error: Exception | None) -> ConnectionLost:
+    """Return what to raise where no exporter answers."""
+    where = f"{host}:{port}"
+    return ConnectionLost(
+        where,
+        "no answer" if error is None else why_unreachable(error, host, port),
+        hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
+        f"psi://{where}/NAME` is one; wait=1m waits longer",
+    )
 
 
 def _plain(type_name: str) -> str:

@@ -25,11 +25,13 @@ from penstock.protocols.psi.store import PsiStoreReader, StoreCheck, find_stores
 from penstock.protocols.psi.store_books import StreamBooks, psi_message, uncounted
 from penstock.protocols.psi.store_places import find_store, list_places
 from penstock.protocols.psi.store_set import Store
-from penstock.protocols.psi.ticks import DateTime, TimeSpan, ticks_to_ns
+from penstock.protocols.psi.ticks import DateTime, TimeSpan
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.envelope import PsiMessage
@@ -307,39 +309,48 @@ def _for_arrow(value: Any, kind: pa.DataType) -> Any:
 
 def _text(value: Any) -> str:
     """Return a value for people: texts, numbers and times as they are, all else as JSON."""
-    plain = _plain(value)
+    try:
+        plain = _plain(value)
+    except RecursionError:  # an object that holds itself
+        return str(value)
     if plain is None:
         return ""
-    if not isinstance(plain, (list, tuple, dict)):
-        return str(plain)
-    try:
-        return json.dumps(plain, default=_plain)
-    except ValueError:  # an object that holds itself
-        return str(plain)
+    return json.dumps(plain) if isinstance(plain, (list, dict)) else str(plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it."""
+    """Return a value as JSON can have it.
+
+    :raises RecursionError: it holds itself.
+    """
     match value:
-        case DateTime():
-            return format_time(ticks_to_ns(value.ticks))
-        case TimeSpan():
-            return value.ticks / _TICKS_PER_SECOND
-        case np.ndarray():
-            return value.tolist()
-        case np.generic():
-            return value.item()
-        case bytes() | bytearray() | memoryview():
-            return bytes(value).hex()
         case None | bool() | int() | float() | str():
             return value
+        case DateTime() | TimeSpan() | np.ndarray() | np.generic():
+            return _plain_time(value)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
         case dict():
-            return {str(key): each for key, each in value.items()}
+            return {_text(key): _plain(each) for key, each in value.items()}
         case list() | tuple():
-            return [
-                _plain(each) if isinstance(each, (DateTime, TimeSpan)) else each for each in value
-            ]
+            return [_plain(each) for each in value]
     return str(value)
+
+
+def _plain_time(value: DateTime | TimeSpan | NDArray[Any] | np.generic) -> Any:
+    """Return a time or a duration, or many, or else what numpy has."""
+    match value:
+        case DateTime():
+            return value.text
+        case TimeSpan():
+            return value.ticks / _TICKS_PER_SECOND
+        case np.ndarray() if value.dtype.kind == "M":
+            return [DateTime.of(each).text for each in value]
+        case np.ndarray() if value.dtype.kind == "m":
+            return [ticks / _TICKS_PER_SECOND for ticks in value.view(np.int64).tolist()]
+        case np.ndarray():
+            return _plain(value.tolist())
+    return value.item()
 
 
 #: How a stream is written, by the name of the format.

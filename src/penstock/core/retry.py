@@ -6,16 +6,13 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TypeVar
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_duration
 
-if TYPE_CHECKING:
-    import logging
-
-__all__ = ["Backoff", "OnRetry", "RetryPolicy", "Scarcity", "retry", "retry_async"]
+__all__ = ["Backoff", "OnRetry", "RetryPolicy", "retry", "retry_async"]
 
 T = TypeVar("T")
 
@@ -178,39 +175,3 @@ class _Attempts:
             return delay
         error.add_note(f"gave up after attempt {attempt}, {format_duration(elapsed)}: {why}")
         return None
-
-
-class Scarcity:
-    """A time when something is short that a server needs, as descriptors are.
-
-    It goes on by itself when there is enough again; until then it must neither burn a core nor
-    fill the log. For one thread.
-    """
-
-    #: Seconds without a failure before it counts as over: with one descriptor that comes and goes,
-    #: every other attempt works.
-    _CALM: ClassVar = 10.0
-
-    def __init__(self, doing: str, log: logging.Logger, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Speak of what cannot be done, in the log of whoever does it."""
-        self._doing = doing
-        self._log = log
-        self._clock = clock
-        self._failures = 0
-        self._failed_at = 0.0
-        self._backoff = Backoff(initial=0.05, maximum=1.0, jitter=0.0)
-        self._rng = random.Random()  # noqa: S311 - keeps no secret
-
-    def wait_after(self, error: Exception) -> float:
-        """Return the seconds to wait; the first failure is a line in the log, the next are none."""
-        self._failures += 1
-        self._failed_at = self._clock.monotonic()
-        if self._failures == 1:
-            self._log.warning("%s is not possible now: %s; trying again", self._doing, error)
-        return self._backoff.delay(self._failures, self._rng)
-
-    def note_success(self) -> None:
-        """Note that it worked; after a while of that, the next failure is news again."""
-        if self._failures and self._clock.monotonic() - self._failed_at > self._CALM:
-            self._log.info("%s is possible again, after %d failures", self._doing, self._failures)
-            self._failures = 0

@@ -12,11 +12,9 @@ import logging
 import os
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import ConnectionLost, NotFound, PenstockError
-from penstock.core.retry import Scarcity
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ class ControlServer:
         """
         self._state = state
         self._answer = answer
-        self._is_closing = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with storage_errors("opening", str(state / _NAME)), _reachable(state) as path:
             # Whoever has the state's lock is the only one: this is of somebody who died.
@@ -60,15 +57,11 @@ class ControlServer:
         self._thread.start()
 
     def _run(self) -> None:
-        scarcity = Scarcity("answering questions", log)
-        while not self._is_closing.is_set():
+        while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError as error:
-                if not self._is_closing.is_set():  # else that is why
-                    self._is_closing.wait(scarcity.wait_after(error))
-                continue
-            scarcity.note_success()
+            except OSError:
+                return  # it is closed
             with connection:
                 try:
                     self._serve(connection)
@@ -78,7 +71,7 @@ class ControlServer:
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE)
         try:
-            question = json.loads(_line(connection, _LARGEST_QUESTION, _PATIENCE))
+            question = json.loads(_line(connection, _LARGEST_QUESTION))
             if not isinstance(question, dict):
                 raise PenstockError("a question is a JSON object")  # noqa: TRY301 - told as all are
             answer = {"answer": self._answer(question)}
@@ -96,7 +89,6 @@ class ControlServer:
 
     def close(self) -> None:
         """Answer no more."""
-        self._is_closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # accept returns only then
         self._socket.close()
@@ -119,7 +111,7 @@ def ask(state: Path, question: dict[str, Any], timeout: float = 30.0) -> Any:
             with _reachable(state) as path:
                 connection.connect(path)
             connection.sendall(json.dumps(question).encode() + b"\n")
-            answer = json.loads(_line(connection, _LARGEST_ANSWER, timeout))
+            answer = json.loads(_line(connection, _LARGEST_ANSWER))
         except (OSError, ValueError) as error:
             raise ConnectionLost(
                 name, str(error), hint="is it about to start or to stop? try again"
@@ -130,13 +122,10 @@ def ask(state: Path, question: dict[str, Any], timeout: float = 30.0) -> Any:
     return answer["answer"]
 
 
-def _line(connection: socket.socket, largest: int, allowed: float) -> bytes:
-    """Receive a line, all of it within so many seconds: one is served at a time."""
-    deadline = time.monotonic() + allowed
+def _line(connection: socket.socket, largest: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while not parts or not parts[-1].endswith(b"\n"):
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(1 << 16)
         size += len(part)
         if not part or size > largest:

@@ -8,7 +8,6 @@ import socket
 import ssl
 import struct
 import sys
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -56,24 +55,17 @@ class Pipe:
             self._socket.settimeout(patience)
             return
         self._socket.settimeout(None)
-        period = struct.pack("@ll", int(patience), max(1, int(patience % 1 * 1_000_000)))
+        time = struct.pack("@ll", int(patience), max(1, int(patience % 1 * 1_000_000)))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, period)
+            self._socket.setsockopt(socket.SOL_SOCKET, option, time)
 
-    def receive(
-        self, view: memoryview, on_silence: OnSilence, allowed: float | None = None
-    ) -> bool:
+    def receive(self, view: memoryview, on_silence: OnSilence) -> bool:
         """Fill a buffer; False: the other side has ended.
 
-        All of it may take the seconds `allowed` from its first byte on, and not much more: a byte
-        now and then is no silence, but is not worth a thread either.
-
         :raises ConnectionError: it ended in the middle, or broke.
-        :raises TimeoutError: it took too long.
         """
         flags = socket.MSG_WAITALL if self._is_plain else 0
         done, silence = 0, 0.0
-        deadline: float | None = None
         while done < len(view):
             try:
                 count = self._socket.recv_into(view[done:], 0, flags)
@@ -88,10 +80,6 @@ class Pipe:
                     return False
                 raise ConnectionResetError("it ended in the middle of what it said")
             done, silence = done + count, 0.0
-            if allowed is not None and done < len(view):
-                deadline = deadline or time.monotonic() + allowed
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{done} of {len(view)} bytes in {allowed:g} s")
         return True
 
     def send(self, parts: Sequence[Any], on_silence: OnSilence) -> None:

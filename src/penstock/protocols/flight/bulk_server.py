@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from penstock.core.errors import PenstockError
-from penstock.core.retry import Scarcity
 from penstock.protocols.flight.bulk_pipe import Pipe
 from penstock.protocols.flight.bulk_wire import (
     HEAD,
@@ -49,12 +48,12 @@ _TO_COME: Final = 10.0
 _TO_SAY_HELLO: Final = 5.0
 #: Keys that nobody came with yet.
 _MOST_KEYS: Final = 1000
+#: After a connection that could not be taken, so long (seconds) before the next.
+_PAUSE: Final = 0.1
 #: A client that is quiet for so long (seconds) need not have memory kept for it.
 _QUIET: Final = 2.0
 #: A piece that does not go on for so long (seconds) never will. The client has other ways.
 _STALLED: Final = 60.0
-#: Bytes of a piece that come in a second, at least, after the time above.
-_SLOWEST: Final = 4096
 
 
 class _Keys:
@@ -114,7 +113,7 @@ class BulkPort:
         self._keys = _Keys()
         self._lock = threading.Lock()
         self._guests: dict[_Guest, threading.Thread] = {}
-        self._is_closing = threading.Event()
+        self._is_closed = False
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         port = options.bulk_port if isinstance(options.bulk_port, int) else 0
         self._listener = socket.create_server((options.host.strip("[]"), port), family=family)
@@ -140,43 +139,24 @@ class BulkPort:
         return BulkOpened(port=self.port, key=self._keys.give(put, peer), serves=self._serves)
 
     def _listen(self) -> None:
-        scarcity = Scarcity("taking bulk connections", log)
         while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
-                self._admit(connection)
-            except (OSError, RuntimeError) as error:  # no descriptor is left, or no thread
-                if self._is_closed or isinstance(error, ConnectionAbortedError):
-                    continue
-                self._is_closing.wait(scarcity.wait_after(error))
-            else:
-                scarcity.note_success()
-
-    def _admit(self, connection: socket.socket) -> None:
-        """Serve a connection on a thread of its own, if there is a place.
-
-        :raises RuntimeError: there is no thread for it.
-        """
-        with self._lock:
-            if self._is_closed or len(self._guests) >= self._options.max_clients:
-                connection.close()  # it goes on by Flight
-                return
-            guest = _Guest(connection)
-            thread = threading.Thread(
-                target=self._entertain, args=(guest,), daemon=True, name="flight bulk"
-            )
-            self._guests[guest] = thread
-        try:
-            thread.start()
-        except RuntimeError:
-            guest.close()
+            except OSError as error:
+                if not self._is_closed:
+                    log.warning("a bulk connection could not be taken: %s", error)
+                    time.sleep(_PAUSE)
+                continue
             with self._lock:
-                self._guests.pop(guest, None)
-            raise
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._is_closing.is_set()
+                if self._is_closed or len(self._guests) >= self._options.max_clients:
+                    connection.close()  # it goes on by Flight
+                    continue
+                guest = _Guest(connection)
+                thread = threading.Thread(
+                    target=self._entertain, args=(guest,), daemon=True, name="flight bulk"
+                )
+                self._guests[guest] = thread
+            thread.start()
 
     def _entertain(self, guest: _Guest) -> None:
         try:
@@ -195,7 +175,7 @@ class BulkPort:
         try:
             put, peer = self._keys.take(guest.hello())
             append = self._answers.put(put)
-            guest.welcome()
+            guest.answer(None)
             while (found := guest.next_piece(self._options)) is not None:
                 batch, piece = found
                 with self._clients.calling(peer):
@@ -213,7 +193,7 @@ class BulkPort:
     def close(self, grace: float) -> None:
         """Let nobody in any more; whoever is served gets an answer, but is not heard again."""
         with self._lock:
-            self._is_closing.set()
+            self._is_closed = True
             guests = dict(self._guests)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for connections
@@ -233,8 +213,6 @@ class _Guest:
         self._connection = connection
         self._pipe: Pipe | None = None
         self._memory: mmap.mmap | None = None
-        #: Whether it came with a key.
-        self._is_known = False
 
     def meet(self, context: ssl.SSLContext | None) -> None:
         self._connection.settimeout(_TO_SAY_HELLO)
@@ -249,8 +227,9 @@ class _Guest:
 
     def hello(self) -> str:
         said = bytearray(HELLO.size)
-        if not self.pipe.receive(memoryview(said), _give_up, _TO_SAY_HELLO):
+        if not self.pipe.receive(memoryview(said), _give_up):
             raise ConnectionResetError("it left without a word")
+        self.pipe.wait_for(_QUIET)
         return parse_hello(bytes(said))
 
     def next_piece(self, options: ServerOptions) -> tuple[Batch, Piece] | None:
@@ -262,14 +241,13 @@ class _Guest:
                 raise TimeoutError("it was idle for too long")
 
         said = bytearray(HEAD.size)
-        if not self.pipe.receive(memoryview(said), be_patient, _STALLED):
+        if not self.pipe.receive(memoryview(said), be_patient):
             return None
         head = parse_head(bytes(said), options.max_message)
         record = bytearray(head.record)
         room = self._room(head.batch)
         for view in (memoryview(record), memoryview(room)[: head.batch]):
-            allowed = _STALLED + len(view) / _SLOWEST
-            if len(view) and not self.pipe.receive(view, _give_up_when_stalled, allowed):
+            if len(view) and not self.pipe.receive(view, _give_up_when_stalled):
                 raise ConnectionResetError("it ended in the middle of a piece")
         return unpack_batch(pa.py_buffer(room).slice(0, head.batch)), Piece.from_bytes(
             bytes(record)
@@ -282,27 +260,14 @@ class _Guest:
             self._memory = mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return self._memory
 
-    def welcome(self) -> None:
-        """Say that it may send pieces."""
-        self._is_known = True
-        self.pipe.wait_for(_QUIET)
-        self.answer(None)
-
     def answer(self, said: Outcome | Failure | None) -> None:
         self.pipe.send([encode_answer(said)], _give_up)
 
     def hear_out(self) -> None:
         """Take what was sent ahead, and forget it, until the client has heard and leaves."""
         view = memoryview(bytearray(1 << 16))
-        deadline = time.monotonic() + (_STALLED if self._is_known else _TO_SAY_HELLO)
-
-        def be_patient(silence: float) -> None:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"it does not leave, silent for {silence:g} s")
-
-        while (left := deadline - time.monotonic()) > 0:
-            if not self.pipe.receive(view, be_patient, left):
-                return
+        while self.pipe.receive(view, _give_up_when_stalled):
+            pass
 
     def hear_no_more(self) -> None:
         if self._pipe is None:

@@ -113,9 +113,7 @@ class Root:
 
     def hide(self, text: str) -> str:
         """Return a text without the path of the root, which is no client's business."""
-        if self.folder == self.folder.parent:
-            return text  # all of the machine: there is nothing to hide
-        return text.replace(f"{self.folder}/", "").replace(str(self.folder), "the root")
+        return text.replace(f"{self.folder}/", "")
 
 
 def _parts(name: str) -> list[str]:

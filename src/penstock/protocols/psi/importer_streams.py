@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
+from penstock.core.position import Position
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:
@@ -100,6 +101,11 @@ class ImportedStream(Closable):
                 self._sequence = last
             if found or is_over or (deadline is not None and time.monotonic() >= deadline):
                 return found
+
+    def rewind(self) -> None:
+        """Stand at the oldest message that the store has. Not for a stream with a policy."""
+        self._reader.seek(Position.START)
+        self._sequence = None
 
     def read_messages(self, limit: int, timeout: float | None = 0) -> list[PsiMessage]:
         """Return up to so many messages as psi has them; wait for the first, as a reader does."""

@@ -9,7 +9,6 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.retry import Scarcity
 from penstock.relay.faults.counters import Counters
 from penstock.relay.faults.decisions import Dice
 from penstock.relay.faults.lines import CutOff, Line
@@ -28,6 +27,8 @@ _BACKLOG: Final = 1024
 _TURN: Final = 64
 #: The target has so long (seconds) to answer.
 _CONNECTING: Final = 10.0
+#: After `accept` failed for want of files, wait so long (seconds).
+_NO_FILES: Final = 0.1
 #: A peer of a connection that is cut in good order has so long (seconds) to end it as well.
 _FAREWELL: Final = 1.0
 _READ: Final = 64 << 10
@@ -81,7 +82,6 @@ class ConnectionRouter:
         self._is_listening = False
         self._is_paused = False
         self._is_closed = False
-        self._scarcity = Scarcity("taking another connection", log)
 
     # --- what the router's owner asks for ----------------------------------------------------
 
@@ -160,10 +160,10 @@ class ConnectionRouter:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # too many open files: it stays readable, so look away
+                log.warning("cannot take another connection: %s", error.strerror)
                 self._loop.remove_reader(self._listener)
-                self._loop.call_later(self._scarcity.wait_after(error), self._accept_again)
+                self._loop.call_later(_NO_FILES, self._accept_again)
                 return
-            self._scarcity.note_success()
             self._admit(client)
 
     def _accept_again(self) -> None:

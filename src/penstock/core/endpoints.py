@@ -14,8 +14,9 @@ from penstock.core.url import URL
 if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
+    from penstock.core.notes import StreamNotes
 
-__all__ = ["Endpoint", "create", "describe", "open_reader", "open_writer", "schemes"]
+__all__ = ["Endpoint", "create", "describe", "notes_of", "open_reader", "open_writer", "schemes"]
 
 #: Packages add a scheme by an entry point of this group that names an `Endpoint` subclass.
 ENTRY_POINT_GROUP = "penstock.endpoints"
@@ -38,6 +39,9 @@ class Endpoint:
 
     def describe(self, url: URL) -> StreamInfo:
         raise Unsupported(f"{url.scheme}: has nothing to show ({url})")
+
+    def notes(self, url: URL) -> StreamNotes:
+        raise Unsupported(f"{url.scheme}: keeps no notes ({url})")
 
 
 def open_reader(url: str, start: PositionLike = Position.START, **options: object) -> Reader:
@@ -76,6 +80,15 @@ def describe(url: str, **options: object) -> StreamInfo:
     """Tell what a stream holds now."""
     parsed = URL.parse(url, options)
     return _endpoint(parsed).describe(parsed)
+
+
+def notes_of(url: str) -> StreamNotes:
+    """Return the notes that a stream keeps of its writers; it need not be there yet.
+
+    :raises Unsupported: it keeps none.
+    """
+    parsed = URL.parse(url)
+    return _endpoint(parsed).notes(parsed)
 
 
 def schemes() -> list[str]:

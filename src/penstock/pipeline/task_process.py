@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["end_quietly", "settle_in"]
+__all__ = ["BATCH", "QUERY", "RUN", "end_quietly", "settle_in"]
+
+#: What Spark tells its tasks: the name of the query for life, the number of the batch, and the name
+#: of the query from its start to its end.
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+RUN: Final = "spark.jobGroup.id"
 
 _is_settled = False
 

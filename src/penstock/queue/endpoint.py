@@ -18,6 +18,7 @@ from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
+from penstock.queue.notes import NoteFile
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import create_from_options
 from penstock.queue.wide.info import describe_wide
@@ -77,6 +78,10 @@ class FmqEndpoint(Endpoint):
         if isinstance(options, WideOptions):
             return describe_wide(url.text, path)
         return describe_queue(url.text, path)
+
+    def notes(self, url: URL) -> NoteFile:
+        # By the name of a wide queue, of either layout: a log of the same name may stand beside it.
+        return NoteFile.beside(f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
 
 
 def check(url: str) -> int:

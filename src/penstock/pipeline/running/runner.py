@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
-from penstock.pipeline.running.checkpoints import own, used_before
+from penstock.pipeline.running.checkpoints import check_name, own, used_before
 from penstock.pipeline.running.faults import NotStarted, QueryFailed, reason_of
 from penstock.pipeline.running.progress import Progress, Watch
 from penstock.pipeline.running.queries import Prepared
@@ -158,6 +158,7 @@ class _Run:
         self._watches[name].say("starting")
         try:
             self._owned += own(where)
+            check_name(where)
             for target in used_before(where, prepared.sinks):
                 self._say(
                     f"{name} begins anew, and {target} has batches of an earlier query: "

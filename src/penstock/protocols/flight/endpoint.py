@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import InvalidOption
 from penstock.protocols.flight.client import Target, create_stream, describe_stream
+from penstock.protocols.flight.notes import ServerNotes
 from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.writer import FlightWriter
 
@@ -38,3 +39,6 @@ class FlightEndpoint(Endpoint):
 
     def describe(self, url: URL) -> StreamInfo:
         return describe_stream(url)
+
+    def notes(self, url: URL) -> ServerNotes:
+        return ServerNotes(Target.of(url))

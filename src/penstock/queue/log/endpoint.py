@@ -17,6 +17,7 @@ from penstock.queue.log.retention import Limits, Trimmed, trim
 from penstock.queue.log.settings import load_settings
 from penstock.queue.log.verification import check_log
 from penstock.queue.log.writer import open_log_writer
+from penstock.queue.notes import NoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,9 @@ class LogEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         folder, _ = _parse(url)
         return describe_log(url.text, folder)
+
+    def notes(self, url: URL) -> NoteFile:
+        return NoteFile.beside(url.path.rstrip("/"))
 
 
 def segments(url: str) -> list[Listed]:

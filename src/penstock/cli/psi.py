@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.output import console, note
 from penstock.cli.server_options import Host, MaxClients, Quiet
@@ -67,9 +68,7 @@ def ls(
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in listed:
         table.add_row(
-            row["store"],
-            row["stream"],
-            row["type"].partition(",")[0],
+            *map(Text, (row["store"], row["stream"], row["type"].partition(",")[0])),  # no markup
             f"{row['messages']:,}",
             format_size(row["bytes"]),
             row["first_created"] or "-",

@@ -14,7 +14,7 @@ from penstock.pipeline.losses import DataLoss, LossReports, LostRange, log, priv
 from penstock.pipeline.ranges import Range, read_range, split
 from penstock.pipeline.rows import ROW_SCHEMA
 from penstock.pipeline.streams import Streams
-from penstock.pipeline.task_process import end_quietly, settle_in
+from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,6 @@ class TaskReading:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        end_quietly()  # also if Spark has enough rows before this one is asked for any
 
     # --- in a task -------------------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ def test_a_batch_that_is_planned_again_with_more_is_completed(
 
 #: What Spark itself says of a checkpoint that it cannot use.
 _BY_SPARK = re.compile(
-    r"Incomplete log file|log file was malformed|doesn't exist|does not exist|lost its file metadata"
+    r"Incomplete log file|log file was malformed|doesn't exist|does not exist"
+    r"|lost its file metadata"
     r"|Malformed|CONCURRENT|Concurrent|Unexpected|JsonParse|JsonEOF|No content|MappingException"
     r"|STREAMING|Failed to read|IllegalState|NumberFormat|not found|cannot be"
 )

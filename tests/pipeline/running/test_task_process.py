@@ -1,0 +1,62 @@
+"""Processes that Spark starts for Python end without a word when Java hangs up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}".encode()
+SECRET = "a-word-between-us"
+
+
+def text(said: bytes) -> bytes:
+    return struct.pack(">i", len(said)) + said
+
+
+def number(said: int) -> bytes:
+    return struct.pack(">i", said)
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+def test_one_that_only_looked_for_data_sources_says_nothing_when_java_has_left(
+    has_asked: bool,
+) -> None:
+    """As Java does: it takes what it needs, and closes the connection, soon or sooner."""
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHON_WORKER_FACTORY_SECRET": SECRET,
+            "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "true",
+        },
+    )
+    assert daemon.stdout is not None
+    assert daemon.stdin is not None
+    port = struct.unpack(">i", daemon.stdout.read(4))[0]
+    with socket.create_connection(("127.0.0.1", port)) as java:
+        java.recv(4)  # its process
+        java.sendall(text(SECRET.encode()) + text(VERSION))
+        java.recv(6)
+        # No folder, no files, no broadcasts, no settings, and that is all.
+        question = text(b"/nowhere") + number(0) + number(0) + number(0)
+        java.sendall(question + (number(-4) if has_asked else b""))
+        java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    daemon.stdin.close()  # when its children have ended, it ends
+    errors = b""
+    with suppress(subprocess.TimeoutExpired):
+        assert daemon.stderr is not None
+        errors = daemon.stderr.read()
+    daemon.wait(20)
+    daemon.stdout.close()
+    daemon.stderr.close()
+    assert b"Traceback" not in errors
+    assert b"Error" not in errors

@@ -28,13 +28,20 @@ def children(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
 
 
-@pytest.mark.parametrize("has_asked", [False, True])
+@pytest.mark.parametrize(
+    ("module", "at_once"),
+    [
+        ("pyspark.daemon", False),  # when it has loaded us
+        ("pyspark_penstock.daemon", False),
+        ("pyspark_penstock.daemon", True),
+    ],
+)
 def test_one_that_only_looked_for_data_sources_says_nothing_when_java_has_left(
-    has_asked: bool,
+    module: str, at_once: bool
 ) -> None:
     """As Java does: it takes what it needs, and closes the connection, soon or sooner."""
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"],
+        [sys.executable, "-m", module, "pyspark.sql.worker.lookup_data_sources"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,10 +57,10 @@ def test_one_that_only_looked_for_data_sources_says_nothing_when_java_has_left(
         java.recv(4)  # its process
         java.sendall(text(SECRET.encode()) + text(VERSION))
         java.recv(6)
-        # No folder, no files, no broadcasts, no settings, and that is all.
-        question = text(b"/nowhere") + number(0) + number(0) + number(0)
-        java.sendall(question + (number(-4) if has_asked else b""))
-        java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # No folder, no files, no broadcasts, no settings.
+        java.sendall(text(b"/nowhere") + number(0) + b"\0" + number(0) + number(0))
+        if at_once:  # what was sent may not be read any more
+            java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     until = time.monotonic() + 60
     while children(daemon.pid):
         assert time.monotonic() < until

@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run PySpark's daemon."""
     quiet = {**vars(traceback), "print_exc": _print_unless_java_hung_up}
-    daemon.traceback = SimpleNamespace(**quiet)
+    vars(daemon)["traceback"] = SimpleNamespace(**quiet)
     daemon.manager()
 
 

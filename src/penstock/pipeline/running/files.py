@@ -184,12 +184,13 @@ def _judged(
 
 
 def run_of(target: str, query: str, batch: int) -> str | None:
-    """Return which run of a query wrote a batch, or has begun to; None: none, as far as known.
+    """Return which run of a query wrote a batch; None: none, as far as known.
 
     :raises DamagedQueue: the note cannot be read.
     """
     note = _Place(target, query).note()
-    known = [] if note is None else note.known()
+    # What was only begun is written again, by whoever comes next.
+    known = [] if note is None else note.known() if note.done else note.earlier
     return next((one.run for one in known if one.batch == batch), None)
 
 

@@ -45,8 +45,9 @@ class Prepared:
         pipeline: Pipeline,
         spark: SparkSession,
         show: Callable[[str, DataFrame], None],
+        losses: str | None = None,
     ) -> None:
-        """Make the data frames.
+        """Make the data frames; in the folder `losses` sources keep account of what is gone.
 
         :raises ConfigError: something that the pipeline says does not work; with its line.
         """
@@ -54,7 +55,7 @@ class Prepared:
         self.pipeline = pipeline
         self._show = show
         self._spark = spark
-        self._frames = Frames(pipeline, spark)
+        self._frames = Frames(pipeline, spark, losses=losses)
         #: The name that Spark gave it for life; batches that come early wait for it.
         self._id: Future[str] = Future()
         #: For people: columns that a stream does not carry.

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections import Counter
 from functools import partial
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.messages import LOST
 from penstock.cli.output import console, note
@@ -105,9 +106,7 @@ def _show(listed: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in listed:
         table.add_row(
-            row["store"],
-            row["stream"],
-            row["type"].partition(",")[0],
+            *map(Text, (row["store"], row["stream"], row["type"].partition(",")[0])),  # no markup
             f"{row['messages']:,}",
             format_size(row["bytes"]),
             row["first_created"] or "-",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.closing import Closable
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import NotFound, Unsupported
+from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader
 
-__all__ = ["Tail", "arrived", "bounds_of"]
+__all__ = ["Tail", "TargetCut", "arrived", "bounds_of", "check_end"]
 
 #: Streams whose end can be looked at, and that keep what was appended.
 _OURS: Final = frozenset({"fmq", "log", "flight", "flight+tls"})
@@ -32,6 +32,33 @@ class Tail(NamedTuple):
 
     epoch: int
     seq: int
+
+
+class TargetCut(PenstockError):
+    """A target has lost messages with its power that were copied to it before."""
+
+    def __init__(self, url: str, missing: int) -> None:
+        hint = "with --state they are copied again; otherwise copy them by --from"
+        super().__init__(
+            f"{url} lost its last {missing:,} messages, which were copied, with the power",
+            hint=hint,
+        )
+        self.url = url
+        #: How many it had, and has no more.
+        self.missing = missing
+
+
+def check_end(url: str, bounds: Bounds, tail: Tail) -> int | None:
+    """Return the number of `tail` in a target as it is now; None: it was created anew.
+
+    :raises TargetCut: what was before it is not all there.
+    """
+    start = bounds.successor(tail.epoch, tail.seq)
+    if start is None or not bounds.epoch:  # a classic queue does not tell whether it is another
+        return start
+    if min(start, bounds.end) < tail.seq:
+        raise TargetCut(url, tail.seq - min(start, bounds.end))
+    return start
 
 
 def bounds_of(url: str, options: dict[str, str]) -> Bounds | None:
@@ -56,13 +83,14 @@ def arrived(
     `lacking` are the fields that the target does not keep.
 
     :raises ConnectionLost: its server cannot be reached.
+    :raises TargetCut: it has lost what was before `tail`.
     """
     with _Target(url, options) as target:
         bounds = target.bounds
         if bounds is None:
             return 0, None
         now = Tail(bounds.epoch, bounds.end)
-        start = bounds.successor(tail.epoch, tail.seq)
+        start = check_end(url, bounds, tail)
         if start is None or bounds.end <= start:
             return 0, now
         # What is overwritten by now was there.

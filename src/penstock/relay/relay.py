@@ -22,7 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
-from penstock.relay.arrivals import Tail, arrived, bounds_of
+from penstock.relay.arrivals import Tail, TargetCut, arrived, bounds_of, check_end
 from penstock.relay.copy import check_apart
 from penstock.relay.feed import Feed
 from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
@@ -139,6 +139,15 @@ class Relay:
                 self._note_end(is_synced=self._flush())
         return self.statistics()
 
+    def _start_again(self, error: TargetCut) -> None:
+        """Go back to what the target has, if there are notes about it."""
+        if self._journal is None:
+            raise error
+        log.warning("%s; they are copied again", error)
+        with self._lock:
+            self._read = self._copied + sum(self._dropped.as_dict().values())
+        self._start()
+
     # --- the two ways -----------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -183,7 +192,11 @@ class Relay:
         while (batch := self._feed.next()) is not None:
             with self._lock:
                 self._read += batch.num_rows
-            left = self._write(batch)
+            try:
+                left = self._write(batch)
+            except TargetCut as error:
+                self._start_again(error)
+                continue
             if left is not None:
                 self._feed.go_back(left)
                 raise StopAsked
@@ -338,8 +351,21 @@ class Relay:
             raise
         else:
             self._is_writer_well = True
-            self._enter(left, left.batch.num_rows)
+            count = left.batch.num_rows
+            self._enter(left, count)
+            self._check_end(last, count)
             self._move_tail(last)
+
+    def _check_end(self, last: int | None, count: int) -> None:
+        """Look whether the target had all that came before a piece, by the number that it got.
+
+        :raises TargetCut: its machine lost power since, and messages with it.
+        """
+        if self._tail is None or last is None or last + 1 >= self._tail.seq + count:
+            return
+        there_now = bounds_of(self._options.target, self._connection)
+        if there_now is not None and check_end(self._options.target, there_now, self._tail) is None:
+            self._tail = Tail(there_now.epoch, last + 1)  # it was created anew
 
     def _move_tail(self, last: int | None) -> None:
         if self._tail is not None and last is not None:

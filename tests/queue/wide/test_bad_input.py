@@ -29,7 +29,7 @@ from penstock import (
     open_writer,
 )
 from penstock.queue.wide.writer import WideWriter
-from support.wide_files import SMALL, row, stored, unchanged
+from support.wide_files import SMALL, put_state, row, stored, unchanged
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
@@ -354,9 +354,7 @@ def test_a_second_writer_is_refused_with_the_name_of_the_first(queue_path: str) 
 def test_a_sealed_queue_takes_no_more_messages(queue_path: str) -> None:
     with writer_of(queue_path) as writer:
         writer.write(b"here")
-    with Path(f"{queue_path}.fmq").open("r+b") as file:
-        file.seek(396)
-        file.write((1).to_bytes(4, "little"))
+    put_state(queue_path, 1)
     with unchanged(queue_path), pytest.raises(Closed, match="sealed"):
         open_writer(f"fmq:{queue_path}")
     assert stored(queue_path) == [b"here"]
@@ -372,7 +370,10 @@ def test_a_place_that_is_none_is_refused(queue_path: str) -> None:
         message = reader.read(timeout=0)
         assert message is not None
         assert message.seq == 1
-        reader.seek(2**63 - 1)  # it may come
+        for place in (4, 2**63 - 2, 2**63 - 1):
+            with pytest.raises(PositionError, match="the next is 3"):
+                reader.seek(place)
+        reader.seek(3)  # it may come
         assert reader.read(timeout=0.01) is None
         assert reader.statistics().lost == 0
 

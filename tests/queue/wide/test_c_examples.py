@@ -30,6 +30,7 @@ from penstock import (
 )
 from support.processes import Peers, peers
 from support.unprivileged import run_without_rights
+from support.wide_files import put_state
 from support.wide_oracle import crc32c, list_queue
 
 ROOT = Path(__file__).parents[3]
@@ -213,9 +214,7 @@ def test_a_c_consumer_ends_when_it_has_read_all_of_a_sealed_queue(
 ) -> None:
     with open_writer(f"fmq:{queue_path}") as writer:
         writer.write(b"the last")
-    with Path(f"{queue_path}.fmq").open("r+b") as file:
-        file.seek(396)
-        file.write((1).to_bytes(4, "little"))
+    put_state(queue_path, 1)
     got = run(programs.consumer, f"{queue_path}.fmq", 0, LONG)
     assert got.says["messages"] == 1
 

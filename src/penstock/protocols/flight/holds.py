@@ -55,11 +55,13 @@ class _Held:
             if self._is_closed:
                 raise HoldLost(self._name)
             if self._source.epoch != done.epoch:
-                # The stream was created anew, and the one that is held is nobody's any more.
+                # The stream was created anew, or goes on after a power failure: nobody has the one
+                # that is held any more.
                 self._source.close()
                 self._source = self._open(Position.START)
-            if self._source.epoch == done.epoch:
-                self._source.seek(Position.sequence(done.seq))
+            place = self._source.successor(done)
+            if place is not None:
+                self._source.seek(Position.sequence(place))
 
     def close(self) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from pyarrow import flight
 
 from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
-from penstock.core.interfaces import Bounds, Reader
+from penstock.core.interfaces import Ancestor, Bounds, Reader
 from penstock.core.position import Position, check_seek
 from penstock.core.retry import retry
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
@@ -294,7 +294,8 @@ class FlightReader(Concluding, Reader):
 
     def bounds(self) -> Bounds:
         located = self._look()
-        return Bounds(located.mark.epoch, located.oldest, located.end)
+        lineage = tuple(Ancestor(mark.epoch, mark.seq) for mark in located.lineage)
+        return Bounds(located.mark.epoch, located.oldest, located.end, lineage)
 
     def _look(self) -> Located:
         self._check_open()

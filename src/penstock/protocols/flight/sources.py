@@ -69,6 +69,10 @@ class Source:
     def close(self) -> None:
         self._reader.close()
 
+    def successor(self, mark: Mark) -> int | None:
+        """Return where a mark of an earlier life is now; see `Bounds.successor`."""
+        return self._bounds.successor(mark.epoch, mark.seq)
+
     def seek(self, position: Position) -> None:
         """Stand at a position.
 
@@ -95,8 +99,10 @@ class Source:
             self.seek(Position.START)
         elif mark.epoch != self._bounds.epoch:
             self._extra_restarts += 1
-            self._extra_losses += self._lost_in_earlier_life(mark)
-            self.seek(Position.START)
+            cut = self.successor(mark)
+            if cut is None:
+                self._extra_losses += self._lost_in_earlier_life(mark)
+            self.seek(Position.START if cut is None else Position.sequence(cut))
         elif mark != self.mark:
             self.seek(Position.sequence(mark.seq))
 
@@ -114,7 +120,10 @@ class Source:
     def located(self) -> Located:
         bounds = self._renew_bounds()
         newest = self._reader.newest_seq()
-        return Located(mark=self.mark, oldest=bounds.oldest, end=bounds.end, newest=newest)
+        lineage = tuple(Mark(epoch=epoch, seq=end) for epoch, end in bounds.lineage)
+        return Located(
+            mark=self.mark, oldest=bounds.oldest, end=bounds.end, newest=newest, lineage=lineage
+        )
 
     def _renew_bounds(self) -> Bounds:
         self._bounds = self._reader.bounds()

@@ -293,6 +293,12 @@ class Located(Record):
     oldest: Number
     end: Number
     newest: Number | None
+    #: The epochs that this one continues, each with the number at which it was cut.
+    lineage: Annotated[tuple[Mark, ...], Field(max_length=1024)] = ()
+
+    def to_bytes(self) -> bytes:
+        # Clients of release 0.1 refuse a field that they do not know; few streams have any.
+        return self.model_dump_json(exclude=None if self.lineage else {"lineage"}).encode()
 
 
 class Told(Record):

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
-from penstock.queue.wide.layout import HEADER, PAGE, State
+from penstock.queue.wide.layout import HEADER, PAGE, State, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,6 +155,6 @@ class Places:
 
 def _progress(descriptor: int) -> tuple[int, int]:
     # The state first: a segment that is sealed gets no more.
-    state = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)["state"][0]
+    state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
     head = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)["head"][0]
     return int(state), int(head)

@@ -502,6 +502,7 @@ static PyMethodDef writer_methods[] = {METHOD("write", writer_write, METH_FASTCA
 static PyMemberDef writer_members[] = {NUMBER("_messages", Writer, messages), NUMBER("_bytes", Writer, bytes),
                                        NUMBER("_refused", Writer, refused), NUMBER("_head", Writer, w.head),
                                        NUMBER("_position", Writer, w.position), NUMBER("_limit", Writer, w.limit),
+                                       NUMBER("_guard", Writer, w.guard),
                                        NUMBER("_ready_position", Writer, w.ready_position),
                                        NUMBER("_ready_seq", Writer, w.ready_seq),
                                        {"_created_ns", T_LONGLONG, offsetof(Writer, w.created_ns), 0, NULL},
@@ -524,8 +525,10 @@ typedef struct {
     PyObject *view;       /* the mapping, read-only, for messages in place */
     int entry;            /* row of the reader table, or -1 */
     bool holds;           /* the writer waits for it */
+    uint32_t name_crc;    /* of its row */
     bool filters;         /* only messages of `type` are wanted */
     int32_t type;
+    uint64_t epoch;        /* that `next` counts in */
     uint64_t next;         /* number of the message to read next */
     uint64_t head;         /* as last seen; saves a look at what the writer changes all the time */
     uint64_t acknowledged; /* as in the table */
@@ -537,9 +540,13 @@ static void acknowledge(Reader *self) {
     if (self->entry < 0 || self->acknowledged == self->next)
         return;
     self->acknowledged = self->next;
-    if (self->holds)
-        penstock_acknowledge(&self->ring, (uint32_t)self->entry, self->next);
-    else
+    if (self->holds) {
+        penstock_header *h = self->ring.header;
+        PENSTOCK_FAULT_POINT();
+        penstock_move(&self->ring.readers[self->entry], self->name_crc, self->next);
+        PENSTOCK_FAULT_POINT();
+        penstock_wake(&h->room_wanted, &h->room_wakes);
+    } else
         __atomic_store_n(&self->ring.readers[self->entry].position, self->next, __ATOMIC_RELAXED);
 }
 
@@ -590,6 +597,18 @@ static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resum
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Whether numbers still mean what they did; recovery begins another epoch. */
+static bool is_renumbered(const Reader *self) {
+    return __atomic_load_n(&self->ring.header->epoch, __ATOMIC_RELAXED) != self->epoch;
+}
+
+/* Let Python find its place again. */
+static int renumbered(Reader *self) {
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_renumbered", NULL));
+    self->head = penstock_head(&self->ring);
+    return PyErr_Occurred() ? -1 : 1;
+}
+
 /* A message that is there and is not right: Python raises, or steps over it. */
 static int damaged(Reader *self, uint64_t seq, const char *what) {
     Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_damaged", "Ks", seq, what));
@@ -602,7 +621,7 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
     uint64_t first = self->next, end;
     *count = 0;
     if (first >= self->head && first >= (self->head = penstock_head(&self->ring)))
-        return 0;
+        return is_renumbered(self) ? renumbered(self) : 0;
     end = self->head - first < (uint64_t)limit ? self->head : first + (uint64_t)limit;
     penstock_slot slots[RUN];
     const char *fault = NULL;
@@ -626,6 +645,12 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
     int kept = 0;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     uint64_t tail = __atomic_load_n(&self->ring.header->tail, __ATOMIC_RELAXED);
+    if (is_renumbered(self)) {
+        for (int i = 0; i < *count; i++)
+            Py_DECREF(list[i]);
+        *count = 0;
+        return renumbered(self);
+    }
     if (tail > first) {
         if (lapped(self, first, tail, &resume) != 0)
             goto failed;
@@ -699,7 +724,7 @@ static int look_around(Reader *self) {
 static int wait_for_next(Reader *self, int64_t deadline) {
     int result = 2;
     acknowledge(self); /* what was passed over, too: the writer may wait for that */
-    if (__atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE &&
+    if (penstock_state(self->ring.header) != PENSTOCK_LIVE &&
         (result = look_around(self)) != 2)
         return result;
     int64_t now = penstock_clock(CLOCK_MONOTONIC), looked = now;
@@ -713,7 +738,7 @@ static int wait_for_next(Reader *self, int64_t deadline) {
         Py_END_ALLOW_THREADS
         if ((error == EINTR && PyErr_CheckSignals() != 0) || self->mapped.closing)
             return -1;
-        uint32_t state = __atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED);
+        uint32_t state = penstock_state(self->ring.header);
         if ((now - looked >= SLICE || state != PENSTOCK_LIVE) && !is_ready(self)) {
             if ((result = look_around(self)) != 2)
                 return result;
@@ -847,9 +872,11 @@ static PyObject *reader_attach(Reader *self, PyObject *args) {
     self->ring = ring;
     self->entry = ring.writable && entry < (int)ring.header->readers ? entry : -1;
     self->holds = holds;
+    self->name_crc = self->entry < 0 ? 0 : penstock_name_crc(&ring.readers[self->entry]);
     self->filters = type != Py_None;
     self->type = (int32_t)number;
     self->head = self->next = self->acknowledged = 0;
+    self->epoch = ring.header->epoch;
     Py_XSETREF(self->view, Py_NewRef(view));
     Py_XSETREF(self->stream, Py_NewRef(stream));
     Py_RETURN_NONE;
@@ -908,6 +935,7 @@ static PyGetSetDef reader_getset[] = {{"_head", (getter)reader_end, NULL, NULL, 
 
 static PyMemberDef reader_members[] = {NUMBER("_next", Reader, next), NUMBER("_messages", Reader, messages),
                                        NUMBER("_bytes", Reader, bytes), NUMBER("_filtered", Reader, filtered),
+                                       NUMBER("_numbers_of", Reader, epoch),
                                        {"_entry", T_INT, offsetof(Reader, entry), 0, NULL},
                                        {0}};
 
@@ -966,8 +994,22 @@ static PyObject *wake(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
-    METHOD("wait_for_any", wait_for_any, METH_VARARGS), METHOD("wake", wake, METH_VARARGS), {0}};
+/* crc32c(data, portable=False): as the processor does it, or without its instruction. */
+static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer data;
+    int portable = 0;
+    if (!PyArg_ParseTuple(args, "y*|p", &data, &portable))
+        return NULL;
+    uint32_t crc = portable ? ~penstock_crc_portable(~0u, data.buf, (size_t)data.len)
+                            : penstock_crc32c(0, data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyMethodDef functions[] = {METHOD("wait_for_any", wait_for_any, METH_VARARGS),
+                                  METHOD("wake", wake, METH_VARARGS),
+                                  METHOD("crc32c", crc32c, METH_VARARGS),
+                                  {0}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_ring", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
@@ -991,6 +1033,7 @@ PyMODINIT_FUNC PyInit__ring(void) {
         PyModule_AddIntConstant(m, "CHANGED", PENSTOCK_CHANGED) != 0 ||
         PyModule_AddIntConstant(m, "NO_SPACE", PENSTOCK_NO_SPACE) != 0 ||
         PyModule_AddIntConstant(m, "CLOSED", PENSTOCK_CLOSED) != 0 ||
+        PyModule_AddIntConstant(m, "GUARDED", PENSTOCK_GUARDED) != 0 ||
         PyModule_AddObjectRef(m, "RingWriter", (PyObject *)&writer_type) != 0 ||
         PyModule_AddObjectRef(m, "RingReader", (PyObject *)&reader_type) != 0)
         Py_CLEAR(m);

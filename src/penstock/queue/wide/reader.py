@@ -16,6 +16,7 @@ from penstock.core.errors import (
     DamagedQueue,
     Overrun,
     PenstockError,
+    PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import Bounds, Reader
@@ -23,11 +24,13 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.core.stream_id import StreamId
+from penstock.queue.cursor_entries import POSITION_AT
 from penstock.queue.losses import LoggedLosses
 from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
 from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run
-from penstock.queue.wide.layout import Rows, slots_of
+from penstock.queue.wide.creation import needs_recovery
+from penstock.queue.wide.layout import PAGE, READER_SIZE, Rows, slots_of
 from penstock.queue.wide.lending import View, lent_batch
 from penstock.queue.wide.queue_file import QueueFile
 from penstock.queue.wide.reader_rows import claim_row, tell_writers
@@ -83,14 +86,54 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         cursor = self._cursor
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
-        elif cursor.epoch == file.field("epoch"):
-            self._next = min(max(cursor.seq, file.field("first_seq")), self._head)
+        elif (known := self._known_place(cursor)) is not None:
+            self._next = max(known, file.field("first_seq"))
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1
             self._stand_at(Position.START)
         if self._options.hold:
             tell_writers(self._file)
+
+    def _known_place(self, cursor: Cursor) -> int | None:
+        """Return where a reader goes on that left its place here; None: in an earlier queue.
+
+        :raises DamagedQueue: there was never such a message.
+        """
+        bounds = self._bounds()
+        place = bounds.successor(cursor.epoch, cursor.seq)
+        if place is None or place <= bounds.end:
+            return place
+        if needs_recovery(self._file):  # the disk got its place, and not the messages
+            return bounds.end
+        raise DamagedQueue(
+            self._path,
+            f"row {cursor.index} of the reader table: the position of {cursor.name}",
+            PAGE + cursor.index * READER_SIZE + POSITION_AT,
+            f"up to {bounds.end}, the number of the next message",
+            place,
+            hint="choose another name, and where it starts",
+        )
+
+    def _renumbered(self) -> None:
+        """Find the place again after another writer recovered the queue under this reader."""
+        bounds = self._bounds()
+        place = bounds.successor(self._numbers_of, self._next)
+        self._numbers_of = bounds.epoch
+        if place is None:
+            log.warning("%s: its numbers are others by now; reading it from its start", self.url)
+            self._restarts += 1
+            place = self._oldest
+        self._next = place
+        if self._cursor is not None:
+            self._cursor.move(self._next, bounds.epoch)
+
+    def _bounds(self) -> Bounds:
+        while True:
+            epoch, lineage = self._file.field("epoch"), self._file.lineage
+            bounds = Bounds(epoch, self._oldest, self._head, lineage)
+            if epoch == self._file.field("epoch"):  # else it is recovered this moment
+                return bounds
 
     def _read_from(self, file: QueueFile) -> None:
         """Lay the reader over a queue."""
@@ -136,9 +179,21 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             case "time":
                 self._next = self._first_at(place.value)
             case _:
-                self._next = place.value
+                self._next = self._numbered(place.value)
         if self._cursor is not None:
             self._cursor.move(self._next, self._file.field("epoch"))
+
+    def _numbered(self, seq: int) -> int:
+        """Return the number of a message that is there, was there, or is the next to come.
+
+        :raises PositionError: it is none of these.
+        """
+        if seq > self._head:
+            raise PositionError(
+                f"{self.url} has no message {seq} yet: the next is {self._head}",
+                hint="seek('end') waits for the next one",
+            )
+        return seq
 
     def _first_at(self, created_ns: int) -> int:
         """Find the first message that was appended at this time or later: halve, and halve."""
@@ -163,7 +218,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._check_open()
         if self._head <= self._next:  # else there is something left in this one
             self._idle()
-        return Bounds(self._file.field("epoch"), self._oldest, self._head)
+        return self._bounds()
 
     # --- reading; `read` and `_take` are in C -------------------------------------------------
 
@@ -190,12 +245,17 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             run = copied_run(self, self._file, first, limit)
             if isinstance(run, int):
                 n = self._meet_bad(run) or n
+            elif self._is_renumbered():
+                self._renumbered()
             elif self._oldest > first:
                 self._next = self._lapped(first, self._oldest)
             else:
                 self._pass(first, run)
                 return run.batch
         return EMPTY_BATCH
+
+    def _is_renumbered(self) -> bool:
+        return self._file.field("epoch") != self._numbers_of
 
     def _pass(self, first: int, run: Run) -> None:
         """Count the messages of a run as delivered, or filtered."""
@@ -209,6 +269,8 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._check_open()
         self.acknowledge()
         while n > 0:
+            if self._is_renumbered():
+                self._renumbered()
             if self._oldest > self._next:
                 self._next = self._lapped(self._next, self._oldest)
             if self._head > self._next:
@@ -288,6 +350,8 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def _idle(self) -> bool:
         """Look, while nothing comes, whether the path means another queue by now."""
+        if self._is_renumbered():
+            self._renumbered()
         if self._file.is_current():
             return True
         try:

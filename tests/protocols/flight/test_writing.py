@@ -13,7 +13,7 @@ import pytest
 from pyarrow import flight
 
 from penstock import Message, batch_from_messages, create, describe, open_reader, open_writer
-from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.batch import BATCH_SCHEMA, Batch
 from penstock.core.errors import (
     Closed,
     InvalidOption,
@@ -21,14 +21,19 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     NotFound,
+    PenstockError,
+    StorageError,
     WriteTimeout,
 )
+from penstock.core.interfaces import Writer
 from penstock.core.overflow import QueueFull
 from penstock.core.stream_id import StreamId
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.wire import ActionKind, OpenWriter, Outcome, Piece, Put, WriterOpened
+from penstock.queue.wide.writer import WideWriter
 from penstock.relay import fields_lost
-from protocols.flight.serving import served
+from protocols.flight.serving import served, server_process
+from support.descriptors import starved
 from support.waiting import SOON, background, waits
 
 STREAM = StreamId(bytes(range(16)))
@@ -312,3 +317,78 @@ def test_a_forgotten_writer_becomes_known_again_by_itself(tmp_path: Path) -> Non
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert writer.write(b"1") == 1
+
+
+# --- a server that fails while it appends ---------------------------------------------------------
+
+
+def append_all(writer: Writer, payloads: list[bytes], attempts: int) -> list[bytes]:
+    """Write, and after an error the rest, as the books say; return what was never taken."""
+    for _ in range(attempts):
+        before = writer.statistics().messages
+        try:
+            writer.write_many(payloads)
+        except PenstockError:
+            payloads = payloads[writer.statistics().messages - before :]
+        else:
+            return []
+    return payloads
+
+
+@pytest.mark.parametrize("bulk", [True, False])
+def test_without_descriptors_for_a_new_segment_every_message_is_appended_once(
+    tmp_path: Path, bulk: bool
+) -> None:
+    numbers = iter(range(10_000))
+
+    def some(count: int) -> list[bytes]:
+        return [b"%d" % next(numbers) for _ in range(count)]
+
+    sent: list[bytes] = []
+    options = {
+        "kind": "log", "segment_slots": 16, "segment": "64K", "bulk": bulk, "retry": "0.1s",
+        "call_timeout": "0.5s",
+    }  # fmt: skip
+    with server_process(tmp_path) as server, open_writer(f"{server.url}a", **options) as writer:
+        for spare in (None, 0, 1, 2, 0):
+            now = some(40)
+            sent += now
+            if spare is not None:
+                with starved(server.process.pid, spare):
+                    now = append_all(writer, now, 2)
+                assert now, "it had what it needed"
+            assert append_all(writer, now, 9) == []
+        books = writer.statistics()
+    with open_reader(f"log:{tmp_path}/a") as reader:
+        assert [message.payload for message in reader.available()] == sent
+        assert reader.statistics().lost == 0
+    assert (books.messages, books.last_seq) == (len(sent), len(sent) - 1)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("a fault")])
+def test_what_fails_on_the_server_in_the_middle_of_a_batch_is_not_appended_again(
+    url: str, local: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    url, local = f"{url}-{type(error).__name__}", f"{local}-{type(error).__name__}"
+    plain = WideWriter.write_batch
+    faults = [error, None, error]
+
+    def faulty(self: WideWriter, batch: Batch) -> int | None:
+        fault = faults.pop() if faults else None
+        if fault is None:
+            return plain(self, batch)
+        plain(self, batch.slice(0, 15))
+        raise fault
+
+    monkeypatch.setattr(WideWriter, "write_batch", faulty)
+    with open_writer(url) as writer:
+        payloads = [b"%d" % i for i in range(40)]
+        with pytest.raises(PenstockError) as caught:
+            writer.write_many(payloads)
+        assert "15 messages of this call are appended" in caught.value.__notes__
+        assert (writer.statistics().messages, writer.statistics().refused) == (15, 25)
+        assert append_all(writer, payloads[15:], 5) == []
+    assert [message.payload for message in there(local)] == payloads
+    if isinstance(error, OSError):
+        assert isinstance(caught.value, StorageError)
+        assert caught.value.errno == 24

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import messages_from_batch
@@ -24,6 +24,7 @@ from penstock.core.units import parse_duration
 from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import describe_error
 from penstock.protocols.flight.wire import Outcome
+from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pen", "Writers"]
 
+log = logging.getLogger(__name__)
+
 #: A writer that nothing was appended by for so long (seconds) lets others have the queue.
 _LINGER: Final = 2.0
 #: Whoever waits for a held reader or for another client looks this often (seconds) for a stop.
@@ -46,6 +49,9 @@ _LONGEST_LOCK: Final = 30.0
 _OUTCOMES_KEPT: Final = 64
 #: Writers remembered at most. The one that was quiet longest goes first.
 _MOST_PENS: Final = 10_000
+
+#: After these a writer is not used again.
+_UNWELL: Final = (Closed, DamagedQueue, StorageError)
 
 #: Options that make a difference to every message: clients that share a writer have the same.
 _SHARED: Final = ("hold", "policy", "timeout", "keep", "sync", "retain", "retain_age")
@@ -98,8 +104,8 @@ class _Shared:
     def _append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
         try:
             writer = self._ready()
-        except PenstockError as error:
-            return _refused(piece, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client has to hear of it
+            return _refused(piece, _told(error, self.place))
         before, failure = writer.statistics(), None
         try:
             if piece.flush:
@@ -112,9 +118,9 @@ class _Shared:
                     )  # fmt: skip
             else:
                 self._write(writer, batch, give_up)
-        except PenstockError as error:
-            failure = describe_error(error)
-            if isinstance(error, (Closed, DamagedQueue, StorageError)):
+        except Exception as error:  # noqa: BLE001 - a batch without an outcome would be sent again
+            failure = describe_error(_told(error, self.place))
+            if not isinstance(error, PenstockError) or isinstance(error, _UNWELL):
                 self._let_go()  # the next one begins afresh
         after = writer.statistics()
         written = after.messages - before.messages
@@ -155,8 +161,10 @@ class _Shared:
     def _let_go(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(PenstockError):
+            try:
                 writer.close()
+            except Exception:
+                log.warning("%s could not be closed as it should", self.place.name, exc_info=True)
 
     def rest(self) -> None:
         """Close the writer if it was quiet for a while."""
@@ -175,6 +183,16 @@ class _Shared:
                 self._let_go()
             finally:
                 self._lock.release()
+
+
+def _told(error: Exception, place: Place) -> PenstockError:
+    """Return an error as a client can understand it."""
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, OSError):
+        return storage_error("writing to", place.name, error)
+    log.error("writing to %s failed", place.name, exc_info=error)
+    return PenstockError("the server failed while it appended; its log says why")
 
 
 def _refused(piece: Piece, error: PenstockError) -> Outcome:

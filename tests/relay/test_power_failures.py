@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.protocols.flight.server import FlightServer
 from penstock.relay import Relay, RelayStatistics, relay_options
 from penstock.relay.arrivals import TargetCut
 from protocols.flight.serving import served
-from support.log_files import after_power_failure
-from support.power_cuts import forget_boot
-
-KINDS = ["log", "fmq"]
+from support.machine import Machine
 
 
-class Machine:
-    """A stream on a disk that gets what is written when it is told to."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind = kind
-        self.url = f"{kind}:{folder}/stream"
-        self._place = folder / ("stream" if kind == "log" else "stream.fmq")
-        self._disk = folder / "disk"
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def write(self, *numbers: int) -> None:
-        options = {"sync": "none"} if self.kind == "log" else {}
-        with open_writer(self.url, **options) as writer:
-            writer.write_many([b"%d" % number for number in numbers])
-
-    def sync(self) -> None:
-        if self.kind == "log":
-            shutil.rmtree(self._disk, ignore_errors=True)
-            shutil.copytree(self._place, self._disk)
-        else:
-            shutil.copy(self._place, self._disk)
-
-    def lose_power(self) -> None:
-        """Bring the disk as it was synced last, as another run of the machine finds it."""
-        if self.kind == "log":
-            shutil.rmtree(self._place)
-            shutil.copytree(self._disk, self._place)
-            after_power_failure(self._place)
-        else:
-            self._place.unlink()
-            self._place.write_bytes(forget_boot(self._disk.read_bytes()))
-
-    def numbers(self) -> list[int]:
-        with open_reader(self.url, "start") as reader:
-            return [int(message.payload) for message in reader.available()]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["log", "fmq"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     return Machine(request.param, tmp_path / "machine")
 
@@ -111,19 +69,17 @@ def test_a_copy_that_was_behind_the_cut_gets_all_that_is_there(
     assert books.lost == 0
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[FlightServer]:
-    with served(tmp_path / "machine") as running:
-        yield running
-
-
 def test_a_reader_on_another_machine_gets_all_that_came_afterwards(
-    machine: Machine, cut: Callable[[], None], server: FlightServer
+    machine: Machine, cut: Callable[[], None], tmp_path: Path
 ) -> None:
-    with open_reader(f"flight://127.0.0.1:{server.port}/stream?kind={machine.kind}") as reader:
-        before = [int(message.payload) for message in reader.available()]
-        assert before == list(range(150))
+    with contextlib.ExitStack() as power, contextlib.ExitStack() as stack:
+        port = power.enter_context(served(tmp_path / "machine")).port
+        url = f"flight://127.0.0.1:{port}/stream?kind={machine.kind}"
+        reader = stack.enter_context(open_reader(url))
+        assert [int(message.payload) for message in reader.available()] == list(range(150))
+        power.close()
         cut()
+        power.enter_context(served(tmp_path / "machine", port=port))
         after: list[int] = []
         while len(after) < 80 and (message := reader.read(timeout=5)) is not None:
             after.append(int(message.payload))

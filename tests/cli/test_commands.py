@@ -293,6 +293,11 @@ def test_doctor_tells_what_is_there() -> None:
     assert findings["python"]["is_fine"] is True
 
 
+def test_doctor_shows_what_to_install_to_the_letter() -> None:
+    done = run("doctor", PATH="/nowhere", JAVA_HOME="", COLUMNS="200")
+    assert b"pip install 'penstock[spark]'" in done.stdout
+
+
 def test_the_shell_completes_commands_and_options() -> None:
     def complete(words: str, position: int) -> list[bytes]:
         return run(

@@ -38,7 +38,11 @@ def test_what_is_appended_to_one_ring_comes_out_of_another_byte_by_byte(tmp_path
             time.sleep(0.01)
         assert dispatcher.books().copies.queued == 3000  # nobody has made the receiver's ring
         got: list[bytes] = []
-        receiver = RingReceiver("test", f"fmq:{rings}/20?slots=1024", got.extend)
+        receiver = RingReceiver(
+            "test",
+            f"fmq:{rings}/20?slots=1024",
+            lambda messages: got.extend(message.payload for message in messages),
+        )
         while len(got) < 3000 and time.monotonic() < deadline:
             time.sleep(0.01)
         receiver.stop()

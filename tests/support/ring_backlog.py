@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.core.message import Message
 from penstock.core.retry import Backoff
 from penstock.dispatch import Dispatcher, Limits, Retry, Routes
 from penstock.protocols.uprotocol import UMessage, UUri, notification
@@ -61,9 +62,9 @@ def receive(rings: str, count: int) -> None:
     """Tell when everything has come: in order, and how much of it again."""
     found = {"next": 0, "repeated": 0, "missed": 0}
 
-    def take(payloads: Sequence[bytes]) -> None:
-        for raw in payloads:
-            number = number_of(UMessage.from_bytes(raw))
+    def take(messages: Sequence[Message]) -> None:
+        for message in messages:
+            number = number_of(UMessage.from_bytes(message.payload))
             if number < found["next"]:
                 found["repeated"] += 1
                 continue

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 import penstock
 from penstock.cli.output import console
@@ -73,7 +74,9 @@ def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, show_header=False)
     for finding in findings:
         advice = "" if finding.is_fine else finding.advice
-        table.add_row(marks[finding.is_fine], finding.what, finding.found, f"[dim]{advice}[/dim]")
+        # As text: brackets in it are no markup.
+        row = Text(finding.what), Text(finding.found), Text(advice, style="dim")
+        table.add_row(marks[finding.is_fine], *row)
     return table
 
 

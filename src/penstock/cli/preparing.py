@@ -35,11 +35,11 @@ def prepare(
             console.print("there is nothing to remove")
         else:
             file.unlink(missing_ok=True)
-            console.print(f"removed {file}", soft_wrap=True)
+            console.print(f"removed {file}", soft_wrap=True, markup=False)
         return
     began = time.monotonic()
     with error_console.status("running Spark once …"):
         file = quick_start.prepare()
     size = format_size(file.stat().st_size)
     seconds = time.monotonic() - began
-    console.print(f"prepared in {seconds:.0f} s: {file} ({size})", soft_wrap=True)
+    console.print(f"prepared in {seconds:.0f} s: {file} ({size})", soft_wrap=True, markup=False)

@@ -7,23 +7,34 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from penstock.cli.messages import LOST
 from penstock.cli.output import console, note
 from penstock.cli.server_options import Host, MaxClients, Quiet
 from penstock.cli.stopping import Ending
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, format_time
+from penstock.protocols.psi.errors import DamagedStore
 from penstock.protocols.psi.ticks import MIN_NS
 
 if TYPE_CHECKING:
     from penstock.protocols.psi.metadata import StreamMetadata
+    from penstock.protocols.psi.store import StoreCheck
+    from penstock.protocols.psi.store_export import StoreSource
 
 __all__ = ["add_to", "serve_psi"]
 
+#: Damaged places that are named one by one.
+_LINES: Final = 20
+
+Salvage = Annotated[
+    bool, typer.Option("--salvage", help="Of a damaged store take what can be read.")
+]
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A store, or a directory with stores.")
 ]
@@ -50,9 +61,37 @@ def ls(
             for source in sources
             for stream in source.streams()
         ]
+        # One that was never closed was read whole to be counted, and can be looked at whole.
+        damaged = [
+            _tell_damage(source)
+            for source in sources
+            if not source.check(whole=not _is_closed(source)).is_whole
+        ]
     if as_json:
         typer.echo(json.dumps(listed))
-        return
+    else:
+        _show(listed)
+    if damaged:
+        raise typer.Exit(LOST)
+
+
+def _is_closed(source: StoreSource) -> bool:
+    return all(stream.is_closed for stream in source.announced())
+
+
+def _tell_damage(source: StoreSource, salvage: bool = False) -> StoreCheck:
+    """Say what of a store is missing."""
+    check = source.check()
+    for line in check.lines()[:_LINES]:
+        note(f"penstock: {source.name}: {line}")
+    if len(check.lines()) > _LINES:
+        note(f"penstock: {source.name}: and {len(check.lines()) - _LINES:,} more")
+    if not check.is_whole and not salvage:
+        note("penstock: copy the files again if they are whole elsewhere; --salvage takes the rest")
+    return check
+
+
+def _show(listed: list[dict[str, Any]]) -> None:
     table = Table(box=None)
     for name, right in (
         ("store", False),
@@ -67,9 +106,7 @@ def ls(
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in listed:
         table.add_row(
-            row["store"],
-            row["stream"],
-            row["type"].partition(",")[0],
+            *map(Text, (row["store"], row["stream"], row["type"].partition(",")[0])),  # no markup
             f"{row['messages']:,}",
             format_size(row["bytes"]),
             row["first_created"] or "-",
@@ -110,8 +147,12 @@ def export(
     stream: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this stream; may be repeated.")
     ] = None,
+    salvage: Salvage = False,
 ) -> None:
-    """Write the streams of a store as logs, Parquet or CSV files."""
+    """Write the streams of a store as logs, Parquet or CSV files.
+
+    Of a damaged store it is said what is missing, and the exit code is 3.
+    """
     from penstock.protocols.psi.store_export import (  # noqa: PLC0415 - loads Parquet
         export_streams,
         open_sources,
@@ -121,6 +162,9 @@ def export(
         if len(sources) > 1:
             names = ", ".join(source.name for source in sources)
             raise InvalidOption("store", None, f"there are several: {names}", hint="give --store")
+        check = _tell_damage(sources[0], salvage)
+        if not check.is_whole and not salvage:
+            raise typer.Exit(LOST)
         for done in export_streams(sources[0], target, format, stream or ()):
             typer.echo(f"{done.stream}: {done.messages:,} messages to {done.target}")
             if done.malformed:
@@ -128,6 +172,8 @@ def export(
                     f"penstock: {done.malformed:,} messages of {done.stream} are not of its type; "
                     "their values are left empty"
                 )
+    if not check.is_whole:
+        raise typer.Exit(LOST)
 
 
 def serve_psi(
@@ -148,11 +194,13 @@ def serve_psi(
     ] = None,
     max_clients: MaxClients = 64,
     quiet: Quiet = False,
+    salvage: Salvage = False,
 ) -> None:
     """Serve a store to psi's importers and ours, until Ctrl-C or SIGTERM.
 
     Another process, also a psi program, may write to the store meanwhile. The protocol knows no
-    passwords: whoever can reach the port can read.
+    passwords: whoever can reach the port can read. A damaged store is refused without --salvage;
+    if clients could not get messages that it once had, the exit code is 3.
     """
     from penstock.protocols.psi.exporter import RemoteExporter  # noqa: PLC0415 - as needed
     from penstock.protocols.psi.store_opening import open_store  # noqa: PLC0415
@@ -160,8 +208,14 @@ def serve_psi(
     if not quiet:
         logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)
     ending = Ending()
+    try:
+        found = open_store(store, name, salvage=salvage)
+    except DamagedStore as error:
+        note(f"penstock: {error}")
+        note(f"penstock: {error.hint}")
+        raise typer.Exit(LOST) from None
     with (
-        contextlib.closing(open_store(store, name)) as opened,
+        contextlib.closing(found) as opened,
         RemoteExporter(
             opened,
             port,
@@ -180,3 +234,5 @@ def serve_psi(
         f"stopped: {books.clients_seen:,} clients, {books.messages:,} messages sent, "
         f"{books.lost:,} lost"
     )
+    if books.lost:
+        raise typer.Exit(LOST)

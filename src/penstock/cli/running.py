@@ -156,7 +156,7 @@ class _Lines(_Silent):
         if is_news or now - self._said[progress.query] >= _LINE_EVERY:
             self._states[progress.query] = progress.state
             self._said[progress.query] = now
-            error_console.print(" ".join(_cells(progress)), soft_wrap=True)
+            error_console.print(" ".join(_cells(progress)), soft_wrap=True, markup=False)
 
     def finish(self, outcome: Outcome) -> None:
         error_console.print(_summary(outcome))
@@ -195,7 +195,7 @@ class _Live(_Lines):
         for one in self._now.values():
             lost = f"{one.lost_in_all:,}"
             table.add_row(
-                one.query,
+                Text(one.query),  # brackets are data, not markup
                 one.state,
                 f"{one.batches:,}",
                 f"{one.rows:,}",

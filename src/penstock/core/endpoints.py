@@ -15,12 +15,14 @@ from penstock.core.url import URL
 if TYPE_CHECKING:
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
+    from penstock.core.notes import StreamNotes
 
 __all__ = [
     "Endpoint",
     "are_same_stream",
     "create",
     "describe",
+    "notes_of",
     "open_reader",
     "open_writer",
     "schemes",
@@ -57,6 +59,9 @@ class Endpoint:
         if not url.host or not url.path.strip("/"):
             return None
         return f"{url.scheme}://{url.host}:{url.port}{url.path}"
+
+    def notes(self, url: URL) -> StreamNotes:
+        raise Unsupported(f"{url.scheme}: keeps no notes ({url})")
 
 
 def open_reader(url: str, start: PositionLike = Position.START, **options: object) -> Reader:
@@ -118,6 +123,15 @@ def are_same_stream(one: str, other: str) -> bool:
         return stored is not None and stored == storage_of(other)
     except InvalidURL:
         return False  # of a reader or writer that no endpoint has opened
+
+
+def notes_of(url: str) -> StreamNotes:
+    """Return the notes that a stream keeps of its writers; it need not be there yet.
+
+    :raises Unsupported: it keeps none.
+    """
+    parsed = URL.parse(url)
+    return _endpoint(parsed).notes(parsed)
 
 
 def schemes() -> list[str]:

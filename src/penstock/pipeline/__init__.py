@@ -8,6 +8,7 @@ for query in plan(pipelines).queries:
 from penstock.pipeline.model import Pipeline, Settings, Sink, Source, Stage
 from penstock.pipeline.plan import Plan, Query, plan
 from penstock.pipeline.reading import load_pipelines, parse_pipelines
+from penstock.pipeline.task_process import end_quietly
 
 __all__ = [
     "Pipeline",
@@ -21,3 +22,5 @@ __all__ = [
     "parse_pipelines",
     "plan",
 ]
+
+end_quietly()  # if this is a process of Spark's: some only load us, and hear no more

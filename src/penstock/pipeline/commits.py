@@ -1,60 +1,105 @@
 """How is a batch appended exactly once, whatever dies in between?
 
-Before anything is appended, a note beside the stream says which batch of which query begins at
-which number, how many messages it has, and in which files they are staged. After it, the note says
-that it is done. A batch that Spark replays is skipped if it is done. If it is not, the files of the
-first attempt are taken, since rows may come in another order the second time; what follows that
-number in the stream is what the earlier attempt appended, which is compared, and the rest is
-appended. A stream of ours has one writer at a time, so nobody else's messages are among them.
+Before anything is appended, a note that the stream keeps says which batch of which query begins at
+which number, how many messages it has, what it is made of, and in which files they are staged.
+After it, the note says that it is done. A batch that Spark replays is skipped if it is done. If it
+is not, the files of the first attempt are taken, since rows may come in another order the second
+time; what follows that number in the stream is what the earlier attempt appended, which is
+compared, and the rest is appended. A stream of ours has one writer at a time, so nobody else's
+messages are among them.
+
+A batch of the same number that has more in it, since the checkpoint has fallen back, is compared
+with what is in the stream, and the rest is appended; one that is made of something else is refused.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.core import endpoints
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import DamagedQueue, NotFound, PenstockError, Unsupported
+from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
-from penstock.core.whole_files import sync_names, write_whole
 from penstock.pipeline.file_names import file_name
-from penstock.pipeline.staging import Staged, staged_batches
-from penstock.queue.storage import storage_errors
+from penstock.pipeline.provenance import (
+    AnotherBatch,
+    Ends,
+    Origin,
+    Ranges,
+    Verdict,
+    ends_after,
+    in_words,
+    judge,
+    ranges_from_json,
+    ranges_to_json,
+    room_for,
+)
+from penstock.pipeline.staging import Staged, Staging, staged_batches
+from penstock.queue.notes import NoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader, Writer
+    from penstock.core.notes import StreamNotes
 
 __all__ = ["Note", "Notes", "Stranger", "append_once", "notes_of"]
 
 log = logging.getLogger(__name__)
 
-#: Queries that are remembered for each stream.
-_MOST_QUERIES: Final = 1000
 #: Options of writers mean nothing to a reader; `hold` would make it one that is waited for.
 _WRITERS_ONLY: Final = frozenset(
     {"policy", "timeout", "keep", "lock_timeout", "sync", "retain", "retain_age", "hold", "create"}
 )
 #: What of a message has to be the same. Its time may be the time of the attempt.
 _COMPARED: Final = ("payload", "type", "subtype", "stream", "attributes")
+_ENDING: Final = ".commits.json"
+#: Messages that are read from a stream at once, to be compared.
+_AT_ONCE: Final = 10_000
 
 
 class Stranger(PenstockError):
     """Somebody else wrote between two attempts to append a batch."""
 
 
+class Piece(NamedTuple):
+    """Messages in the stream: which life of it, the number of the first, and how many."""
+
+    epoch: int
+    start: int
+    messages: int
+
+
+class Delivered(NamedTuple):
+    """What is known of a batch that is in the stream."""
+
+    batch: int
+    #: Where its messages are.
+    pieces: tuple[Piece, ...]
+    ranges: Ranges | None = None
+    digest: str | None = None
+    run: str | None = None
+
+    def is_whole(self, messages: int) -> bool:
+        """Tell whether the last part of it, of so many messages, is all there."""
+        return not self.pieces or self.pieces[-1].messages == messages
+
+
 class Note(NamedTuple):
     """What a query did last to a stream."""
 
     batch: int
-    #: How many messages the batch has for this stream.
+    #: How many messages of the batch are appended here; some may have been there before.
     count: int  # type: ignore[assignment]
     #: The number of the first of them, and the life of the stream that it counts in; None where
     #: the stream cannot be read.
@@ -63,33 +108,116 @@ class Note(NamedTuple):
     is_done: bool
     #: Where the messages are until then: path, partition and number of each file.
     files: tuple[tuple[str, int, int], ...] = ()
+    #: What the batch is made of; if that is not known, a digest of its rows.
+    ranges: Ranges | None = None
+    digest: str | None = None
+    #: The name of the query from its start to its end, and where Spark keeps how far it is.
+    run: str | None = None
+    checkpoint: str | None = None
+    #: Messages of the batch that were there before: of others, which it includes.
+    before: tuple[Piece, ...] = ()
+    #: Batches before this one, and how far each stream was delivered before those.
+    earlier: tuple[Delivered, ...] = ()
+    base: Ends = {}  # noqa: RUF012 - never changed
+
+    def delivered(self, bounds: Bounds | None) -> Delivered:
+        """Return what is in the stream of the batch."""
+        pieces = self.before
+        if self.start is not None and self.epoch is not None:
+            there = self.count
+            if not self.is_done and bounds is not None and bounds.epoch == self.epoch:
+                there = max(0, min(there, bounds.end - self.start))
+            pieces = (*pieces, Piece(self.epoch, self.start, there))
+        return Delivered(self.batch, pieces, self.ranges, self.digest, self.run)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self._asdict(),
+            "ranges": ranges_to_json(self.ranges),
+            "earlier": [_delivered_to_json(one) for one in self.earlier],
+            "base": {key: [str(epoch), end] for key, (epoch, end) in self.base.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Note:
+        """Read a note, also one of before there were ranges in it.
+
+        :raises ValueError: it is none; or a `KeyError` or `TypeError`.
+        """
+        note = cls(**fields)
+        base = {key: (int(epoch), int(end)) for key, (epoch, end) in note.base.items()}
+        return note._replace(
+            files=tuple((str(p), int(n), int(m)) for p, n, m in note.files),
+            ranges=ranges_from_json(note.ranges),
+            before=tuple(Piece(*map(int, piece)) for piece in note.before),
+            earlier=tuple(_delivered_from_json(one) for one in fields.get("earlier", ())),
+            base=base,
+        )
+
+
+def _delivered_to_json(one: Delivered) -> dict[str, Any]:
+    return {**one._asdict(), "ranges": ranges_to_json(one.ranges)}
+
+
+def _delivered_from_json(fields: dict[str, Any]) -> Delivered:
+    one = Delivered(**fields)
+    pieces = tuple(Piece(*map(int, piece)) for piece in one.pieces)
+    return one._replace(pieces=pieces, ranges=ranges_from_json(fields["ranges"]))
 
 
 class Notes:
-    """What was appended to a stream by which query, in a small file beside it."""
+    """What was appended to a stream by which query. The stream keeps it, wherever that is."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
         """Read it.
 
         :raises DamagedQueue: it is not what `put` wrote.
         """
-        self._path = path
-        self._queries: dict[str, Note] = {}
-        with storage_errors("reading", str(path)):
-            try:
-                text = path.read_text(encoding="utf-8")
-            except FileNotFoundError:
-                return
-        try:
-            self._queries = {query: _note(n) for query, n in json.loads(text)["queries"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            hint = "move it away, if no query was at work with the stream when it was damaged"
-            raise DamagedQueue(
-                str(path), "notes", 0, "JSON with queries", text[:80], hint=hint
-            ) from error
+        self._local = NoteFile(notes_of(url, folder))
+        self._kept: StreamNotes = self._local
+        self._suffix = ""
+        self._queries = None if is_here(url) else self._read_there(url)
+        if self._queries is None:
+            self._queries = self._local.read()
 
-    def get(self, query: str) -> Note | None:
-        return self._queries.get(query)
+    def _read_there(self, url: str) -> dict[str, dict[str, Any]] | None:
+        """Read the notes that a stream of another machine keeps; None: it does not."""
+        try:
+            kept = endpoints.notes_of(url)
+        except Unsupported:
+            return None
+        try:
+            found = kept.read()
+        except Unsupported as error:
+            log.warning("%s: its notes are kept in %s: %s", url, self._local.path.parent, error)
+            return None
+        # Whoever names the stream in another way has another note of it, as with files.
+        self._kept, self._suffix = kept, f" {self._local.path.name.removesuffix(_ENDING)[-12:]}"
+        return found
+
+    def get(self, query: str, origin: Origin = Origin()) -> Note | None:  # noqa: B008
+        """Return the note of a query.
+
+        One that Spark knows under a new name, since its checkpoint has lost the old one, is found
+        by where that is.
+        """
+        assert self._queries is not None
+        found = self._queries.get(f"{query}{self._suffix}")
+        if found is None and self._kept is not self._local:  # of before servers kept notes
+            found = self._local.read().get(query)
+        if found is None and origin.has_new_name():
+            others = (
+                note
+                for name, note in self._queries.items()
+                if name.endswith(self._suffix) and note.get("checkpoint") == origin.checkpoint
+            )
+            found = max(others, key=lambda note: int(note.get("batch", 0)), default=None)
+        if found is None:
+            return None
+        try:
+            return Note.from_json(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._local.damaged(found) from error
 
     def put(self, query: str, note: Note) -> None:
         """Keep a note: one that is not done is there also after a power failure.
@@ -98,77 +226,271 @@ class Notes:
 
         :raises StorageError: there is no space, or no permission.
         """
-        self._queries.pop(query, None)
-        self._queries[query] = note
-        for old in list(self._queries)[:-_MOST_QUERIES]:
-            del self._queries[old]
-        stored = {query: note._asdict() for query, note in self._queries.items()}
-        text = json.dumps({"version": 1, "queries": stored}).encode()
-        with storage_errors("writing", str(self._path)):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, text, sync=not note.is_done)
-            if not note.is_done:
-                sync_names(self._path.parent)
+        self._kept.write(f"{query}{self._suffix}", note.to_json(), sync=not note.is_done)
 
 
-def _note(fields: dict[str, Any]) -> Note:
-    note = Note(**fields)
-    return note._replace(files=tuple((str(p), int(n), int(m)) for p, n, m in note.files))
+def is_here(url: str) -> bool:
+    """Tell whether a stream is on this machine."""
+    parsed = URL.parse(url)
+    return parsed.scheme in {"fmq", "log"} and parsed.host is None
 
 
 def notes_of(url: str, folder: Path) -> Path:
-    """Return where the notes of a stream are: beside it, or in `folder` if it is elsewhere.
+    """Return where the notes of a stream are: beside it, or in `folder` if it keeps none itself.
 
     Each stream has its own, however its URL is written.
     """
     parsed = URL.parse(url)
-    if parsed.scheme in {"fmq", "log"} and parsed.host is None:
-        name = parsed.path.rstrip("/")
-        if parsed.scheme == "fmq":  # a log of the same name may stand beside it
-            name = f"{name.removesuffix('.fmq')}.fmq"
-        path = Path(name).resolve()
-        return path.with_name(f"{path.name}.commits.json")
+    if is_here(url):
+        notes = endpoints.notes_of(url)
+        assert isinstance(notes, NoteFile)
+        return notes.path
     if parsed.scheme.startswith("flight"):  # all other options are about how to get there
         url = f"{url.partition('?')[0]}?kind={parsed.options.get('kind', '')}"
-    return folder / f"{file_name(url)}.commits.json"
+    return folder / f"{file_name(url)}{_ENDING}"
 
 
-def append_once(url: str, parts: Sequence[Staged], query: str, batch: int, folder: Path) -> int:
+def append_once(
+    url: str,
+    parts: Sequence[Staged],
+    query: str,
+    batch: int,
+    folder: Path,
+    origin: Origin = Origin(),  # noqa: B008 - never changed
+) -> int:
     """Append a batch of a query to a stream, unless it is there already; return how many were new.
 
     :raises Stranger: somebody else wrote to the stream in between.
+    :raises AnotherBatch: what was appended under this number was made of something else.
     """
     with open_writer(url) as writer:  # from here on nobody else appends
-        notes = Notes(notes_of(url, folder))
-        note = notes.get(query)
-        if note is not None and (note.batch, note.is_done) >= (batch, True):
+        work = _Appending(url, query, batch, folder, origin)
+        work.settle(writer)
+        parts, there, note = work.plan(parts)
+        if note is None:
             log.warning("%s: batch %d is there already, and skipped", url, batch)
             return 0
-        bounds = _bounds(url)
-        there = 0
-        if note is None or note.batch != batch or not _goes_on(note, bounds):
-            note = _begin(batch, parts, bounds)
-            notes.put(query, note)
-        else:
-            parts = _first_attempt(url, note) or parts
-            there = _check_there(url, note, parts, bounds)
         new = _append(writer, _after(staged_batches(parts), there))
         writer.flush()
-        notes.put(query, note._replace(is_done=True, files=()))
+        work.notes.put(query, note._replace(is_done=True, files=()))
         return new
 
 
-def _begin(batch: int, parts: Sequence[Staged], bounds: Bounds | None) -> Note:
-    files = tuple((part.path, part.partition, part.messages) for part in parts)
-    count = sum(part.messages for part in parts)
-    if bounds is None:
-        return Note(batch, count, None, None, is_done=False, files=files)
-    return Note(batch, count, bounds.end, bounds.epoch, is_done=False, files=files)
+class _Appending:
+    """Finds out what of a batch is in the stream already, and notes the rest as begun."""
+
+    def __init__(self, url: str, query: str, batch: int, folder: Path, origin: Origin) -> None:
+        self.notes = Notes(url, folder)
+        self._folder = folder
+        self._url = url
+        self._query = query
+        self._batch = batch
+        self._origin = origin
+        self._digest: str | None = None
+        self._bounds = _bounds(url)
+
+    def settle(self, writer: Writer) -> None:
+        """Bring an attempt at an earlier batch to its end, which Spark takes for done.
+
+        Its note says that it is not, after a power failure; only that is on the disk for sure.
+        """
+        note, bounds = self.notes.get(self._query, self._origin), self._bounds
+        if note is None or note.is_done or note.batch >= self._batch or bounds is None:
+            return
+        if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
+            return
+        first = _first_attempt(self._url, note)
+        if not first:
+            log.error(
+                "%s: batch %d is not all there, and its files are gone", self._url, note.batch
+            )
+            return
+        there = _check_there(self._url, note, first, bounds)
+        _append(writer, _after(staged_batches(first), there))
+        writer.flush()
+        self.notes.put(self._query, note._replace(is_done=True, files=()))
+        self.notes, self._bounds = Notes(self._url, self._folder), _bounds(self._url)
+
+    def plan(self, parts: Sequence[Staged]) -> tuple[Sequence[Staged], int, Note | None]:
+        """Return what to append, how many of it are there, and the note; None: it is all there."""
+        if self._origin.ranges is None:
+            self._digest = _digest(parts)
+        note = self.notes.get(self._query, self._origin)
+        if note is None:
+            return parts, 0, self._begin(parts)
+        if not note.is_done and self._is_attempt_at_it(note):
+            return self._go_on(note, parts)
+        known = [*note.earlier, note.delivered(self._bounds)]
+        ranges = self._origin.ranges
+        verdict, at = judge(self._url, known, note.base, self._batch, ranges, self._digest)
+        if verdict is Verdict.NEW:
+            return parts, 0, self._begin(parts, known, note.base)
+        if verdict is Verdict.SAME and (note.is_done or at < len(known) - 1):
+            return parts, 0, None
+        return self._complete(note, known, at, parts)
+
+    def _is_attempt_at_it(self, note: Note) -> bool:
+        ranges = self._origin.ranges
+        return note.batch == self._batch and (
+            ranges is None or note.ranges is None or note.ranges == ranges
+        )
+
+    def _begin(
+        self,
+        parts: Sequence[Staged],
+        earlier: Sequence[Delivered] = (),
+        base: Ends | None = None,
+        before: Sequence[Piece] = (),
+    ) -> Note:
+        """Note that a batch is about to be appended."""
+        bounds, base = self._bounds, dict(base or {})
+        dropped = room_for([_delivered_to_json(one) for one in earlier])
+        for one in earlier[:dropped]:
+            base = ends_after(base, one.ranges)
+        note = Note(
+            self._batch,
+            sum(part.messages for part in parts),
+            None if bounds is None else bounds.end,
+            None if bounds is None else bounds.epoch,
+            is_done=False,
+            files=tuple((part.path, part.partition, part.messages) for part in parts),
+            ranges=self._origin.ranges,
+            digest=self._digest,
+            run=self._origin.run,
+            checkpoint=self._origin.checkpoint,
+            before=tuple(before),
+            earlier=tuple(earlier[dropped:]),
+            base=base,
+        )
+        self.notes.put(self._query, note)
+        return note
+
+    def _go_on(
+        self, note: Note, parts: Sequence[Staged]
+    ) -> tuple[Sequence[Staged], int, Note | None]:
+        """Bring an attempt to its end."""
+        bounds = self._bounds
+        if bounds is None or note.start is None or not _may_be_in(note, bounds):
+            return parts, 0, self._begin(parts, note.earlier, note.base)
+        first = _first_attempt(self._url, note)
+        if first or not note.count:
+            return first, _check_there(self._url, note, first, bounds), note
+        known = [*note.earlier, note.delivered(bounds)]
+        return self._complete(note, known, len(note.earlier), parts)
+
+    def _complete(
+        self, note: Note, known: Sequence[Delivered], at: int, parts: Sequence[Staged]
+    ) -> tuple[Sequence[Staged], int, Note | None]:
+        """Find out which of the messages are in the stream, and note the rest."""
+        pieces = [piece for one in known[at:] for piece in one.pieces]
+        rows, bounds = sum(part.messages for part in parts), self._bounds
+        there = sum(piece.messages for piece in pieces)
+        is_gone = bounds is None or any(
+            piece.epoch == bounds.epoch and piece.messages and piece.start < bounds.oldest
+            for piece in pieces
+        )
+        if is_gone:
+            if known[at].ranges is None and known[at].digest is None and rows == there:
+                return parts, 0, None  # a note of before there were ranges in it: as many
+            raise self._another(known[at:], "they are not in the stream any more to be compared")
+        assert bounds is not None
+        # What was in a stream that is created anew by now is gone with it. So is what was not on
+        # the disk when the power failed.
+        pieces = [
+            piece._replace(messages=max(0, min(piece.messages, bounds.end - piece.start)))
+            for piece in pieces
+            if piece.epoch == bounds.epoch
+        ]
+        there = sum(piece.messages for piece in pieces)
+        rest = self._rest(parts, pieces)
+        if rest is None:
+            if known[at].batch == self._batch and not note.is_done and at == len(known) - 1:
+                raise _stranger(self._url, pieces[0].start)
+            raise self._another(known[at:], "not all of that is among it")
+        log.warning(
+            "%s: of batch %d, %d messages are there already, and %d are new",
+            *(self._url, self._batch, there, sum(part.messages for part in rest)),
+        )
+        return rest, 0, self._begin(rest, known[:at], note.base, pieces)
+
+    def _another(self, known: Sequence[Delivered], why: str) -> AnotherBatch:
+        last = known[-1]
+        pieces = [piece for one in known for piece in one.pieces if piece.messages]
+        said = in_words(last.ranges)
+        if last.ranges is None and pieces:
+            end = pieces[-1].start + pieces[-1].messages - 1
+            said = f"what is in the stream from {pieces[0].start} to {end}"
+        planned = in_words(self._origin.ranges)
+        return AnotherBatch(self._url, self._batch, planned, f"{said} (batch {last.batch})", why)
+
+    def _rest(self, parts: Sequence[Staged], pieces: Sequence[Piece]) -> list[Staged] | None:
+        """Stage those messages that are not in the stream; None: others are there."""
+        there: Counter[bytes] = Counter()
+        for piece in pieces:
+            there.update(_keys_there(self._url, piece))
+        if not parts:
+            return None if there.total() else []
+        staging = Staging(Path(parts[0].path).parent, 0)  # where they are removed with the batch
+        try:
+            for batch in staged_batches(parts):
+                is_new = []
+                for key in _keys(batch):
+                    is_new.append(not there[key])
+                    there[key] -= not is_new[-1]
+                new = batch.filter(pa.array(is_new, pa.bool_()))
+                if new.num_rows:
+                    staging.add(self._url, new)
+            if there.total():
+                staging.discard()
+                return None
+            return staging.finish(sync=True)
+        except BaseException:
+            staging.discard()
+            raise
 
 
-def _goes_on(note: Note, bounds: Bounds | None) -> bool:
+def _keys_there(url: str, piece: Piece) -> Iterator[bytes]:
+    """Yield what tells apart the messages of a piece of a stream."""
+    at, end = piece.start, piece.start + piece.messages
+    with _reader(url) as reader:
+        reader.seek(at)
+        while at < end:
+            found = reader.read_batch(min(_AT_ONCE, end - at), timeout=0)
+            if not found.num_rows or found.column("seq")[0].as_py() != at:
+                raise _stranger(url, at)
+            yield from _keys(found)
+            at += found.num_rows
+
+
+def _keys(batch: Batch) -> Iterator[bytes]:
+    columns = [batch.column(name).to_pylist() for name in _COMPARED]
+    for payload, *header in zip(*columns, strict=True):
+        hashed = blake2b(payload, digest_size=16)
+        hashed.update(repr(header).encode())
+        yield hashed.digest()
+
+
+def _digest(parts: Sequence[Staged]) -> str:
+    """Return a digest of rows in their order; however they are cut into batches."""
+    hashes = {name: (blake2b(digest_size=16), blake2b(digest_size=16)) for name in _COMPARED}
+    for batch in staged_batches(parts):
+        for name, (sizes, data) in hashes.items():
+            column = batch.column(name)
+            if pa.types.is_integer(column.type):
+                data.update(column.to_numpy().tobytes())
+                continue
+            column = column.cast(pa.large_binary())
+            sizes.update(json.dumps(pc.binary_length(column).to_pylist()).encode())
+            data.update(b"".join(value for value in column.to_pylist() if value is not None))
+    whole = blake2b(digest_size=16)
+    for sizes, data in hashes.values():
+        whole.update(sizes.digest() + data.digest())
+    return whole.hexdigest()
+
+
+def _may_be_in(note: Note, bounds: Bounds) -> bool:
     """Tell whether what was begun may be in the stream that is there now."""
-    if bounds is None or note.start is None or note.epoch != bounds.epoch:
+    if note.start is None or note.epoch != bounds.epoch:
         return False
     return note.start <= bounds.end  # classic queues have no epoch, and begin anew with 0
 
@@ -214,13 +536,10 @@ def _reader(url: str) -> Reader:
     return open_reader(f"{path}?{'&'.join(kept)}" if kept else path, start=Position.START)
 
 
-def _check_there(url: str, note: Note, parts: Sequence[Staged], bounds: Bounds | None) -> int:
+def _check_there(url: str, note: Note, parts: Sequence[Staged], bounds: Bounds) -> int:
     """Return how many messages of the batch are in the stream, after a look at each of them."""
-    assert bounds is not None
     assert note.start is not None
     there = min(bounds.end - note.start, note.count)
-    if there > sum(part.messages for part in parts):
-        raise _stranger(url, note.start)
     # What is overwritten by now was ours or older.
     at = max(note.start, bounds.oldest)
     end = note.start + there

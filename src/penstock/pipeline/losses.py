@@ -7,29 +7,52 @@ import logging
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import LockTimeout, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.retry import Backoff, RetryPolicy, retry
+from penstock.core.whole_files import write_whole
 from penstock.pipeline.private_folder import private_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from penstock.core.interfaces import Reader
+    from penstock.pipeline.offsets import Offset
 
-__all__ = ["DataLoss", "LossReports", "LostRange", "private_reports"]
+__all__ = [
+    "Attempt",
+    "DataLoss",
+    "LossReports",
+    "LostRange",
+    "Reported",
+    "discard",
+    "note_delivered",
+    "reports_of",
+    "uncounted",
+]
 
 log = logging.getLogger(__name__)
 
 #: A record that is among so many of the latest is not written again.
 _LOOK_BACK: Final = 1000
+#: What tasks tell the planning process is kept until that has counted it; so much at most.
+_KEPT: Final = "segment=64k&retain=4M&sync=batch"
+_DELIVERED: Final = "delivered.json"
 #: Several tasks may have something to tell at once; a stream has one writer at a time.
 _TAKE_TURNS: Final = RetryPolicy(
     retry_on=(LockTimeout,), backoff=Backoff(initial=0.05, maximum=1.0), max_elapsed=120.0
 )
+
+
+class Attempt(NamedTuple):
+    """Who found it: a task of this batch, in this run of the query by Spark."""
+
+    batch: int
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +84,11 @@ class LostRange:
             how_many = f"{self.count:,} messages lost (seq {self.first} to {self.last})"
         return f"{self.url}: {how_many}: {self.reason}"
 
-    def to_json(self, run: str) -> bytes:
+    def to_json(self, run: str, attempt: Attempt | None = None) -> bytes:
         """Return the record for the loss stream."""
         fields = asdict(self) | {"epoch": str(self.epoch), "run": run}
+        if attempt is not None:
+            fields |= {"batch": attempt.batch, "attempt": attempt.run}
         fields["count"] = None if self.last is None else self.count
         return json.dumps(fields, sort_keys=True).encode()
 
@@ -80,37 +105,49 @@ class DataLoss(PenstockError):
         self.lost = lost
 
 
+class Reported(NamedTuple):
+    """What a task has told."""
+
+    lost: LostRange
+    attempt: Attempt | None
+
+
 class LossReports:
     """A stream of records, one for each range that was lost.
 
     Tasks have no other way to tell the process that plans the query. That one counts them, so that
-    the offsets in the query's progress show how many were lost.
+    the offsets in the query's progress show how many were lost. The records stay: if the query
+    ends before it is planned again, they are counted when it is begun anew.
     """
 
-    def __init__(self, url: str, run: str) -> None:
-        self._url = url
-        #: Tells the records of this query from others in the same stream.
-        self._run = run
-        self._reader: Reader | None = None
-        self._start = Position.END
+    def __init__(self, url: str, run: str, folder: Path | None = None) -> None:
+        """Listen to what is told under this name.
 
-    def report(self, lost: LostRange) -> None:
+        :param folder: where it may be noted which attempt at a batch was delivered
+        """
+        self._url = url
+        #: Tells the records of this query from others in the same stream, for its whole life.
+        self._run = run
+        self._folder = folder
+        self._reader: Reader | None = None
+        self._found: list[Reported] = []
+
+    def report(self, lost: LostRange, attempt: Attempt | None = None) -> None:
         """Say it in the log, and append a record.
 
         :raises PenstockError: it cannot be written; a loss that nobody sees must not be.
         """
         log.warning("%s", lost)
-        retry(lambda: self._append(lost), _TAKE_TURNS)
+        retry(lambda: self._append(lost, attempt), _TAKE_TURNS)
 
-    def _append(self, lost: LostRange) -> None:
+    def _append(self, lost: LostRange, attempt: Attempt | None) -> None:
         with open_writer(self._url) as writer:
-            if not self._is_there(lost):  # a task may run twice
-                writer.write(lost.to_json(self._run))
+            record = lost.to_json(self._run, attempt)
+            if not self._is_there(json.loads(record)):  # a task may run twice
+                writer.write(record)
                 writer.flush()
 
-    def _is_there(self, lost: LostRange) -> bool:
-        # Of this run only: what was lost is counted by the run that goes on from there.
-        wanted = json.loads(lost.to_json(self._run))
+    def _is_there(self, wanted: dict[str, Any]) -> bool:
         with suppress(Unsupported, NotFound), _reader_of(self._url, Position.END) as reader:
             bounds = reader.bounds()
             reader.seek(max(bounds.oldest, bounds.end - _LOOK_BACK))
@@ -118,27 +155,36 @@ class LossReports:
             return any(record == wanted for record in records)
         return False
 
-    def heard(self) -> list[LostRange]:
-        """Return what tasks of this query reported since the last call, or since `listen`."""
-        reader = self.listen()
-        if reader is None:
-            return []
-        found = []
-        while messages := reader.read_many(_LOOK_BACK):
-            records = (_record(message.payload) for message in messages)
-            found += [_range_of(record) for record in records if record.get("run") == self._run]
-        return found
-
-    def listen(self) -> Reader | None:
-        """Hear what is reported from now on."""
+    def heard(self) -> list[Reported]:
+        """Return what tasks of this query have reported in all its life, as far as it is kept."""
         if self._reader is None:
             try:
-                self._reader = _reader_of(self._url, self._start)
-            except NotFound:
-                self._start = Position.START  # whatever comes is new
-            except Unsupported:
-                return None
-        return self._reader
+                self._reader = _reader_of(self._url, Position.START)
+            except (NotFound, Unsupported):
+                return []
+        while messages := self._reader.read_many(_LOOK_BACK):
+            records = (_record(message.payload) for message in messages)
+            mine = [record for record in records if record.get("run") == self._run]
+            self._found += [_reported(record) for record in mine]
+        batch, run = _delivered(self._folder)
+        return [
+            one
+            for one in self._found
+            # What a later attempt did not find is delivered all the same.
+            if one.attempt is None or one.attempt.batch != batch or one.attempt.run == run
+        ]
+
+    def forget(self, done: Iterable[tuple[str, Offset]]) -> None:
+        """Drop what is counted by now, so that it need not be looked at again."""
+        at = dict(done)
+        self._found = [
+            one
+            for one in self._found
+            if (offset := at.get(one.lost.url)) is None
+            or offset.epoch != one.lost.epoch
+            or one.lost.last is None
+            or one.lost.last >= offset.start
+        ]
 
     def close(self) -> None:
         if self._reader is not None:
@@ -147,20 +193,68 @@ class LossReports:
 
 
 class _PrivateReports(LossReports):
-    """Reports for the planning process only, on this machine, until it ends."""
+    """Reports that only the planning process needs, in a log of their own."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        super().__init__(f"log:{folder}?segment=64k&sync=none", run)
-        self._folder = folder
+    def __init__(self, folder: Path, run: str, notes: Path | None) -> None:
+        super().__init__(f"log:{folder}?{_KEPT}", run, notes)
+        self._log = folder
 
-    def close(self) -> None:
-        super().close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def discard(self) -> None:
+        """Remove the records, when all are counted."""
+        self.close()
+        shutil.rmtree(self._log, ignore_errors=True)
 
 
-def private_reports(run: str) -> LossReports:
-    """Return reports that nobody asked to keep."""
-    return _PrivateReports(private_folder("losses") / run, run)
+def reports_of(url: str | None, folder: str | None, run: str) -> LossReports:
+    """Return the reports of a query: in a stream, in a folder, or in the temporary directory."""
+    notes = None if folder is None else Path(folder)
+    if url is not None:
+        return LossReports(url, run, notes)
+    return _PrivateReports((notes or private_folder("losses")) / run, run, notes)
+
+
+def discard(reports: LossReports) -> None:
+    """Remove reports that nobody asked to keep, when all of them are counted."""
+    reports.close()
+    if isinstance(reports, _PrivateReports):
+        reports.discard()
+
+
+def uncounted(reported: Iterable[Reported], url: str, offset: Offset) -> int:
+    """Return how many messages of the last batch of a stream were lost, as tasks found out.
+
+    Those of earlier batches are counted in its offset. A task that runs twice may find the same
+    gone, and more: what any of them found counts once.
+    """
+    ranges = sorted(
+        (max(lost.first, offset.start), min(lost.last, offset.end - 1))
+        for lost, _ in reported
+        if lost.url == url and lost.epoch == offset.epoch and lost.last is not None
+    )
+    count, end = 0, offset.start
+    for first, last in ranges:
+        count += max(0, last + 1 - max(first, end))
+        end = max(end, last + 1)
+    return count
+
+
+def note_delivered(folder: Path, delivered: Attempt) -> None:
+    """Note which attempt at a batch was delivered: what others find gone is no loss.
+
+    :raises OSError: the operating system refuses.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / _DELIVERED, json.dumps(delivered._asdict()).encode(), sync=True)
+
+
+def _delivered(folder: Path | None) -> tuple[int | None, str | None]:
+    if folder is None:
+        return None, None
+    try:
+        stored = json.loads((folder / _DELIVERED).read_text())
+        return int(stored["batch"]), str(stored["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
 
 
 def _reader_of(url: str, start: Position) -> Reader:
@@ -175,8 +269,8 @@ def _record(payload: bytes) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _range_of(record: dict[str, Any]) -> LostRange:
-    return LostRange(
+def _reported(record: dict[str, Any]) -> Reported:
+    lost = LostRange(
         record["url"],
         int(record["epoch"]),
         record["first"],
@@ -184,3 +278,6 @@ def _range_of(record: dict[str, Any]) -> LostRange:
         record["reason"],
         record["seen"],
     )
+    if record.get("batch") is None:
+        return Reported(lost, None)
+    return Reported(lost, Attempt(int(record["batch"]), str(record.get("attempt"))))

@@ -59,6 +59,11 @@ class Source(ConfigModel):
     #: Further options of the source, as Spark takes them.
     options: Conf = Field(default_factory=dict)
 
+    @property
+    def goes_on_after_loss(self) -> bool:
+        """Whether what is gone is counted, and does not end the query."""
+        return self.spark_options().get("failOnDataLoss", "true").strip().lower() == "false"
+
     def spark_options(self) -> dict[str, str]:
         """Return what `.options(…)` of the source takes."""
         given = self.model_dump(

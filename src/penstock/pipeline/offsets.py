@@ -28,6 +28,10 @@ class Offset:
     lost: int = 0
     #: How often messages were lost that nobody could count.
     lost_unknown: int = 0
+    #: Under which name tasks of this query report what they could not find; empty: they fail.
+    reader: str = ""
+    #: The stream was removed, and what was lost with it is counted.
+    is_gone: bool = False
 
 
 #: One for each URL.
@@ -43,6 +47,8 @@ def offsets_to_json(offsets: Mapping[str, Offset]) -> dict[str, Any]:
             "lost": offset.lost,
             "lost_unknown": offset.lost_unknown,
             "start": offset.start,
+            **({"reader": offset.reader} if offset.reader else {}),
+            **({"gone": True} if offset.is_gone else {}),
         }
         for url, offset in sorted(offsets.items())
     }
@@ -62,6 +68,8 @@ def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
                 int(fields["start"]),
                 int(fields["lost"]),
                 int(fields["lost_unknown"]),
+                str(fields.get("reader", "")),
+                bool(fields.get("gone", False)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Malformed(

@@ -182,6 +182,8 @@ class SourceOptions(SparkOptions):
     decode: Annotated[dict[str, Any] | None, BeforeValidator(_decoding)] = None
     #: With failOnDataLoss=false: a stream that gets a message for every range that was lost.
     lossUrl: Url | None = None  # noqa: N815
+    #: Where tasks tell what they lost, until it is counted; by default in the temporary directory.
+    lossFolder: Annotated[str | None, Field(min_length=1)] = None  # noqa: N815
 
     def check_stream(self) -> None:
         """Make sure that a stream can be followed as they say.

@@ -49,6 +49,8 @@ _ALWAYS: Final = {
     "spark.scheduler.mode": "FAIR",
     # Rows go to Python and back quicker, and small ones are not held up by TCP.
     "spark.python.unix.domain.socket.enabled": "true",
+    # Python processes that Java hangs up on end without a traceback.
+    "spark.python.daemon.module": "pyspark_penstock.daemon",
 }
 
 

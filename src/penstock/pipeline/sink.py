@@ -23,8 +23,9 @@ from penstock.pipeline.commits import Note, Notes, append_once, notes_of
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.outgoing import Targets
 from penstock.pipeline.private_folder import private_folder
+from penstock.pipeline.provenance import Origin
 from penstock.pipeline.staging import Staged, Staging, remove_batch, remove_files, staged_batches
-from penstock.pipeline.task_process import settle_in
+from penstock.pipeline.task_process import BATCH, QUERY, RUN, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +43,8 @@ class _Message(WriterCommitMessage):
 
     query: str
     staged: list[Staged]
+    #: The name of the query from its start to its end.
+    run: str | None = None
 
 
 class _Sink:
@@ -61,7 +64,7 @@ class _Sink:
                 if some.num_rows:
                     for url, messages in self._targets.messages(some):
                         staging.add(url, messages)
-            return _Message(query, staging.finish())
+            return _Message(query, staging.finish(), context.getLocalProperty(RUN))
         except BaseException:
             staging.discard()
             raise
@@ -70,14 +73,15 @@ class _Sink:
         self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
     ) -> None:
         folder, found = self._folder(), _by_url(messages)
+        origin = Origin.of(self._options.checkpointLocation, batch, _run_of(messages))
         # What an attempt has begun is brought to its end, also if it has no rows any more.
-        begun = (url for url in self._urls() if _begun(url, folder, query, batch) is not None)
+        begun = [url for url in self._urls() if _begun(url, folder, query, batch, origin)]
         streams: dict[Path, tuple[str, list[Staged]]] = {}
         for url in dict.fromkeys((*found, *begun)):
             # One stream may be written in two ways, and has one note for the batch.
             streams.setdefault(notes_of(url, folder), (url, []))[1].extend(found.get(url, []))
         for url, parts in streams.values():
-            append_once(url, parts, query, batch, folder)
+            append_once(url, parts, query, batch, folder, origin)
         remove_batch(self._folder_of(query), batch)
 
     def _discard(
@@ -85,7 +89,7 @@ class _Sink:
     ) -> None:
         for url, parts in _by_url(messages).items():
             # Those of an attempt that was begun are what its replay goes on with.
-            note = _begun(url, self._folder(), query, batch)
+            note = _begun(url, self._folder(), query, batch, Origin())
             needed = set() if note is None else {path for path, _, _ in note.files}
             remove_files([part.path for part in parts if part.path not in needed])
 
@@ -109,9 +113,9 @@ class _Sink:
         return [*([] if url is None else [url]), *self._options.outputs.values()]
 
 
-def _begun(url: str, folder: Path, query: str, batch: int) -> Note | None:
+def _begun(url: str, folder: Path, query: str, batch: int, origin: Origin) -> Note | None:
     """Return the note of a batch that an attempt has begun to append, and has not finished."""
-    note = Notes(notes_of(url, folder)).get(query)
+    note = Notes(url, folder).get(query, origin)
     return note if note is not None and note.batch == batch and not note.is_done else None
 
 
@@ -122,6 +126,10 @@ def _by_url(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[St
             for part in message.staged:
                 found[part.url].append(part)
     return dict(sorted(found.items()))
+
+
+def _run_of(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    return next((m.run for m in messages if isinstance(m, _Message)), None)
 
 
 def _query_of(messages: Sequence[WriterCommitMessage | None]) -> str | None:
@@ -139,8 +147,8 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
+        query = context.getLocalProperty(QUERY)
+        batch = context.getLocalProperty(BATCH)
         if not query or not batch:  # without them a batch could not be told from its replay
             raise Unsupported("Spark does not say which query and batch a task belongs to")
         return self._stage(iterator, query, batch)

@@ -19,7 +19,6 @@ from penstock.pipeline.options import SinkOptions, SourceOptions, parse_spark_op
 from penstock.pipeline.rows import SPARK_SCHEMA, spark_schema
 from penstock.pipeline.sink import BatchSink, StreamSink
 from penstock.pipeline.stream_reading import StreamReader
-from penstock.pipeline.task_process import end_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +65,6 @@ class PenstockSource(DataSource):
         return StreamSink(self._sink_options(overwrite), schema.names)
 
     def _source_options(self) -> SourceOptions:
-        end_quietly()
         options = parse_spark_options(self.options, SourceOptions)
         options.check_together()
         return options
@@ -86,7 +84,6 @@ class PenstockSource(DataSource):
             )
 
     def _sink_options(self, overwrite: bool) -> SinkOptions:
-        end_quietly()
         if overwrite:
             raise InvalidOption(
                 "mode", "overwrite", "a stream is appended to", hint='use mode("append")'

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, Batch
 from penstock.core.errors import NotFound
+from penstock.core.whole_files import sync_names
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -56,13 +57,15 @@ class Staging:
             self._files[url][2].write_batch(batch)
         self._counts[url] = self._counts.get(url, 0) + batch.num_rows
 
-    def finish(self) -> list[Staged]:
-        """Close the files, and say what is in them."""
+    def finish(self, *, sync: bool = False) -> list[Staged]:
+        """Close the files, and say what is in them; with `sync` when they are on the disk."""
         done = []
         with storage_errors("staging in", str(self._folder)):
             for url, (path, file, writer) in self._files.items():
                 writer.close()
                 file.close()
+                if sync:
+                    _sync(path)
                 done.append(Staged(url, str(path), self._partition, self._counts[url]))
         return done
 
@@ -106,6 +109,12 @@ def remove_batch(folder: Path, batch: int) -> None:
         if old.name.isdigit() and int(old.name) <= batch:
             shutil.rmtree(old, ignore_errors=True)
     _remove_empty(folder)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    sync_names(path.parent)
 
 
 def _remove_empty(folder: Path) -> None:

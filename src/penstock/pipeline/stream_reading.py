@@ -21,7 +21,7 @@ from penstock.core.errors import NotFound, PositionError
 from penstock.pipeline.admission import shares
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.holding import Holders
-from penstock.pipeline.losses import LossReports, LostRange, private_reports
+from penstock.pipeline.losses import LossReports, LostRange, discard, reports_of, uncounted
 from penstock.pipeline.offsets import Offset, Offsets, offsets_from_json, offsets_to_json
 from penstock.pipeline.ranges import CREATED_ANEW, Range, why_gone
 from penstock.pipeline.streams import is_named
@@ -49,11 +49,10 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         #: With `availableNow`: what was there when the query began.
         self._last: dict[str, Bounds] | None = None
         self._holders = None if options.hold is None else Holders(options.hold)
-        self._run = uuid.uuid4().hex
+        #: The name of this query's losses, if they do not end it: the one that it had before.
+        self._reader = "" if options.failOnDataLoss else uuid.uuid4().hex[:16]
         self._reports: LossReports | None = None
-        if not options.failOnDataLoss:
-            url, run = options.lossUrl, self._run
-            self._reports = private_reports(run) if url is None else LossReports(url, run)
+        self._planned: Offsets = {}
         self._turn = 0
 
     @explained()
@@ -64,7 +63,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             self._initial = {}
             for url, bounds in found.items():
                 at = self._start(url, bounds)
-                self._initial[url] = Offset(bounds.epoch, at, at)
+                self._initial[url] = Offset(bounds.epoch, at, at, reader=self._reader)
         return offsets_to_json(self._initial)
 
     @explained()
@@ -83,7 +82,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         known = self._known(start)
         self._acknowledge(known)
-        found = self._streams.look()
+        found = self._streams.look(may_be_removed=not self._options.failOnDataLoss)
         # First what was lost by now: where each stream goes on, with nothing read yet.
         begins = {url: self._go_on(known.get(url), url, bounds) for url, bounds in found.items()}
         begins |= self._removed({url: at for url, at in known.items() if url not in found})
@@ -100,16 +99,16 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             offset.start < offset.end
             or (before := known.get(url)) is None
             # Also with nothing to read: what was lost is to be seen in the progress.
-            or replace(offset, start=before.start) != before
+            or not _is_same(before, offset)
             for url, offset in offsets.items()
             if url in begins
         )
+        self._planned = known
         if not is_new:
             return start
         self._turn += 1
-        return offsets_to_json(
-            {url: self._kept(known.get(url), offset) for url, offset in offsets.items()}
-        )
+        self._planned = {url: self._kept(known.get(url), each) for url, each in offsets.items()}
+        return offsets_to_json(self._planned)
 
     def _known(self, stored: Mapping[str, Any]) -> Offsets:
         """Read offsets of a checkpoint, and make sure that they are of this source.
@@ -125,13 +124,14 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
                 hint="put the sources of the query in the order that they had, or give it a new "
                 "checkpointLocation, and it begins anew",
             )
+        if not self._options.failOnDataLoss:
+            self._reader = next((at.reader for at in offsets.values() if at.reader), self._reader)
         return offsets
 
     @staticmethod
     def _kept(before: Offset | None, offset: Offset) -> Offset:
         """Leave a stream that has nothing new as it was: then it has no part in the batch."""
-        is_same = before is not None and replace(offset, start=before.start) == before
-        return before if is_same and before is not None else offset
+        return before if before is not None and _is_same(before, offset) else offset
 
     def _end(self, url: str, bounds: Bounds, begin: int) -> int:
         """Return how far this query may read now."""
@@ -145,10 +145,12 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     def _go_on(self, known: Offset | None, url: str, bounds: Bounds) -> Offset:
         """Return where the next batch begins, with what is gone by now counted."""
         if known is None:  # it appeared after the query began: all of it is new
-            return Offset(bounds.epoch, bounds.oldest, bounds.oldest)
+            return Offset(bounds.epoch, bounds.oldest, bounds.oldest, reader=self._reader)
         lost = None
         at = known.end
-        if known.epoch != bounds.epoch or known.end > bounds.end:
+        if known.is_gone and known.epoch != bounds.epoch:  # another one of that name
+            at = bounds.oldest
+        elif known.epoch != bounds.epoch or known.end > bounds.end:
             # Nobody can tell what came between the last look and the end of the old one.
             end = self._streams.end_seen(url, known.epoch) if known.epoch != bounds.epoch else None
             seen = max(0, (end or 0) - known.end)
@@ -158,21 +160,32 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             reason = why_gone(self._streams.place(url))
             lost = LostRange(url, known.epoch, known.end, bounds.oldest - 1, reason)
             at = bounds.oldest
-        offset = replace(known, epoch=bounds.epoch, end=at, start=at)
+        offset = replace(
+            known, epoch=bounds.epoch, end=at, start=at, reader=self._reader, is_gone=False
+        )
         if lost is None:
             return offset
         self._lose(lost, "")
         return _counted(offset, lost)
 
     def _removed(self, gone: Offsets) -> Offsets:
-        """Return where those end that a pattern does not find any more, with the rest lost."""
+        """Return where those end that are not there any more, with the rest lost."""
         ends = {}
         for url, known in gone.items():
-            end = self._streams.end_seen(url, known.epoch)
-            if end is not None and end > known.end:
+            if known.is_gone:  # which is counted
+                continue
+            end = self._streams.end_of_removed(url, known.epoch)
+            lost = None
+            if end is None:  # it was there when the query ended, and nobody saw what came then
+                why = "the stream was removed while no query ran"
+                lost = LostRange(url, known.epoch, known.end, None, why)
+            elif end > known.end:
                 lost = LostRange(url, known.epoch, known.end, end - 1, "the stream was removed")
+            at = max(known.end, end or 0)
+            ends[url] = replace(known, end=at, start=at, reader=self._reader, is_gone=True)
+            if lost is not None:
                 self._lose(lost, "")
-                ends[url] = _counted(replace(known, end=end, start=end), lost)
+                ends[url] = _counted(ends[url], lost)
         return ends
 
     def _count_reported(self, begins: Offsets, known: Offsets) -> None:
@@ -182,10 +195,21 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             lost = LostRange(url, begins[url].epoch, at, None, "lost on the way here", count)
             self._tell(lost, "")  # it was never there to be read: no query ends for that
             begins[url] = replace(begins[url], lost=begins[url].lost + count)
-        for lost in [] if self._reports is None else self._reports.heard():
-            before = begins.get(lost.url) or known.get(lost.url)  # it may be removed by now
-            if before is not None:
-                begins[lost.url] = _counted(replace(before, start=before.end), lost)
+        if self._options.failOnDataLoss:
+            return
+        reports = self._losses()
+        reported = reports.heard()
+        for url, last in known.items():
+            if count := uncounted(reported, url, last):
+                before = begins.get(url) or last  # it may be removed by now
+                begins[url] = replace(before, start=before.end, lost=before.lost + count)
+        reports.forget(known.items())
+
+    def _losses(self) -> LossReports:
+        if self._reports is None:
+            options = self._options
+            self._reports = reports_of(options.lossUrl, options.lossFolder, self._reader)
+        return self._reports
 
     def _room(
         self, limit: ReadLimit, waiting: Mapping[str, int], found: Mapping[str, Bounds]
@@ -210,20 +234,19 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return {
             url: {"end": bounds.end, "epoch": str(bounds.epoch), "oldest": bounds.oldest}
-            for url, bounds in sorted(self._streams.look().items())
+            for url, bounds in sorted(self._streams.look(may_be_removed=True).items())
         }
 
     @explained()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = offsets_from_json(start), self._known(end)
-        if self._reports is not None:
-            self._reports.listen()  # a batch that is replayed is the first thing that is asked
+        self._planned = after
         ranges = []
         for url, at in after.items():
             if before.get(url) != at and at.start < at.end:
                 place = self._streams.place(url)
                 ranges.append(Range(url, at.epoch, at.start, at.end, self._options.type, place))
-        return self._parts(ranges, "" if self._options.failOnDataLoss else self._run)
+        return self._parts(ranges, self._reader)
 
     # --- what the query has finished ------------------------------------------------------------
 
@@ -247,8 +270,18 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         if self._holders is not None:
             self._holders.close()
         if self._reports is not None:
-            self._reports.close()
+            reported = self._reports.heard()
+            left = any(uncounted(reported, url, last) for url, last in self._planned.items())
+            if left or self._options.lossFolder is not None:
+                self._reports.close()  # somebody counts them, or the query when it is begun again
+            else:
+                discard(self._reports)
         self._streams.close()
+
+
+def _is_same(before: Offset, offset: Offset) -> bool:
+    """Tell whether an offset says nothing new."""
+    return replace(offset, start=before.start, reader=before.reader) == before
 
 
 def _counted(offset: Offset, lost: LostRange) -> Offset:

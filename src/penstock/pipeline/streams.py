@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import Closed, NotFound, Unsupported
+from penstock.core.errors import Closed, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.pipeline.links import place
 from penstock.pipeline.through_log import LiveCopy, log_for
@@ -26,6 +27,8 @@ __all__ = ["Streams", "expand", "is_named"]
 
 #: A question mark begins the options of a URL.
 _WILD: Final = frozenset("*[")
+#: Seconds between two looks whether a silent stream is still there.
+_BETWEEN_CHECKS: Final = 1.0
 
 
 def expand(urls: Sequence[str]) -> list[str]:
@@ -98,10 +101,13 @@ class Streams:
         self._epochs: dict[str, int] = {}
         #: Where each life of a stream was seen to end.
         self._ends: dict[tuple[str, int], int] = {}
+        #: When a stream was last seen to be where its URL says.
+        self._there: dict[str, float] = {}
 
-    def look(self) -> dict[str, Bounds]:
+    def look(self, *, may_be_removed: bool = False) -> dict[str, Bounds]:
         """Return what can be read of every stream that is there now.
 
+        :param may_be_removed: whether one that a plain URL names may be gone, once it was seen
         :raises NotFound: there is none that a plain URL names.
         :raises Unsupported: one cannot be read again, and is not staged.
         """
@@ -110,7 +116,7 @@ class Streams:
             try:
                 found[url] = self._look_at(url)
             except NotFound:
-                if url in self._patterns:
+                if url in self._patterns and not (may_be_removed and url in self._epochs):
                     raise
                 # A pattern found it, and it was removed this moment.
         return found
@@ -121,6 +127,7 @@ class Streams:
             self._copies[url].check()
         # While the old one is still open: the next question may find a new one in its place.
         newest, before = reader.newest_seq(), self._epochs.get(url)
+        before_end = None if before is None else self._ends.get((url, before))
         if newest is not None and before is not None:
             self._ends[url, before] = newest + 1
         try:
@@ -129,12 +136,46 @@ class Streams:
         except (Unsupported, Closed):  # created anew, in a way that needs another reader
             self._readers.pop(url).close()
             bounds = self._reader(url).bounds()
+        is_silent = self._epochs.get(url) == bounds.epoch and before_end == bounds.end
         self._ends[url, bounds.epoch] = bounds.end
         self._epochs[url] = bounds.epoch
+        if is_silent and url not in self._copies:
+            self._check_there(url)
         return bounds
+
+    def _check_there(self, url: str) -> None:
+        """Make sure now and then that a stream in which nothing comes was not removed.
+
+        Whoever has it open still sees it then, and would wait for ever.
+
+        :raises NotFound: it was.
+        """
+        now = time.monotonic()
+        if now - self._there.get(url, now - _BETWEEN_CHECKS) < _BETWEEN_CHECKS:
+            return
+        try:
+            open_reader(url, start=Position.END).close()
+        except NotFound:
+            raise
+        except PenstockError:
+            return  # there is something, and whoever reads it will say what is wrong
+        self._there[url] = now
 
     def end_seen(self, url: str, epoch: int) -> int | None:
         """Return where a life of a stream ended, as far as that was seen."""
+        return self._ends.get((url, epoch))
+
+    def end_of_removed(self, url: str, epoch: int) -> int | None:
+        """Return where a stream ended that is not there any more, and let go of it."""
+        reader = self._readers.pop(url, None)
+        if reader is not None:
+            # It has the files open still, and so sees all that was written to them.
+            with suppress(PenstockError, OSError):
+                newest = reader.newest_seq()
+                if newest is not None and self._epochs.get(url) == epoch:
+                    self._ends[url, epoch] = max(newest + 1, self._ends.get((url, epoch), 0))
+            reader.close()
+        self._there.pop(url, None)
         return self._ends.get((url, epoch))
 
     def place(self, url: str) -> str:

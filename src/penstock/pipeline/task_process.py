@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["end_quietly", "settle_in"]
+__all__ = ["BATCH", "QUERY", "RUN", "end_quietly", "settle_in"]
+
+#: What Spark tells its tasks: the name of the query for life, the number of the batch, and the name
+#: of the query from its start to its end.
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+RUN: Final = "spark.jobGroup.id"
 
 _is_settled = False
 
 #: What runs in the process that plans a streaming source, and in all others.
 _PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 _DAEMON: Final = "pyspark.daemon"
+#: Java does not listen any more, or does not speak.
+_HUNG_UP: Final = (ConnectionError, EOFError)
 
 
 def settle_in() -> None:
@@ -30,11 +38,12 @@ def settle_in() -> None:
     if not _is_settled:  # gc.get_freeze_count() would count them one by one
         gc.freeze()
         _is_settled = True
-        end_quietly()
 
 
 def end_quietly() -> None:
-    """Let this process end without a word when Java hangs up. Call it where Spark calls us.
+    """Let this process end without a word when Java hangs up. Called wherever Spark loads us.
+
+    That is more than where it calls us: a process that looks for data sources only loads them.
 
     Spark closes the connection to a process that it has no use for any more: when a query is
     stopped, a task given up, or all ends. PySpark then prints the traceback of whatever was to be
@@ -52,11 +61,11 @@ def end_quietly() -> None:
 def _unless_java_hung_up(
     kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
-    if not issubclass(kind, ConnectionError):
+    if not issubclass(kind, _HUNG_UP):
         sys.__excepthook__(kind, error, where)
 
 
 def _print_unless_java_hung_up() -> None:
     error = sys.exception()
-    if not isinstance(error, ConnectionError):
+    if not isinstance(error, _HUNG_UP):
         traceback.print_exception(error)

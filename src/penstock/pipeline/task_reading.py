@@ -6,15 +6,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from penstock.core.errors import InvalidOption, PositionError
 from penstock.pipeline.explaining import explained
-from penstock.pipeline.losses import DataLoss, LossReports, LostRange, log, private_reports
+from penstock.pipeline.losses import Attempt, DataLoss, LostRange, log, reports_of
 from penstock.pipeline.ranges import Range, read_range, split
 from penstock.pipeline.rows import ROW_SCHEMA
 from penstock.pipeline.streams import Streams
-from penstock.pipeline.task_process import end_quietly, settle_in
+from penstock.pipeline.task_process import BATCH, RUN, settle_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,6 @@ class TaskReading:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        end_quietly()  # also if Spark has enough rows before this one is asked for any
 
     # --- in a task -------------------------------------------------------------------------------
 
@@ -62,21 +62,20 @@ class TaskReading:
                 decoded = DecodedRows(self._options.decode)
             for found in read_range(partition.range, _schema(self._options.columns)):
                 if isinstance(found, LostRange):
-                    self._lose(found, partition.run)
+                    self._lose(found, partition.run, _attempt())
                 else:
                     yield found if decoded is None else decoded.of(found)
 
-    def _lose(self, lost: LostRange, run: str) -> None:
+    def _lose(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
         """Fail, or say what was lost where people see it."""
         if self._options.failOnDataLoss:
             raise DataLoss(lost)
-        self._tell(lost, run)
+        self._tell(lost, run, attempt)
 
-    def _tell(self, lost: LostRange, run: str) -> None:
-        if self._options.lossUrl is not None:
-            LossReports(self._options.lossUrl, run).report(lost)
-        elif run:
-            private_reports(run).report(lost)
+    def _tell(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
+        options = self._options
+        if options.lossUrl is not None or run:
+            reports_of(options.lossUrl, options.lossFolder, run).report(lost, attempt)
         else:
             log.warning("%s", lost)
 
@@ -125,6 +124,15 @@ class TaskReading:
                 raise InvalidOption(
                     option, url, "is none of the URLs", hint=f"those are {', '.join(sorted(known))}"
                 )
+
+
+def _attempt() -> Attempt | None:
+    """Return which attempt at which batch this task belongs to."""
+    context = TaskContext.get()
+    batch = None if context is None else context.getLocalProperty(BATCH)
+    if context is None or not batch:
+        return None
+    return Attempt(int(batch), context.getLocalProperty(RUN) or "")
 
 
 def _schema(names: Sequence[str] | None) -> pa.Schema:

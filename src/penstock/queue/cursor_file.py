@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.closing import Closable
 from penstock.core.errors import Closed, DamagedQueue, InvalidOption, Unsupported
 from penstock.core.whole_files import make_whole
-from penstock.queue.cursor_entries import ENTRY_SIZE
+from penstock.queue.cursor_entries import ENTRY_SIZE, POSITION_AT
 from penstock.queue.cursors import CursorTable
 from penstock.queue.storage import storage_errors
 
@@ -74,6 +74,16 @@ class CursorFile(Closable):
     def forget(self, name: str, *, timeout: float = 5.0) -> bool:
         """Free the cursor of this name; see `CursorTable.forget`."""
         return self.table.forget(name, timeout=timeout)
+
+    def offset(self, cursor: Cursor) -> int:
+        """Return where in the file the position of a cursor is."""
+        return _HEADER_SIZE + cursor.index * ENTRY_SIZE + POSITION_AT
+
+    def is_named(self) -> bool:
+        """Tell whether the path names this file, and not another or none."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))  # noqa: PTH116
+        return False
 
     def sync(self) -> None:
         """Return when all positions up to now would survive a power failure.

@@ -20,6 +20,7 @@ from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.repair import Repair, check_queue, repair_queue
 from penstock.queue.classic.writer import ClassicWriter
+from penstock.queue.notes import NoteFile
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id, create_from_options
 from penstock.queue.wide.info import describe_wide
@@ -86,6 +87,10 @@ class FmqEndpoint(Endpoint):
             return token_of(file_of(path))
         key = shared_memory_key(path)
         return token_of(f"{path}.stat") if key is None else f"{_machine()}:shm:{key}"
+
+    def notes(self, url: URL) -> NoteFile:
+        # By the name of a wide queue, of either layout: a log of the same name may stand beside it.
+        return NoteFile.beside(f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
 
 
 def token_of(path: str) -> str | None:

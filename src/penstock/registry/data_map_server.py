@@ -74,7 +74,7 @@ class DataMapServer(DsServer):
         :raises StorageError: it cannot be read.
         :raises MapFull: it holds more than the map may.
         """
-        super().__init__(options, lambda _name: _MapSession(self))
+        super().__init__(options, lambda _name: _MapSession(self), grants="read and change its map")
         self.map = DataMap(max_entries=options.max_entries)
         self.answers = MapAnswers(self.map)
         self._state = options.state

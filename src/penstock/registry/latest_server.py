@@ -78,6 +78,7 @@ class LdataServer(DsServer):
         super().__init__(
             options,
             lambda _name: _LdataSession(options, self._threads, self._register),
+            grants=f"{'read' if options.read_only else 'read and write'} its latest_data_info",
             on_close=self._end,
         )
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import datetime as dt
 import random
 import struct
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -134,3 +136,46 @@ def test_damage_anywhere_gives_rows_or_a_failure() -> None:
         payloads.append(bytes(data))
     decoded = decode_all(payloads, format="arrow", schema=SCHEMA, max_size="1M")
     assert decoded.failures
+
+
+_NOON = dt.datetime(2026, 2, 3, 12, tzinfo=dt.UTC)
+_TEXT = pa.string()
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "good", "bad"),
+    [
+        (pa.float64(), "FLOAT", [0.5, float("nan"), float("inf")], [0.1, 1e39]),
+        (pa.float64(), "DECIMAL(10,2)", [0.25, 12.34], [0.125, 1e9]),
+        (pa.float64(), "BOOLEAN", [0.0, 1.0], [0.5, 2.0]),
+        (pa.float64(), "INT", [5.0], [5.5, float("nan"), 3e9]),
+        (pa.int64(), "BOOLEAN", [0, 1], [2]),
+        (pa.int64(), "DECIMAL(10,2)", [5], [100_000_000]),
+        (pa.int64(), "DOUBLE", [2**53], [2**53 + 1]),
+        (pa.uint64(), "DECIMAL(20,0)", [2**64 - 1], []),
+        (pa.decimal128(38, 0), "DECIMAL(38,18)", [Decimal(5)], [Decimal(4 * 10**20)]),
+        (pa.decimal128(10, 2), "INT", [Decimal(5)], [Decimal("5.5")]),
+        (pa.decimal128(38, 18), "DOUBLE", [Decimal("0.5")], [Decimal("0.100000000000000001")]),
+        (pa.decimal256(76, 0), "DECIMAL(38,18)", [Decimal(5)], [Decimal(10**75)]),
+        (pa.timestamp("us", "UTC"), "DATE", [_NOON.replace(hour=0)], [_NOON]),
+        (pa.timestamp("us", "Asia/Tokyo"), "TIMESTAMP_NTZ", [], [_NOON]),
+        (pa.timestamp("us", "UTC"), "TIMESTAMP_NTZ", [_NOON], []),
+        (pa.timestamp("ns", "UTC"), "TIMESTAMP", [1_000], [1_001]),
+        (pa.timestamp("us", "UTC"), "TIMESTAMP", [_NOON], [-(2**62), 2**62]),
+        (pa.date32(), "DATE", [0], [-1_000_000, 10_000_000]),
+        (_TEXT, "INT", ["31", "007"], ["0x1F", "1.5", " 1"]),
+        (_TEXT, "DOUBLE", ["1e3", "inf"], ["1e400"]),
+        (_TEXT, "DECIMAL(38,18)", ["1.5"], ["400000000000000000000", "9" * 77, "1e70"]),
+        (pa.list_(pa.float64()), "ARRAY<FLOAT>", [[0.5, None], None, []], [[0.5, 0.1]]),
+        (pa.struct([("x", pa.int64()), ("y", _TEXT)]), "STRUCT<x: DECIMAL(10,2)>",
+         [{"x": 5, "y": "a"}, None], [{"x": 100_000_000, "y": "a"}]),
+        (pa.map_(_TEXT, pa.float64()), "MAP<STRING, FLOAT>", [[("a", 0.5)]], [[("a", 0.1)]]),
+    ],
+)  # fmt: skip
+def test_a_value_that_would_be_changed_fails_by_itself(
+    kind: pa.DataType, to: str, good: list[Any], bad: list[Any]
+) -> None:
+    values = [*good, *bad, *good]
+    payloads = [stream(pa.table({"a": pa.array([None, each], kind)})) for each in values]
+    found = failures_of(payloads, format="arrow", schema=f"a {to}")
+    assert list(found) == list(range(len(good), len(good) + len(bad)))

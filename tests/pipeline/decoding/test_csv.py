@@ -4,6 +4,7 @@ import csv
 import io
 from typing import Any
 
+import pyarrow.csv as pv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,3 +123,65 @@ def test_an_option_that_is_wrong_is_named(options: dict[str, Any], option: str) 
     with pytest.raises(InvalidOption) as caught:
         decoder_for({"format": "csv", "schema": SCHEMA, **options})
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("DECIMAL(38,18)", ["1.5", " 1.5 ", ""], ["400000000000000000000", "1" + "0" * 58, "x"]),
+        ("DECIMAL(10,2)", ["99999999.99"], ["100000000", "0.125", "9" * 90, " "]),
+        ("FLOAT", ["3.4e38", "inf", "-Infinity", "nan"], ["1e39", "-1e400"]),
+        ("DOUBLE", ["1e308", "inf"], ["1e309", "-1e400"]),
+        ("INT", ["31", "-1", ""], ["0x1F", "0X1f"]),
+        ("DATE", ["0001-01-01"], ["0000-01-01"]),
+        ("TIMESTAMP", ["9999-12-31T23:59:59Z"], ["9999-12-31T23:59:59-12:00"]),
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_fails_by_itself(
+    kind: str, good: list[str], bad: list[str]
+) -> None:
+    payloads = [f"{each},0x".encode() for each in (*good, *bad, *good)]
+    found = failures_of(payloads, format="csv", schema=f"a {kind}, b STRING")
+    assert list(found) == list(range(len(good), len(good) + len(bad)))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_in_any_way_with_a_header_too(end: str) -> None:
+    payload = end.join(["id,name", "1,a", '2,"b\rc"']).encode()
+    rows = rows_of([payload, payload], format="csv", schema=SCHEMA, header=True)
+    assert [tuple(row.values()) for row in rows] == [(1, "a"), (2, "b\rc")] * 2
+
+
+@pytest.mark.parametrize("bad", [b'1,x"y\n2,"open', b'1,"a"b', b'1,"a" ', b'1,"a\n2,"b', b'1,"'])
+def test_a_quote_that_is_not_closed_takes_in_no_other_line(bad: bytes) -> None:
+    decoded = decode_all([b"7,a", bad, b"8,b"], format="csv", schema=SCHEMA)
+    assert [row["id"] for row in decoded.rows.to_pylist()] == [7, 8]
+    (failure,) = decoded.failures
+    assert "quote" in failure.found
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_line_ends_in_quotes_do_not_part_a_batch(
+    header: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = pv.read_csv
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        reads.append(1)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(pv, "read_csv", counted)
+    head = b"id,name\n" if header else b""
+    payloads = [head + b'%d,"two\nlines, and 5"" pipe"' % i for i in range(500)]
+    rows = rows_of([*payloads, head + b'500,5" pipe'], format="csv", schema=SCHEMA, header=header)
+    assert [row["id"] for row in rows] == list(range(501))
+    assert len(reads) == 1
+
+
+def test_a_mark_inside_of_a_text_stays() -> None:
+    schema = "name STRING, id INT"
+    mark = "\ufeff"
+    payloads = [f"name,id\n{mark}a,1".encode()] * 2
+    rows = rows_of(payloads, format="csv", schema=schema, header=True)
+    assert [row["name"] for row in rows] == [f"{mark}a"] * 2

@@ -146,3 +146,35 @@ def test_a_schema_that_is_wrong_is_named(schema: Any, reason: str, hint: str | N
     assert reason in caught.value.reason
     if hint is not None:
         assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("DECIMAL(38,18)", ["1.5", "-99999999999999999999.5"], ["400000000000000000000", "1e20"]),
+        ("DECIMAL(10,2)", ["99999999.99", '"1.5"', "0.10000"], ["100000000", "0.125", '"1e8"']),
+        ("DECIMAL(38,0)", ["9" * 38, "1e37"], ["9" * 39, "1e38", "9" * 77, "1e999"]),
+        ("FLOAT", ["3.4e38", "Infinity", "NaN"], ["3.5e38", "-1e39", "1e400"]),
+        ("DOUBLE", ["1e308", "Infinity"], ["1e309", "-1e400"]),
+        ("ARRAY<FLOAT>", ["[-Infinity, 1]"], ["[1e39]", "[Infinity, 1e39]"]),
+        ("ARRAY<STRUCT<x: DECIMAL(10,2)>>", ['[{"x":1}]'], ['[{"x":1},{"x":100000000}]']),
+        ("TIMESTAMP_NTZ", ['"2026-02-03T04:05:06"'], ['"2026-02-03T04:05:06+01:00"']),
+        ("TIMESTAMP", ['"0001-01-01T00:00:00"'], ['"0000-12-31"', '"0001-01-01T00:00:00+12:00"']),
+        ("DATE", ['"9999-12-31"'], ['"0000-01-01"']),
+    ],
+)
+def test_a_value_that_its_column_cannot_hold_fails_by_itself(
+    kind: str, good: list[str], bad: list[str]
+) -> None:
+    payloads = [f'{{"a":{each}}}'.encode() for each in (*good, *bad, *good)]
+    found = failures_of(payloads, format="json", schema=f"a {kind}")
+    assert list(found) == list(range(len(good), len(good) + len(bad)))
+
+
+def test_nothing_inside_of_a_column_is_taken_for_never_null() -> None:
+    # Spark would not look, and see a zero.
+    filled = pa.list_(pa.field("element", pa.int32(), nullable=False))
+    decoder = decoder_for({"format": "json", "schema": pa.schema([("a", filled)])})
+    assert decoder.schema.field("a").type.value_field.nullable
+    decoded = checked(decoder.decode(batch_of([b'{"a":[1,null]}'])), 1)
+    assert decoded.rows.to_pylist() == [{"a": [1, None]}]

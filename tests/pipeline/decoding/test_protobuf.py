@@ -47,7 +47,32 @@ def descriptors() -> descriptor_pb2.FileDescriptorSet:
     tree = file.message_type.add(name="Tree")
     _add(tree, "value", 1, _Field.TYPE_INT32)
     _add(tree, "left", 2, _Field.TYPE_MESSAGE, type_name=".radar.Tree")
-    return descriptor_pb2.FileDescriptorSet(file=[file])
+    return descriptor_pb2.FileDescriptorSet(file=[file, _old_file()])
+
+
+def _old_file() -> descriptor_pb2.FileDescriptorProto:
+    """Return a file by proto2, whose strings the library does not check."""
+    file = descriptor_pb2.FileDescriptorProto(name="old.proto", package="radar", syntax="proto2")
+    mode = file.enum_type.add(name="Mode")
+    mode.options.allow_alias = True
+    for name, number in (("OFF", 0), ("IDLE", 0), ("ON", 3)):
+        mode.value.add(name=name, number=number)
+    old = file.message_type.add(name="Old")
+    _add(old, "name", 1, _Field.TYPE_STRING)
+    _add(old, "names", 2, _Field.TYPE_STRING, repeated=True)
+    _add(old, "mode", 3, _Field.TYPE_ENUM, type_name=".radar.Mode")
+    _add(old, "counts", 4, _Field.TYPE_MESSAGE, repeated=True, type_name=".radar.Old.CountsEntry")
+    _add(old, "word", 5, _Field.TYPE_FIXED64)
+    _add(old, "step", 6, _Field.TYPE_SINT32)
+    _add(old, "deep", 7, _Field.TYPE_MESSAGE, type_name=".radar.Deep")
+    needed = _add(old, "needed", 8, _Field.TYPE_UINT32)
+    needed.label = _Field.LABEL_REQUIRED
+    entry = old.nested_type.add(name="CountsEntry")
+    entry.options.map_entry = True
+    _add(entry, "key", 1, _Field.TYPE_STRING)
+    _add(entry, "value", 2, _Field.TYPE_UINT64)
+    _add(file.message_type.add(name="Deep"), "text", 1, _Field.TYPE_STRING)
+    return file
 
 
 def _add(message: Any, name: str, number: int, type: Any, *, repeated: bool = False,
@@ -168,3 +193,21 @@ def test_an_option_that_is_wrong_is_named(
     assert reason in caught.value.reason
     if hint is not None:
         assert hint in str(caught.value.hint)
+
+
+def test_text_that_is_not_utf8_fails_by_itself_by_proto2_too(options: dict[str, Any]) -> None:
+    old = message_class("radar.Old")
+    good = old(needed=1, name="x", names=["y"], counts={"z": 2**63}).SerializeToString()
+    needed = old(needed=1).SerializeToString()
+    bad = [needed + b"\x0a\x02a\xff", needed + b"\x12\x01\xfe",
+           needed + b"\x22\x03\x0a\x01\xfd", needed + b"\x3a\x03\x0a\x01\xfd", b""]  # fmt: skip
+    decoded = decode_all([good, *bad, good], **{**options, "message": "radar.Old"})
+    assert decoded.rows.column(0).to_pylist() == ["x", "x"]
+    assert decoded.rows.column(3).to_pylist() == [[("z", Decimal(2**63))]] * 2
+    assert [each.row for each in decoded.failures] == [1, 2, 3, 4, 5]
+
+
+def test_of_several_names_for_a_number_it_is_the_first(options: dict[str, Any]) -> None:
+    payload = message_class("radar.Old")(needed=1, mode=0).SerializeToString()
+    decoded = decode_all([payload], **{**options, "message": "radar.Old", "fields": ["mode"]})
+    assert decoded.rows.to_pylist() == [{"mode": "OFF"}]

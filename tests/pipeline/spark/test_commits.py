@@ -14,6 +14,7 @@ import pytest
 from penstock import DamagedQueue, LockTimeout, StorageError, create, describe, open_writer
 from penstock.pipeline.commits import Notes, Stranger, append_once, notes_of
 from penstock.pipeline.options import SinkOptions
+from penstock.pipeline.provenance import AnotherBatch
 from penstock.pipeline.sink import StreamSink, _Message
 from penstock.pipeline.staging import Staged, remove_batch
 from support.commit_lives import stage
@@ -79,7 +80,8 @@ def test_a_batch_that_is_done_is_skipped(tmp_path: Path, folder: Path, scheme: s
     url = f"{scheme}:{tmp_path}/out"
     assert append_once(url, staged(url, folder), "q", 3, folder) == 30
     assert append_once(url, staged(url, folder, seed=1), "q", 3, folder) == 0
-    assert append_once(url, staged(url, folder, seed=1), "q", 2, folder) == 0  # an older one too
+    with pytest.raises(AnotherBatch):  # an older one, of which nobody knows what it was
+        append_once(url, staged(url, folder, seed=1), "q", 2, folder)
     assert append_once(url, staged(url, folder, seed=1), "q", 4, folder) == 30
     assert append_once(url, staged(url, folder), "another", 3, folder) == 30
     assert rows_of(url) == sorted(list(range(30)) * 3)
@@ -94,7 +96,7 @@ def begin(url: str, folder: Path) -> None:
 
 
 def unfinished(url: str, folder: Path, parts: list[Staged], **changes: int) -> None:
-    notes = Notes(notes_of(url, folder))
+    notes = Notes(url, folder)
     note = notes.get("q")
     assert note is not None
     files = tuple((part.path, part.partition, part.messages) for part in parts)
@@ -140,8 +142,12 @@ def test_without_the_files_of_the_first_attempt_its_messages_are_compared(
     assert append_once(url, staged(url, folder), "q", 7, folder) == 0
     begin(f"{url}2", folder)
     remove_batch(folder / "the-query", 7)
-    with pytest.raises(Stranger):  # in another order, and nobody knows whose they are
-        append_once(f"{url}2", staged(f"{url}2", folder, seed=1), "q", 7, folder)
+    # Those of the batch, in another order; what is not among it is somebody else's.
+    assert append_once(f"{url}2", staged(f"{url}2", folder, seed=1), "q", 7, folder) == 0
+    begin(f"{url}3", folder)
+    remove_batch(folder / "the-query", 7)
+    with pytest.raises(Stranger):
+        append_once(f"{url}3", staged(f"{url}3", folder, 29), "q", 7, folder)
 
 
 def test_a_stream_created_anew_gets_the_whole_batch(tmp_path: Path, folder: Path) -> None:

@@ -174,3 +174,22 @@ def test_names_that_collide_are_refused_before_anything_runs(spark: SparkSession
     with pytest.raises(InvalidOption) as caught:
         decode(frame(spark, []), format="struct", layout="<d", names=["time"])
     assert "prefix" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({"format": "json", "schema": "a DECIMAL(10,2)"}, b'{"a":1.5}', b'{"a":100000000}'),
+        ({"format": "csv", "schema": "a DECIMAL(10,2)"}, b"1.5", b"100000000"),
+        ({"format": "csv", "schema": "a DATE"}, b"2026-01-02", b"0000-01-01"),
+    ],
+)
+def test_a_value_that_spark_would_throw_for_is_one_payload_that_does_not_decode(
+    spark: SparkSession, options: dict[str, Any], good: bytes, bad: bytes
+) -> None:
+    messages = frame(spark, [good, bad, good])
+    rows = decode(messages, **options, on_error="skip", keep=["seq"])
+    assert [row.seq for row in rows.where("a IS NOT NULL").collect()] == [0, 2]
+    _, letters = split_failures(decode(messages, **options, on_error="dead_letter"))
+    (letter,) = letters.collect()
+    assert letter.payload == bad

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from penstock import create, open_reader, open_writer
+from penstock import NotFound, create, open_reader, open_writer
 from penstock.pipeline.losses import DataLoss, LossReports, LostRange
 from support.planner import Planner
 from support.spark_streams import fill, payloads
@@ -129,6 +129,151 @@ def test_what_a_query_lost_is_counted_also_when_it_failed_before_it_could_count(
         each.reader.stop()
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_tasks_lost_of_the_last_batch_is_counted_when_the_query_is_begun_again(
+    url: str, tmp_path: Path, is_told: bool
+) -> None:
+    """It was stopped, or killed, before it planned another batch."""
+    where = {"lossUrl": f"log:{tmp_path}/losses"} if is_told else {"lossFolder": tmp_path / "x"}
+    fill(url, range(60))
+    planner = Planner(url, failOnDataLoss="false", **where)
+    planner.begin()
+    planner.plan()
+    fill(url, range(60, 80))
+    assert planner.read() == list(range(16, 60))
+    planner.reader.stop()
+    again = Planner(url, failOnDataLoss="false", **where)
+    again.at = planner.at
+    assert again.run() == list(range(60, 80))
+    assert lost_of(again, url) == (16, 0)
+    again.reader.stop()
+    last = Planner(url, failOnDataLoss="false", **where)
+    last.at = again.at
+    assert not last.plan()  # and once only
+    last.reader.stop()
+
+
+def test_a_task_that_runs_again_and_finds_less_counts_what_both_lost_once(
+    url: str, tmp_path: Path
+) -> None:
+    fill(url, range(60))
+    planner = Planner(url, failOnDataLoss="false", minPartitions=3, lossFolder=tmp_path / "x")
+    planner.begin()
+    planner.plan()
+    fill(url, range(60, 80))
+    assert planner.read() == list(range(16, 60))
+    fill(url, range(80, 100))
+    assert planner.read() == list(range(36, 60))
+    planner.plan()
+    assert lost_of(planner, url) == (36, 0)
+    planner.reader.stop()
+
+
+def test_a_stream_removed_while_no_query_ran_is_a_loss_that_nobody_can_count(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        fill(f"fmq:{tmp_path}/{name}", range(5))
+    planner = Planner(f"fmq:{tmp_path}/*")
+    planner.begin()
+    assert planner.run() == list(range(5)) * 2
+    planner.reader.stop()
+    fill(f"fmq:{tmp_path}/a", range(5, 505))
+    (tmp_path / "a.fmq").unlink()
+    strict = Planner(f"fmq:{tmp_path}/*")
+    strict.at = planner.at
+    with pytest.raises(DataLoss, match=r"a: an unknown number .* removed while no query ran"):
+        strict.plan()
+    strict.reader.stop()
+    url = f"fmq:{tmp_path}/a"
+    loose = Planner(f"fmq:{tmp_path}/*", failOnDataLoss="false")
+    loose.at = planner.at
+    assert loose.plan()
+    assert lost_of(loose, url) == (0, 1)
+    assert not loose.plan()  # once
+    fill(url, range(1000, 1003))
+    assert loose.run() == list(range(1000, 1003))  # another one of that name
+    assert lost_of(loose, url) == (0, 1)
+    loose.reader.stop()
+
+
+def test_a_stream_that_was_read_and_then_removed_while_the_query_ran_is_no_loss(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        fill(f"fmq:{tmp_path}/{name}", range(5))
+    planner = Planner(f"fmq:{tmp_path}/*")
+    planner.begin()
+    assert planner.run() == list(range(5)) * 2
+    (tmp_path / "a.fmq").unlink()
+    planner.plan()
+    assert not planner.plan()
+    planner.reader.stop()
+    again = Planner(f"fmq:{tmp_path}/*")
+    again.at = planner.at
+    assert not again.plan()
+    again.reader.stop()
+
+
+def test_what_came_just_before_a_stream_was_removed_is_counted(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/a"
+    fill(url, range(5))
+    planner = Planner(f"fmq:{tmp_path}/*", failOnDataLoss="false")
+    planner.begin()
+    assert planner.run() == list(range(5))
+    fill(url, range(5, 12))  # nobody looked since
+    (tmp_path / "a.fmq").unlink()
+    planner.plan()
+    assert lost_of(planner, url) == (7, 0)
+    planner.reader.stop()
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+def test_a_stream_that_is_removed_under_a_running_query_ends_it_soon(
+    tmp_path: Path, scheme: str
+) -> None:
+    url = f"{scheme}:{tmp_path}/a"
+    fill(url, range(5))
+    planner = Planner(url)
+    planner.begin()
+    assert planner.run() == list(range(5))
+    remove(tmp_path)
+    with pytest.raises(NotFound):
+        plan_for(planner, 5)
+    planner.reader.stop()
+
+
+def test_or_the_query_counts_what_was_in_it_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/a"
+    fill(url, range(5))
+    planner = Planner(url, failOnDataLoss="false")
+    planner.begin()
+    assert planner.run(ReadMaxRows(3)) == list(range(3))
+    remove(tmp_path)
+    until = time.monotonic() + 5
+    while planner.at[url]["lost"] != 2:
+        assert time.monotonic() < until
+        planner.plan(ReadMaxRows(0))
+        time.sleep(0.05)
+    assert not planner.plan()
+    fill(url, range(100, 103))
+    assert planner.run() == list(range(100, 103))
+    assert lost_of(planner, url) == (2, 0)
+    planner.reader.stop()
+
+
+def plan_for(planner: Planner, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        planner.plan()
+        time.sleep(0.05)
+
+
+def remove(folder: Path) -> None:
+    (folder / "a.fmq").unlink(missing_ok=True)
+    shutil.rmtree(folder / "a", ignore_errors=True)
+
+
 def test_many_tasks_that_lose_at_once_all_tell_of_it(tmp_path: Path) -> None:
     losses = f"fmq:{tmp_path}/losses"
     ranges = [LostRange("fmq:/q", 1, i * 10, i * 10 + 4, "overwritten") for i in range(24)]
@@ -146,8 +291,7 @@ def test_losses_of_another_query_are_not_counted_as_ours(tmp_path: Path) -> None
     LossReports(losses, "ours").report(mine)
     with open_writer(losses) as writer:
         writer.write(b"not a record")
-    assert ours.heard() == [mine]
-    assert ours.heard() == []
+    assert [reported.lost for reported in ours.heard()] == [mine]
     ours.close()
 
 

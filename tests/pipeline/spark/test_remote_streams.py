@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import WriteTimeout, create, open_writer
-from penstock.pipeline.commits import Notes, append_once, notes_of
+from penstock.pipeline.commits import Notes, append_once
 from penstock.pipeline.losses import DataLoss
 from penstock.protocols.flight import FlightServer, ServerOptions
 from support.commit_lives import stage
@@ -94,7 +94,7 @@ def test_a_batch_is_appended_once_to_a_remote_stream(remote: str, tmp_path: Path
     parts = stage(url, folder, 30, random.Random(0))
     assert append_once(url, parts, "q", 0, folder) == 30
     assert append_once(url, parts, "q", 0, folder) == 0
-    notes = Notes(notes_of(url, folder))
+    notes = Notes(url, folder)
     note = notes.get("q")
     assert note is not None
     files = tuple((part.path, part.partition, part.messages) for part in parts)

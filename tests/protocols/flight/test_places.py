@@ -114,3 +114,11 @@ def test_a_stream_that_is_too_large_is_refused(option: str) -> None:
     check_size({option: "100"}, 1 << 20)
     with pytest.raises(InvalidOption, match="at most"):
         check_size({option: "10M"}, 1 << 20)
+
+
+@pytest.mark.parametrize("prefix", ["", "segment_"])
+def test_the_slots_of_a_stream_count_for_its_size(prefix: str) -> None:
+    size, slots = prefix.rstrip("_") or "size", f"{prefix}slots"
+    check_size({size: "512K", slots: "8000"}, 1 << 20)
+    with pytest.raises(InvalidOption, match="slots included"):
+        check_size({size: "512K", slots: "8193"}, 1 << 20)  # which are rounded up to 16384

@@ -48,3 +48,33 @@ def test_a_queue_is_made_anew_and_so_is_one_whose_maker_died_over_it(
                 writer.write(b"new")
             with open_reader(f"{server.url}/{name}", "start") as reader:
                 assert [m.payload for m in reader.available()] == [b"new"]
+
+
+def test_the_insides_of_a_log_are_no_queues_of_the_server(tmp_path: Path) -> None:
+    with open_writer(f"log:{tmp_path}/site/log") as writer:
+        writer.write_many([b"kept"] * 64)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "site/log").iterdir()}
+    segment = "site/log/00000000000000000000"
+    with served(tmp_path, layout="wide") as server, Caller(server.port) as caller:
+        for name in (segment, f"{segment}.fmq", "site/log/new", "site/log/deeper/new"):
+            for mode in OpenMode:
+                reply = caller.ask(encode_init(CREATE._replace(url=name, open_mode=mode)))
+                assert "inside of a log" in (reply.error_text or "")
+            for call in (open_reader, open_writer, create):
+                with pytest.raises(RequestRefused, match="inside of a log"):
+                    call(f"{server.url}/{name}")
+            with pytest.raises(RequestRefused, match="inside of a log"):
+                open_writer(f"{server.url}/{name}", create="always")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "site/log").iterdir()} == before
+    with open_reader(f"log:{tmp_path}/site/log", "start") as reader:
+        assert len(list(reader.available())) == 64
+
+
+@pytest.mark.parametrize("layout", ["classic", "wide"])
+def test_the_largest_queue_is_counted_with_its_slots(tmp_path: Path, layout: str) -> None:
+    with served(tmp_path, layout=layout, max_queue="1M") as server:
+        with pytest.raises(RequestRefused, match="at most 1,048,576 bytes, slots included"):
+            open_writer(f"{server.url}/n?slots=20000&size=900K")
+        assert list(tmp_path.iterdir()) == []
+        open_writer(f"{server.url}/n?slots=1000&size=900K").close()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1 << 20

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import resource
 import struct
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +29,7 @@ from penstock.protocols.lrose.fmq_shared import Shared
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.ldata_message import LdataMessage, Mode
 from penstock.protocols.lrose.serving import DsServer, ServerThread, ServingOptions
+from penstock.protocols.lrose.sku import encode_header
 from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
 from protocols.lrose.serving import Caller, eventually, served
 
@@ -226,3 +233,93 @@ def test_the_port_is_so_much_above_ds_base_port(
     monkeypatch.setenv("DS_BASE_PORT", "7000")
     assert FmqServerOptions(root=tmp_path).port == 7013
     assert ServingOptions().port == 0
+
+
+# --- the machine ----------------------------------------------------------------------------
+
+_SERVICES = {
+    "fmqp": ["--root", "{root}"],
+    "ldata": ["--root", "{root}", "--no-register"],
+    "datamapper": [],
+}
+
+
+@contextlib.contextmanager
+def service(name: str, root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `penstock serve NAME`, and tell its port."""
+    command = [str(Path(sys.executable).with_name("penstock")), "serve", name, "--port", "0"]
+    places = [each.format(root=root) for each in _SERVICES[name]]
+    process = subprocess.Popen(
+        [*command, *places, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        yield process, int(re.findall(r":(\d+)", line)[-1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def seconds_of_processor(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("name", ["fmqp", "ldata", "datamapper"])
+def test_without_descriptors_clients_wait_and_the_log_says_so_once(
+    tmp_path: Path, name: str
+) -> None:
+    with service(name, tmp_path) as (process, port):
+        taken = len(os.listdir(f"/proc/{process.pid}/fd"))  # noqa: PTH208 - /proc
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (taken + 4, taken + 4))
+        callers = [Caller(port) for _ in range(30)]
+        try:
+            for caller in callers[:3]:
+                caller.say(DsMessage(0, category=Category.SERVER_STATUS))
+                caller.hear()
+            began = seconds_of_processor(process.pid)
+            time.sleep(1.5)
+            assert seconds_of_processor(process.pid) - began < 0.3
+            for caller in callers[:-2]:
+                caller.socket.close()
+            # Those who waited have their turn.
+            callers[-1].socket.settimeout(20)
+            callers[-1].say(DsMessage(0, category=Category.SERVER_STATUS))
+            assert callers[-1].hear().error == 0
+        finally:
+            for caller in callers:
+                caller.socket.close()
+        process.terminate()
+        _, said = process.communicate(timeout=20)
+    assert "Traceback" not in said
+    assert said.count("takes no more clients for now") == said.count("takes clients again") == 1
+    assert len(said) < 5_000
+
+
+@pytest.mark.parametrize("name", ["fmqp", "ldata", "datamapper"])
+def test_a_server_that_other_machines_can_reach_says_what_they_may_do(
+    tmp_path: Path, name: str
+) -> None:
+    said = {}
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with service(name, tmp_path, "--host", host, "--quiet") as (process, _):
+            process.terminate()
+            said[host] = process.communicate(timeout=20)[1]
+    assert "anybody who can reach it can read" in said["0.0.0.0"]
+    assert "anybody" not in said["127.0.0.1"]
+
+
+@pytest.mark.parametrize("name", ["fmqp", "ldata", "datamapper"])
+def test_a_request_in_pieces_is_acknowledged_piece_by_piece(tmp_path: Path, name: str) -> None:
+    # As LROSE's clients write one: each piece waits for the acknowledgement of the one before,
+    # for which the kernel would take 40 ms.
+    request = DsMessage(0, category=Category.SERVER_STATUS).to_bytes()
+    head = encode_header(0, 1, len(request))
+    with service(name, tmp_path) as (_, port), Caller(port) as caller:
+        began = time.monotonic()
+        for _ in range(60):
+            for piece in (head[:8], head[8:], request):
+                caller.socket.sendall(piece)
+            assert caller.hear().error == 0
+        assert time.monotonic() - began < 60 * 0.04 / 2

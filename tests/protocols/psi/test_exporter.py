@@ -16,7 +16,6 @@ from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import InvalidOption
 from penstock.protocols.psi import (
     ClientHello,
-    RuntimeInfo,
     StreamMetadata,
     Transport,
     encode_message,
@@ -297,9 +296,50 @@ def test_signs_of_life_tell_how_far_the_streams_are() -> None:
                 break
         else:
             pytest.fail("the count was not told")
-        # Without an intermission: psi's importer would open another data connection.
-        assert isinstance(peer.event(), RuntimeInfo)
-        assert isinstance(peer.event(), RuntimeInfo)
+        # Without an intermission: psi's importer would open another data connection. And of a
+        # stream that it knows: records of other kinds are kept in its catalog again and again.
+        for _ in range(3):
+            sign = peer.event()
+            assert isinstance(sign, StreamMetadata)
+            assert sign.id == stream.id
+
+
+def test_without_a_stream_there_are_no_signs_of_life_that_psi_would_keep() -> None:
+    with RemoteExporter(port=0, keep_alive=0.05) as exporter, client(exporter.port) as peer:
+        peer.burst()
+        peer.meta.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            peer.event()
+
+
+def test_a_client_of_psi_that_comes_again_gets_only_what_is_behind_its_last_message() -> None:
+    second = 1_000_000_000
+    with RemoteExporter(port=0) as exporter:
+        frames = exporter.exporter.write(None, "Frames", "int")
+        results = exporter.exporter.write(None, "Results", "int")
+        now = time.time_ns() // 100 * 100
+        for number in range(20):
+            # Created now, and of an hour ago: the start of the interval tells nothing of that.
+            moment = now - 3600 * second + number * second
+            frames.post(number, moment)
+            results.post(number, moment)
+        with client(exporter.port) as peer:
+            peer.burst()
+            peer.open_data()
+            assert len(peer.messages(40)) == 40
+        wait_until(lambda: not exporter.statistics().clients)
+        frames.post(20, now - 3600 * second + 20 * second)
+        hello = ClientHello.of(now - 3600 * second + 19 * second + 100)
+        with client(exporter.port, hello.to_bytes()) as peer:
+            peer.burst()
+            peer.open_data()
+            (message,) = peer.messages(1)
+            assert (message.source_id, message.sequence_id) == (frames.id, 21)
+        # Who asks for a creation time, as ours do, gets all that was created since.
+        with client(exporter.port, hello.by_creation().to_bytes()) as peer:
+            peer.burst()
+            peer.open_data()
+            assert len(peer.messages(41)) == 41
 
 
 def test_a_second_data_connection_of_a_session_is_reset_and_the_first_goes_on() -> None:

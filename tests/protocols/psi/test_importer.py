@@ -131,6 +131,42 @@ def test_a_stream_that_appears_later_is_there_for_connected_importers() -> None:
             importer.open_stream("Late", "string")
 
 
+@pytest.mark.parametrize("is_all", [True, False], ids=["everything", "from now on"])
+def test_a_stream_that_the_ring_forgot_before_it_was_opened_is_counted_as_lost(
+    is_all: bool,
+) -> None:
+    with RemoteExporter(port=0) as exporter:
+        rare = exporter.exporter.write(None, "Rare", "int")
+        ended = exporter.exporter.write(None, "Ended", "int")
+        busy = exporter.exporter.write(None, "Busy", "byte[]")
+        replay = REPLAY_ALL if is_all else None
+        with RemoteImporter(HOST, exporter.port, replay) as importer:
+            assert importer.wait_connected(10)
+            time.sleep(0.1)  # the exporter's now lies before the first message
+            for number in range(5):
+                rare.post(number)
+                ended.post(number)
+            ended.close()
+            wait_until(lambda: importer.statistics().messages == 10)
+            wait_until(lambda: importer.store.metadata(ended.id).is_closed)
+            slots, _ = importer.store.capacity()
+            busy.post_many([(b"x", None)] * (slots + 10))
+            wait_until(lambda: importer.statistics().messages == slots + 20)
+            for name in ("Rare", "Ended"):
+                with importer.open_stream(name) as stream:
+                    assert stream.read(0.2) is None
+                    assert (stream.messages, stream.lost) == (0, 5)
+            with importer.open_stream("Busy") as stream:
+                got = stream.read_messages(2 * slots, 1)
+                assert stream.lost + len(got) == slots + 10
+            with importer.open_stream("Rare") as stream:
+                assert stream.read(0) is None
+                rare.post(5)
+                received = stream.read(5)
+                assert received is not None
+                assert (received.value, stream.lost) == (5, 5)
+
+
 def test_an_exporter_that_comes_back_is_found_and_nothing_comes_twice(tmp_path: Path) -> None:
     with RemoteExporter(tmp_path / "store", 0) as exporter:
         port = exporter.port

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from penstock.core.errors import StorageError
-from penstock.protocols.psi import PsiMessage
+from penstock.protocols.psi import PsiMessage, StreamFlags, StreamMetadata, qualify
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
 from penstock.protocols.psi.importer_arrivals import Arrivals, Gap
@@ -97,3 +98,36 @@ def test_those_that_do_not_fit_are_refused_also_after_the_exporter_counts_anew(
     assert (arrivals.taken, intake.refused, arrivals.restarts) == (103, 1, 1)
     with store.reader() as reader:
         assert [it.subtype for it in reader.read_many(1000)][100:] == [1, 3, 4]
+
+
+class Barrier:
+    """Holds up whoever appends to a store."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def wait(self, messages: int, size: int) -> None:
+        del messages, size
+        self.is_reached.set()
+        self.go_on.wait(10)
+
+
+def test_a_stream_is_not_ended_while_its_last_messages_wait_to_be_stored(store: Store) -> None:
+    intake = Intake(store, Arrivals(from_first=True))
+    stream = StreamMetadata("S", 7, qualify("int"), StreamFlags.CLOSED, message_count=3)
+    intake.take_records([stream])
+    barrier = Barrier()
+    store.gates.append(barrier)
+    messages = [message(7, number) for number in (1, 2, 3)]
+    thread = threading.Thread(target=intake.take_messages, args=(messages,))
+    thread.start()
+    assert barrier.is_reached.wait(10)
+    id = store.catalog.stream("S").id
+    intake.end_streams(REPLAY_ALL, may_lose=False)
+    assert not store.metadata(id).is_closed
+    barrier.go_on.set()
+    thread.join()
+    intake.end_streams(REPLAY_ALL, may_lose=False)
+    assert store.metadata(id).is_closed
+    assert store.last_sequence(id) == 3

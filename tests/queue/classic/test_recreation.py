@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -242,3 +244,90 @@ def test_a_reader_that_meets_a_half_made_queue_takes_it_as_new_when_it_is_done(
             writer.write_many([b"new"] * 4)
             assert [m.payload for m in patiently(reader, 4)] == [b"new"] * 4
         assert reader.statistics().restarts == 1
+
+
+@pytest.mark.parametrize("look", ["bounds", "newest_seq", "nothing"])
+@pytest.mark.parametrize("timeout", [0, 0.01, 1])
+def test_what_is_left_in_a_removed_queue_is_read_before_the_new_one(
+    queue_path: str, look: str, timeout: float
+) -> None:
+    with writer_of(queue_path, slots=1000, size=50_000) as writer:
+        writer.write_many([b"old %d" % number for number in range(600)])
+    with reader_of(queue_path) as reader:
+        found = [message.payload for message in reader.read_many(10)]
+        remove(queue_path)
+        with writer_of(queue_path, slots=1000, size=50_000) as writer:
+            writer.write_many([b"new %d" % number for number in range(700)])
+        if look != "nothing":
+            getattr(reader, look)()
+        deadline = time.monotonic() + 10
+        while len(found) < 1300 and time.monotonic() < deadline:
+            found += [message.payload for message in reader.read_many(100, timeout=timeout)]
+        books = reader.statistics()
+    assert found == [
+        *(b"old %d" % number for number in range(600)),
+        *(b"new %d" % number for number in range(700)),
+    ]
+    assert (books.lost, books.restarts) == (0, 1)
+
+
+def test_a_reader_that_seeks_goes_to_a_place_in_the_queue_of_its_path(queue_path: str) -> None:
+    for number in range(6):
+        with writer_of(queue_path, slots=100, size=5000) as writer:
+            writer.write(b"old %d" % number)
+    for place, first in (("start", b"new 0"), ("last", b"new 4"), (2, b"new 2")):
+        with reader_of(queue_path) as reader:
+            reader.read_many(1)
+            remove(queue_path)
+            with writer_of(queue_path, slots=100, size=5000) as writer:
+                writer.write_many([b"new %d" % number for number in range(5)])
+            reader.seek(place)
+            message = reader.read(0)
+            assert message is not None
+            assert message.payload == first
+            assert reader.statistics().lost == 0
+
+
+def test_a_queue_of_which_one_file_was_removed_is_read_on(queue_path: str) -> None:
+    with writer_of(queue_path, slots=100, size=5000) as writer:
+        writer.write_many([b"old %d" % number for number in range(6)])
+    with reader_of(queue_path) as reader:
+        assert len(reader.read_many(6)) == 6
+        Path(f"{queue_path}.buf").unlink()
+        with writer_of(queue_path, slots=100, size=5000, create="always") as writer:
+            writer.write_many([b"new %d" % number for number in range(9)])
+        found = [message.payload for message in patiently(reader, 9)]
+        assert found == [b"new %d" % number for number in range(9)]
+
+
+def test_a_follower_with_any_timeout_sees_every_message_of_a_queue_removed_again_and_again(
+    queue_path: str,
+) -> None:
+    found: dict[float, list[bytes]] = {0.001: [], 0.05: [], 3: []}
+    written: list[bytes] = []
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(writer_of(queue_path, slots=1000, size=50_000))
+        writer.write(b"first")
+        readers = {timeout: stack.enter_context(reader_of(queue_path)) for timeout in found}
+        written.append(b"first")
+
+        def read(timeout: float) -> None:
+            while found[timeout][-1:] != [b"over"]:
+                found[timeout] += [m.payload for m in readers[timeout].read_many(50, timeout)]
+
+        threads = [threading.Thread(target=read, args=(timeout,)) for timeout in found]
+        for thread in threads:
+            thread.start()
+        for round_ in range(3):
+            for number in range(100):
+                payload = b"%d: %d" % (round_, number)
+                writer.write(payload)
+                written.append(payload)
+            time.sleep(0.6)  # everybody looks at the path in between
+            remove(queue_path)
+        writer.write(b"over")
+        for thread in threads:
+            thread.join(20)
+        written.append(b"over")
+    for timeout, payloads in found.items():
+        assert payloads == written, timeout

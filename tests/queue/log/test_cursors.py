@@ -59,9 +59,9 @@ def test_what_was_returned_is_confirmed_by_the_next_call(path: Path) -> None:
         reader.read_batch(3)
         assert next_seq(path) == 6
         with reader.view(0):
-            assert next_seq(path) == 8
-        with reader.view_batch(3):
             assert next_seq(path) == 9
+        with reader.view_batch(3):
+            assert next_seq(path) == 10
         for message in reader.available():
             assert next_seq(path) == message.seq
             if message.seq == 30:

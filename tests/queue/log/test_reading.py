@@ -192,14 +192,17 @@ def test_the_last_message_is_found_when_the_newest_segment_has_none(path: Path) 
         assert reader.statistics().next_seq == last + 1
 
 
-def test_a_place_that_is_still_to_come_is_waited_for(path: Path) -> None:
-    with log_reader(path, start=COUNT + 20) as reader, log_writer(path, "") as writer:
-        assert reader.read(0) is None
-        for _ in range(30):
-            writer.write(b"x")
+@pytest.mark.parametrize("beyond", [1, 20, 2**63 - 2 - COUNT])
+def test_a_place_beyond_the_next_message_is_refused(path: Path, beyond: int) -> None:
+    with pytest.raises(PositionError, match=f"the next is {COUNT}"):
+        log_reader(path, start=COUNT + beyond)
+    with log_reader(path, start=COUNT) as reader, log_writer(path, "") as writer:
+        with pytest.raises(PositionError):
+            reader.seek(COUNT + beyond)
+        assert writer.write(b"x") == COUNT
         message = reader.read(0)
         assert message is not None
-        assert message.seq == COUNT + 20
+        assert message.seq == COUNT
         assert reader.statistics().lost == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 
 from penstock import describe
 from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.interfaces import Ancestor
 from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import check, segments
 from penstock.queue.log.recovery import Recovery
-from penstock.queue.log.segments import open_segment, path_of
+from penstock.queue.log.segments import begin_segment, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS
-from penstock.queue.wide.layout import HEADER
+from penstock.queue.wide.layout import HEADER, State
 from support.log_files import (
     SMALL,
     after_power_failure,
@@ -32,6 +34,7 @@ from support.log_files import (
     stored,
     url_of,
 )
+from support.waiting import SOON
 
 SIZE = 200
 PAYLOADS = [bytes([i]) * SIZE for i in range(20)]
@@ -83,7 +86,7 @@ def test_after_a_power_failure_a_whole_log_is_as_it_was(path: Path) -> None:
     assert stored(path) == PAYLOADS
     with log_writer(path) as writer:
         assert writer.write(b"more") == 20
-    assert len(segment_files(path)) == 3
+    assert [int(file.stem) for file in segment_files(path)] == [0, 8, 16, 20]
 
 
 @pytest.mark.parametrize("bad", [0, 1, 3])
@@ -143,7 +146,7 @@ def test_a_file_that_was_cut_short_keeps_what_is_in_it(path: Path) -> None:
         list(reader.available())
     with log_reader(path, "damaged=skip") as reader:
         assert len(list(reader.available())) == 16
-        reader.seek(18)
+        reader.seek(18)  # what is in it is not known
         assert reader.read(0.01) is None
     recovery = reopen(path)  # it needs no power failure for that
     assert recovery.cut == 2
@@ -187,22 +190,296 @@ def test_a_process_that_died_costs_no_check(path: Path) -> None:
     assert reopen(path).cut == 0
 
 
-def test_a_place_that_a_consumer_confirmed_is_not_given_again(path: Path) -> None:
+# --- a new epoch --------------------------------------------------------------------------------
+
+
+def lose_messages(path: Path, head: int) -> None:
+    """Let the disk have got neither the last messages nor a header that counts them."""
+    overwrite(segment_files(path)[-1], 128, head.to_bytes(8, "little"))
+    after_power_failure(path)
+
+
+def test_numbers_that_the_disk_did_not_get_are_given_again_in_a_new_epoch(path: Path) -> None:
+    with log_reader(path) as reader:
+        before = reader.bounds()
+        assert len(reader.read_many(100)) == 20  # it has seen more than the disk got
+    lose_messages(path, 18)
+    with log_writer(path) as writer:
+        assert writer.recovery.after_crash
+        assert [writer.write(b"new") for _ in range(4)] == [18, 19, 20, 21]
+    with log_reader(path) as reader:
+        bounds = reader.bounds()
+        assert bounds.epoch != before.epoch
+        assert bounds.lineage == (Ancestor(before.epoch, 18),)
+        assert bounds.successor(before.epoch, before.end) == 18
+        assert [m.seq for m in reader.available()] == list(range(22))
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 0)
+
+
+def test_a_whole_log_has_a_new_epoch_all_the_same(path: Path) -> None:
+    """What a reader saw beyond its end, nobody knows any more."""
+    with log_reader(path) as reader:
+        before = reader.bounds()
+    after_power_failure(path)
+    reopen(path)
+    with log_reader(path) as reader:
+        assert reader.bounds().epoch != before.epoch
+        assert reader.bounds().lineage == (Ancestor(before.epoch, 20),)
+    reopen(path)
+    with log_reader(path) as reader:  # and no other one without another failure
+        assert reader.bounds().lineage == (Ancestor(before.epoch, 20),)
+
+
+@pytest.mark.parametrize("sync", ["1s", "batch"])
+def test_a_log_that_was_closed_after_it_was_synced_keeps_its_epoch(
+    tmp_path: Path, sync: str
+) -> None:
+    log = tmp_path / "log"
+    with log_writer(log, f"segment=8k&segment_slots=8&sync={sync}") as writer:
+        writer.write_many(PAYLOADS)
+    with log_reader(log) as reader:
+        before = reader.bounds()
+    after_power_failure(log)
+    with log_writer(log, f"sync={sync}") as writer:
+        assert not writer.recovery.after_crash
+        assert writer.write(b"more") == 20
+        assert any(segment_files(log)[-1].read_bytes()[400:416])  # it is in use again
+    with log_reader(log) as reader:
+        assert reader.bounds() == before._replace(end=21)
+
+
+def test_a_newest_segment_that_never_got_to_the_disk_begins_a_new_epoch(path: Path) -> None:
+    """With `sync=none` the disk may have all of a sealed segment and nothing of the next."""
+    segment_files(path)[-1].unlink()
+    after_power_failure(path)
+    with log_writer(path) as writer:
+        assert writer.recovery.after_crash
+        assert writer.write(b"new") == 16
+
+
+def test_a_segment_in_the_middle_that_never_got_to_the_disk_is_a_gap_that_is_counted(
+    path: Path,
+) -> None:
+    path_of(path, 8).unlink()
+    after_power_failure(path)
+    reopen(path)
+    with log_reader(path) as reader:
+        assert [m.seq for m in reader.available()] == [*range(8), *range(16, 20)]
+        assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+            (8, 15, DropReason.DAMAGED)
+        ]
+    faults = [fault for checked in check(url_of(path)) for fault in checked.faults]
+    assert faults == ["messages 8 to 15 are missing before it"]
+
+
+def test_cursors_go_over_to_the_new_epoch_at_most_to_its_beginning(path: Path) -> None:
+    with log_reader(path, "cursor=ahead") as reader:
+        reader.seek(20)
+    with log_reader(path, "cursor=behind") as reader:
+        reader.seek(5)
+    lose_messages(path, 18)
+    with log_writer(path, "hold=ahead,behind") as writer:
+        assert writer.write(b"new") == 18
+        kept = {entry["name"]: entry for entry in describe(url_of(path)).details["cursors"]}
+        assert (kept["ahead"]["next_seq"], kept["behind"]["next_seq"]) == (18, 5)
+    with log_reader(path, "cursor=ahead") as reader:
+        assert [m.payload for m in reader.available()] == [b"new"]
+        assert (reader.statistics().lost, reader.statistics().restarts) == (0, 0)
+    with log_reader(path, "cursor=behind") as reader:
+        assert [m.seq for m in reader.available()] == list(range(5, 19))
+
+
+def test_a_consumer_that_comes_before_the_writer_goes_on_where_the_disk_ends(path: Path) -> None:
     with log_reader(path, "cursor=me") as reader:
         reader.seek(20)
-    # The disk got the cursor, and neither the last messages nor a header that counts them.
-    last = segment_files(path)[-1]
-    overwrite(last, 128, (18).to_bytes(8, "little"))
-    after_power_failure(path)
-    with log_reader(path, start="end") as follower, log_writer(path) as writer:
-        assert writer.recovery.cut == 0
-        assert [listed.state for listed in segments(url_of(path))] == ["sealed"] * 3 + ["live"]
-        assert writer.write(b"new") == 20
-        assert [m.seq for m in follower.available()] == [20]
-        assert follower.statistics().lost == 2
+    lose_messages(path, 18)
+    with log_reader(path, "cursor=me") as reader:
+        assert reader.read(0) is None
+        with log_writer(path) as writer:
+            assert writer.write(b"new") == 18
+            assert [m.seq for m in reader.available()] == [18]
+    with log_reader(path, "cursor=me") as reader:
+        assert reader.read(0) is None
+        assert reader.statistics().restarts == 0
+
+
+def test_a_reader_of_what_was_lost_goes_back_to_the_new_epoch(path: Path) -> None:
+    """As one that reads over a network from another machine does."""
+    with log_reader(path) as reader:
+        assert len(reader.read_many(20)) == 20
+        lose_messages(path, 18)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 12)
+            assert [m.seq for m in reader.available()] == list(range(18, 30))
+        assert reader.statistics().restarts == 0
+
+
+def test_an_empty_newest_segment_is_made_anew_in_the_new_epoch(path: Path) -> None:
+    with log_writer(path) as writer:
+        writer.write_many([b"x"] * 12)  # the newest one is full
+        begin_segment(path, writer._settings, 32, sync=False).close()
+    with log_reader(path) as reader:
+        assert len(reader.read_many(40)) == 32
+        after_power_failure(path)
+        with log_writer(path) as writer:
+            assert writer.write(b"new") == 32
+            assert [m.seq for m in reader.available()] == [32]
+    assert len(stored(path)) == 33
+
+
+def test_who_dies_in_a_recovery_leaves_what_the_next_one_needs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever step it came to: the log opens, and no number is given twice in an epoch."""
+    calls = ["save_settings", "_settle", "_move_cursors", "seal"]
+    with log_reader(path, "cursor=me") as reader:
+        reader.seek(20)
+    lose_messages(path, 18)
+    for name in calls:
+
+        def die(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"penstock.queue.log.recovery.{name}", die)
+            with contextlib.suppress(KeyboardInterrupt):
+                log_writer(path).close()
+        with log_reader(path) as reader:
+            assert len(list(reader.available())) == 18
+            assert reader.bounds().end == 18
+    with log_writer(path) as writer:
+        assert writer.write(b"new") == 18
     with log_reader(path, "cursor=me") as reader:
         assert [m.payload for m in reader.available()] == [b"new"]
-        assert reader.statistics().lost == 0
+
+
+def test_a_log_without_its_file_is_put_together_from_segments_of_several_epochs(
+    path: Path,
+) -> None:
+    after_power_failure(path)
+    with log_writer(path) as writer:
+        writer.write_many([b"new"] * 3)
+    with log_reader(path) as reader:
+        bounds = reader.bounds()
+    (path / SETTINGS).unlink()
+    with log_writer(path, "") as writer:
+        assert writer.write(b"more") == 23
+    with log_reader(path) as reader:
+        assert reader.bounds() == bounds._replace(end=24)
+        assert len(list(reader.available())) == 24
+
+
+def test_a_log_of_several_epochs_is_replaced_as_a_whole(path: Path) -> None:
+    after_power_failure(path)
+    with log_writer(path) as writer:
+        writer.write_many([b"new"] * 3)
+    with log_reader(path) as reader:
+        assert len(reader.read_many(10)) == 10
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write(b"other")
+            assert [m.payload for m in reader.available()] == [b"other"]
+        assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+            (10, 22, DropReason.RECREATED)
+        ]
+    assert stored(path) == [b"other"]
+
+
+# --- a live segment in the middle ---------------------------------------------------------------
+
+STATE, STATE_CHECK, CHECK = (
+    HEADER.fields[name][1]  # type: ignore[index]
+    for name in ("state", "state_check", "check")
+)
+
+
+@pytest.fixture
+def unsealed(path: Path) -> Path:
+    """A log with an old page on its disk: a segment in its middle says that it takes messages."""
+    assert field(path_of(path, 8), "state") == State.SEALED
+    overwrite(path_of(path, 8), STATE, bytes(4))
+    overwrite(path_of(path, 8), STATE_CHECK, bytes(8))
+    return path
+
+
+def test_a_segment_that_is_not_sealed_is_read_over(unsealed: Path) -> None:
+    assert stored(unsealed) == PAYLOADS
+    with log_reader(unsealed) as reader:
+        assert reader.newest_seq() == 19
+        assert reader.bounds().end == 20
+        assert len(reader.read_many(100)) == 20
+    with log_reader(unsealed) as reader:
+        assert reader.read_batch(100).num_rows == 20
+    with log_reader(unsealed, start=9) as reader:
+        assert reader.statistics().backlog == 11
+        assert [reader.read(0.05).seq for _ in range(11)] == list(range(9, 20))  # type: ignore[union-attr]
+
+
+def test_verification_says_that_a_segment_is_not_sealed(unsealed: Path) -> None:
+    faults = [fault for checked in check(url_of(unsealed)) for fault in checked.faults]
+    assert faults == ["it takes messages, and is not the newest: the next writer seals it"]
+
+
+def test_the_next_writer_seals_it(unsealed: Path) -> None:
+    reopen(unsealed)
+    assert [listed.state for listed in segments(url_of(unsealed))] == ["sealed", "sealed", "live"]
+    assert [fault for checked in check(url_of(unsealed)) for fault in checked.faults] == []
+    assert stored(unsealed) == PAYLOADS
+
+
+def test_an_old_copy_of_a_segment_is_read_over_and_what_it_lacks_is_counted(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with log_writer(log) as writer:
+        writer.write_many(PAYLOADS[:12])
+    copy = shutil.copy(path_of(log, 8), tmp_path / "copy")
+    with log_writer(log) as writer:
+        writer.write_many(PAYLOADS[12:])
+    shutil.copy(copy, path_of(log, 8))
+    for _ in range(2):
+        with log_reader(log) as reader:
+            assert [m.seq for m in reader.available()] == [*range(12), *range(16, 20)]
+            assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+                (12, 15, DropReason.DAMAGED)
+            ]
+        with log_reader(log) as reader:
+            found = [reader.read(1) for _ in range(16)]
+            assert found[-1] is not None
+            assert found[-1].seq == 19
+            assert reader.statistics().lost == 4
+        faults = [fault for checked in check(url_of(log)) for fault in checked.faults]
+        assert "messages 12 to 15 are missing before it" in faults
+        reopen(log)  # which seals it
+
+
+def test_a_waiting_reader_leaves_an_old_copy_when_more_comes(path: Path) -> None:
+    overwrite(path_of(path, 8), STATE, bytes(4))
+    overwrite(path_of(path, 8), STATE_CHECK, bytes(8))
+    overwrite(path_of(path, 8), 128, (12).to_bytes(8, "little"))
+    with log_reader(path, start=12) as reader, log_writer(path) as writer:
+        assert reader.read(SOON).seq == 16  # type: ignore[union-attr]
+        writer.write(b"more")
+        assert len(reader.read_many(9)) == 4
+
+
+def test_a_segment_of_a_foreign_log_is_an_error_or_a_loss_that_is_counted(path: Path) -> None:
+    overwrite(path_of(path, 8), 16, b"\1" * 8)
+    overwrite(path_of(path, 8), CHECK, bytes(4))  # a header of release 0.1 has none
+    with log_reader(path) as reader, pytest.raises(DamagedQueue, match="epoch"):
+        list(reader.available())
+    with log_reader(path, "damaged=skip") as reader:
+        assert [m.seq for m in reader.available()] == [*range(8), *range(16, 20)]
+        assert [(x.first, x.last) for x in reader.statistics().losses] == [(8, 15)]
+
+
+def test_a_name_that_leads_nowhere_is_damage(path: Path) -> None:
+    path_of(path, 8).unlink()
+    path_of(path, 8).symlink_to(path / "nothing")
+    with log_reader(path) as reader, pytest.raises(DamagedQueue, match="link"):
+        list(reader.available())
+    with log_reader(path, "damaged=skip") as reader:
+        assert len(list(reader.available())) == 12
+        assert reader.statistics().lost == 8
 
 
 # --- files that are no segments -----------------------------------------------------------------
@@ -326,8 +603,8 @@ def test_a_damaged_file_is_put_aside(
 
 def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
     kept = json.loads((path / SETTINGS).read_text())
-    (path / SETTINGS).write_text(json.dumps(kept | {"version": 2}))
-    with pytest.raises(Unsupported, match="version 2"):
+    (path / SETTINGS).write_text(json.dumps(kept | {"version": 3}))
+    with pytest.raises(Unsupported, match="version 3"):
         log_writer(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -87,13 +88,13 @@ class Lane:
         floor = self.settled.floor
         self._lowest = floor // BLOCK
         self.window = Window(self, floor, options.window, options.window_bytes)
-        end = self.log.successor(notes.epoch, self.head)
-        if end is None:
-            notes = LaneNotes()
+        known = self.log.successor(notes.epoch, self.head)
+        if known is not None:  # the numbers behind are given again after a power failure
+            self.settled.restore(notes.marks, known)
+            whole = {at: of for at, of in notes.contents.items() if (at + 1) * BLOCK <= known}
+            notes = replace(notes, contents=whole)
         else:
-            # Behind a cut by a power failure, numbers are those of other messages by now.
-            self.settled.restore(notes.marks, end)
-            notes = notes if end == self.head else LaneNotes(notes.epoch, notes.marks)
+            notes = LaneNotes()
         self._restore_contents(notes)
         self._is_opening = False
 

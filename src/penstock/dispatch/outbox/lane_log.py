@@ -58,20 +58,27 @@ class LaneLog:
         self._places: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self._synced = self._trimmed = -1
-        self._writer = self._open_writer()
-        bounds = self._reader("next").bounds()
-        self._opened_with = bounds
+        try:
+            self._writer = self._open_writer()
+            bounds = self._reader("next").bounds()
+        except BaseException:
+            self.suspend()
+            raise
+        self._bounds = bounds
         self.epoch = bounds.epoch
         #: The oldest message there is, and the number of the next.
         self.oldest, self.head = bounds.oldest, bounds.end
 
+    def successor(self, epoch: int, seq: int) -> int | None:
+        """Return up to where a number of an epoch means the same message; None: nowhere.
+
+        After a power failure the numbers that the disk did not get are given again.
+        """
+        return self._bounds.successor(epoch, seq)
+
     @property
     def is_open(self) -> bool:
         return self._writer is not None
-
-    def successor(self, epoch: int, seq: int) -> int | None:
-        """Return what a number of an earlier epoch stands for now; see `Bounds.successor`."""
-        return self._opened_with.successor(epoch, seq)
 
     def _open_writer(self) -> LogWriter:
         return open_log_writer(self._url, self._folder, self._options)

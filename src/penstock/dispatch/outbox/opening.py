@@ -19,15 +19,15 @@ def where_to_go_on(state: LaneState, log: LaneLog) -> tuple[Settled, str | None]
     In doubt a message is not settled: it comes again.
     """
     settled = Settled(state.floor, state.below)
-    floor = log.successor(state.epoch or log.epoch, settled.floor)
-    if floor is None:
+    known = log.successor(state.epoch, state.floor) if state.epoch else state.floor
+    if known is None:
         settled.floor = log.oldest
         return settled, "it was created anew; what the one before held is gone"
-    floor = min(floor, log.head)
-    if settled.floor > floor:
+    end = min(known, log.head)
+    if settled.floor > end:
         # The machine went down. The numbers are given once more, and must not count as settled.
-        lost = settled.floor - floor
-        settled.floor = floor
+        lost = settled.floor - end
+        settled.floor = end
         return settled, f"{lost} messages, which are settled, did not get to the disk"
     if settled.floor >= log.oldest:
         return settled, None

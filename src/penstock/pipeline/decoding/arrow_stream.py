@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.pipeline.decoding.arrow_sizes import END, extent_of
-from penstock.pipeline.decoding.bulk import Parsed, Refused, parse_all
+from penstock.pipeline.decoding.bulk import Parsed, Refused, one_array, parse_all
 from penstock.pipeline.decoding.result import Decoder, Part
+from penstock.pipeline.decoding.values import ValueChanged, cast_unchanged, check_times
 
 __all__ = ["ArrowDecoder"]
 
@@ -58,13 +59,13 @@ class ArrowDecoder(Decoder):
                 raise Refused(_STREAM, f"{payload.size - extent.length:,} bytes behind its end")
             with pa.ipc.open_stream(payload) as reader:
                 self._check_columns(reader.schema)
-                table = reader.read_all().select(self._plain.names)
+                table = reader.read_all().select(self._plain.names).combine_chunks()
             table.validate(full=True)
             return pa.table(
                 [self._column(table.column(field.name), field) for field in self._plain],
                 schema=self._plain,
             )
-        except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+        except (pa.ArrowException, ValueChanged, OSError, ValueError) as error:
             raise Refused(_STREAM + " of the schema", str(error)) from None
 
     def _check(self, what: str, found: int, most: int) -> None:
@@ -84,12 +85,15 @@ class ArrowDecoder(Decoder):
             if not is_known:
                 raise Refused(_STREAM, f"column {field.name} of type {kind}")
 
-    def _column(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    def _column(self, chunks: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+        column = one_array(chunks)
         if pa.types.is_dictionary(column.type):
             # One large value that every row refers to.
-            self._check("bytes", sum(map(_unfolded, column.chunks)), self._max_size)
+            self._check("bytes", _unfolded(column), self._max_size)
             column = column.cast(column.type.value_type)
-        return column.cast(field.type)
+        column = cast_unchanged(column, field.type)
+        check_times(column)
+        return column
 
 
 def _unfolded(chunk: pa.DictionaryArray) -> int:

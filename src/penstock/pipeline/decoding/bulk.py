@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Parsed", "Refused", "parse_all"]
+__all__ = ["Parsed", "Refused", "one_array", "parse_all"]
 
 #: Bytes of one go. A parser holds a few times this.
 _MOST_BYTES: Final = 64 << 20
@@ -76,7 +76,7 @@ def parse_all(
         origins.append(places if counts is None else np.repeat(places, counts))
     whole = pa.concat_tables([schema.empty_table(), *pieces]).combine_chunks()
     origin = np.concatenate(origins) if origins else np.empty(0, np.int64)
-    return [_one(column) for column in whole.columns], origin, failures
+    return [one_array(column) for column in whole.columns], origin, failures
 
 
 def _ranges(lengths: NDArray[np.int64], at_once: int) -> list[tuple[int, int]]:
@@ -87,6 +87,7 @@ def _ranges(lengths: NDArray[np.int64], at_once: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in pairwise(cuts) if start < end]
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
     chunks: Sequence[pa.Array] = column.chunks
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [column.combine_chunks()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -11,21 +10,35 @@ import pyarrow.compute as pc
 import pyarrow.csv as pv
 
 from penstock.pipeline.decoding.buffers import Bytes
-from penstock.pipeline.decoding.bulk import Parsed, Refused, parse_all
+from penstock.pipeline.decoding.bulk import Parsed, Refused, one_array, parse_all
+from penstock.pipeline.decoding.csv_lines import (
+    lines_of,
+    split_first_line,
+    values_of_line,
+    with_plain_quotes,
+)
 from penstock.pipeline.decoding.result import Decoder, Failure, Part
 from penstock.pipeline.decoding.types import Wrong
+from penstock.pipeline.decoding.values import (
+    ValueChanged,
+    check_times,
+    count_infinite,
+    decimals_of_text,
+    has_times,
+    is_read_right,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from penstock.pipeline.decoding.csv_lines import Lines
 
 __all__ = ["CsvDecoder", "check_csv_schema"]
 
 _MARK: Final = b"\xef\xbb\xbf"
-#: Perhaps: inside of quotes it is none.
-_EMPTY_LINE: Final = re.compile(rb"(?:\A|\n|\r)[\r\n]")
-_FEED, _RETURN, _QUOTE = b'\n\r"'
+_ZERO, _SMALL_X, _TO_SMALL = b"0x "
 
 
 def check_csv_schema(schema: pa.Schema) -> None:
@@ -50,28 +63,40 @@ class CsvDecoder(Decoder):
         self, schema: pa.Schema, prefix: str, *, delimiter: str, header: bool, nulls: Sequence[str]
     ) -> None:
         super().__init__(schema, prefix)
-        self._delimiter = delimiter
+        self._delimiter = delimiter.encode()
         self._header = header
         self._nulls = list(nulls)
+        # The parser lets decimals wrap around: text first.
+        self._decimals = {f.name: f.type for f in schema if pa.types.is_decimal(f.type)}
+        self._types = {
+            field.name: pa.string() if field.name in self._decimals else field.type
+            for field in schema
+        }
+        self._timed = [field.name for field in schema if has_times(field.type)]
+        self._whole = [field.name for field in schema if pa.types.is_integer(field.type)]
+        self._floating = [field.name for field in schema if pa.types.is_floating(field.type)]
 
     def _decode(self, payloads: pa.LargeBinaryArray) -> Part:
-        texts = _without_marks(payloads)
-        texts = pc.ascii_rtrim(texts.view(pa.large_string()), "\r\n").view(pa.large_binary())
-        lengths = pc.binary_length(texts).to_numpy()
-        is_empty = lengths == 0
+        trimmed = pc.ascii_rtrim(_without_marks(payloads).view(pa.large_string()), "\r\n")
+        texts = Bytes.of(trimmed.view(pa.large_binary()))
+        is_empty = texts.lengths == 0
         failures = [Failure(row, "lines", "nothing") for row in np.flatnonzero(is_empty).tolist()]
-        places = np.flatnonzero(~is_empty)
+        texts, bad = with_plain_quotes(texts, self._delimiter)
+        found = "a quote that is never closed, or has text behind it"
+        failures += [Failure(row, "lines", found) for row in bad]
+        is_good = ~is_empty
+        is_good[bad] = False
+        places = np.flatnonzero(is_good)
         if failures:
-            texts = texts.filter(pa.array(~is_empty))
-        groups = self._by_header(texts) if self._header else [(None, np.arange(len(texts)), texts)]
+            texts = texts.only(is_good)
         columns: list[list[pa.Array]] = []
         origins: list[NDArray[np.int64]] = []
-        for names, rows, bodies in groups:
-            if names is not None and (missing := sorted(set(self._plain.names) - set(names))):
+        for names, rows, bodies in self._groups(texts):
+            if missing := sorted(set(self._plain.names) - set(names)):
                 found = f"a header without {', '.join(missing)}"
                 failures += [Failure(int(places[row]), "a header", found) for row in rows]
                 continue
-            found_columns, origin, refused = self._group(names or self._plain.names, bodies)
+            found_columns, origin, refused = self._group(names, bodies)
             columns.append(found_columns)
             origins.append(places[rows[origin]])
             failures += [each._replace(row=int(places[rows[each.row]])) for each in refused]
@@ -90,111 +115,124 @@ class CsvDecoder(Decoder):
         together = [pa.concat_arrays(parts).take(order) for parts in zip(*columns, strict=True)]
         return Part(together, origin[order], failures)
 
-    def _by_header(
-        self, texts: pa.LargeBinaryArray
-    ) -> list[tuple[list[str] | None, NDArray[np.int64], pa.LargeBinaryArray]]:
-        """Take off the first lines, and put together payloads whose first line is the same."""
-        parts = pc.split_pattern(texts, b"\n", max_splits=1)
-        headers = pc.list_element(parts, 0)
-        counts = pc.list_value_length(parts).to_numpy()
-        flat = parts.flatten()
-        at = np.concatenate(([0], np.cumsum(counts)))[:-1] + 1
-        bodies = flat.take(pa.array(np.where(counts > 1, at, 0), mask=counts < 2))  # noqa: PLR2004
-        bodies = bodies.fill_null(b"")
+    def _groups(self, texts: Bytes) -> Iterator[tuple[list[str], NDArray[np.int64], Bytes]]:
+        """Put together payloads with the same columns; their headers are taken off."""
+        if not self._header:
+            yield self._plain.names, np.arange(len(texts)), texts
+            return
+        headers, bodies = split_first_line(texts)
         encoded = headers.dictionary_encode()
         codes = encoded.indices.to_numpy()
-        found: list[tuple[list[str] | None, NDArray[np.int64], pa.LargeBinaryArray]] = []
-        for code, header in enumerate(encoded.dictionary.to_pylist()):
-            rows = np.flatnonzero(codes == code)
-            found.append((self._names(header), rows, bodies.take(pa.array(rows))))
-        return found
+        order = np.argsort(codes, kind="stable")
+        known = encoded.dictionary.to_pylist()
+        cuts = np.searchsorted(codes[order], np.arange(1, len(known)))
+        for header, rows in zip(known, np.split(order, cuts), strict=False):
+            yield self._names(header), rows, Bytes.of(bodies.take(pa.array(rows)))
 
     def _names(self, header: bytes) -> list[str]:
         try:
-            table = pv.read_csv(
-                pa.BufferReader(header.rstrip(b"\r") + b"\n"),
-                read_options=pv.ReadOptions(use_threads=False, block_size=len(header) + 2),
-                parse_options=pv.ParseOptions(delimiter=self._delimiter),
-            )
-            names = [name.strip() for name in table.column_names]
-        except (pa.ArrowInvalid, UnicodeDecodeError):
+            names = [each.decode().strip() for each in values_of_line(header, self._delimiter)]
+        except UnicodeDecodeError:
             return []
         return names if len(set(names)) == len(names) else []
 
     def _group(
-        self, names: list[str], payloads: pa.LargeBinaryArray
+        self, names: list[str], texts: Bytes
     ) -> tuple[list[pa.Array], NDArray[np.int64], list[Failure]]:
-        texts = Bytes.of(payloads)
-        counts = np.where(texts.lengths > 0, texts.counts(_FEED) + 1, 0)
-        # A line may also end with a return alone; a quote may stay open. Those stand alone.
-        returns = texts.counts(_RETURN)
-        is_odd = texts.counts(_QUOTE) % 2 == 1
-        if returns.any():
-            data = np.append(texts.data, 0)
-            lone = np.flatnonzero((data[:-1] == _RETURN) & (data[1:] != _FEED))
-            is_odd |= np.diff(np.searchsorted(lone, texts.offsets)) > 0
+        lines = lines_of(texts, self._delimiter)
+        failures = _other_lines(lines, len(names))
+        counts = lines.counts
+        places = np.arange(len(texts))
+        if failures:
+            is_good = np.ones(len(texts), np.bool_)
+            is_good[[each.row for each in failures]] = False
+            texts, counts, places = texts.only(is_good), counts[is_good], places[is_good]
 
         def parse(start: int, end: int) -> Parsed:
-            if end - start == 1:
-                return self._alone(names, texts.at(start))
-            if is_odd[start:end].any():
-                raise Refused("lines", "some that need a closer look")
             expected = counts[start:end]
             part = texts.slice(start, end)
-            if not expected.all():
+            if not expected.all():  # there was a header, and nothing else
                 part = part.only(expected > 0)
-            rows = self._read(names, part.lines())
-            # No line gives two rows, so that as many as lines are one each.
+            rows = self._parse(names, part.lines())
             if rows.num_rows != expected.sum():
-                raise Refused("lines", "lines that are empty or go on in the next")
+                raise Refused(f"{expected.sum():,} lines", f"{rows.num_rows:,}")
             return Parsed(rows, expected)
 
-        return parse_all(texts.lengths, parse, self._plain)
+        columns, origin, refused = parse_all(texts.lengths, parse, self._plain)
+        failures += [each._replace(row=int(places[each.row])) for each in refused]
+        return columns, places[origin], failures
 
-    def _alone(self, names: list[str], text: bytes) -> Parsed:
-        """Parse one payload, in which a value may have line ends."""
-        if not text:  # there was a header, and nothing else
-            return Parsed(self._plain.empty_table(), np.zeros(1, np.int64))
-        rows = self._read(names, pa.py_buffer(text + b"\n"))
-        if text.count(_QUOTE) % 2:
-            # An open quote would take in a line that comes behind it.
-            line = b"x" + self._delimiter.encode() * (len(names) - 1)
-            behind = self._read(names, pa.py_buffer(text + b"\n" + line + b"\n"), as_text=True)
-            if behind.num_rows != rows.num_rows + 1:
-                raise Refused("lines", "a quote that is never closed")
-        if _EMPTY_LINE.search(text):
-            with_empty = self._read(names, pa.py_buffer(text + b"\n"), skip_empty=False)
-            if with_empty.num_rows != rows.num_rows:
-                raise Refused("lines", "an empty line")
-        return Parsed(rows, np.array([rows.num_rows]))
-
-    def _read(
-        self, names: list[str], text: pa.Buffer, *, skip_empty: bool = True, as_text: bool = False
-    ) -> pa.Table:
+    def _parse(self, names: list[str], text: pa.Buffer) -> pa.Table:
+        """Read lines that all have their values."""
         if not text.size:
             return self._plain.empty_table()
-        types = {field.name: pa.string() if as_text else field.type for field in self._plain}
         try:
-            return pv.read_csv(
-                pa.BufferReader(text),
-                read_options=pv.ReadOptions(
-                    use_threads=False, block_size=text.size + 1, column_names=names
-                ),
-                parse_options=pv.ParseOptions(
-                    delimiter=self._delimiter,
-                    newlines_in_values=True,
-                    ignore_empty_lines=skip_empty,
-                ),
-                convert_options=pv.ConvertOptions(
-                    column_types=types,
-                    include_columns=self._plain.names,
-                    null_values=self._nulls,
-                    strings_can_be_null=False,
-                ),
-            )
-        except pa.ArrowInvalid as error:
+            table = self._read(names, text, self._types)
+            for name, kind in self._decimals.items():
+                words = one_array(table.column(name))
+                is_null = pc.is_in(words, pa.array(self._nulls, pa.string()))
+                words = pc.if_else(is_null, None, pc.ascii_trim_whitespace(words))
+                decimals = decimals_of_text(words, kind)
+                place = table.schema.get_field_index(name)
+                table = table.set_column(place, self._plain.field(name), decimals)
+            for name in self._timed:
+                check_times(table.column(name))
+            self._check_numbers(table, names, text)
+        except (pa.ArrowInvalid, ValueChanged) as error:
             found = str(error).removeprefix("CSV parse error: ")
             raise Refused(f"lines of {len(names)} values of the schema", found) from None
+        return table
+
+    def _check_numbers(self, table: pa.Table, names: list[str], text: pa.Buffer) -> None:
+        """Look again at numbers that the parser may not have read as people write them."""
+        doubtful = [name for name in self._floating if count_infinite(table.column(name))]
+        if self._whole and _may_be_hexadecimal(text):
+            doubtful += self._whole
+        if not doubtful:
+            return
+        words = self._read(names, text, dict.fromkeys(doubtful, pa.string()))
+        for name in doubtful:
+            if not is_read_right(one_array(words.column(name)), one_array(table.column(name))):
+                kind = self._types[name]
+                raise ValueChanged(f"a number in {name} that is too large or no plain {kind}")
+
+    def _read(self, names: list[str], text: pa.Buffer, types: dict[str, pa.DataType]) -> pa.Table:
+        # The parser takes off a mark of the byte order, which here is in the first value.
+        has_mark = bytes(text[: len(_MARK)]) == _MARK
+        return pv.read_csv(
+            pa.BufferReader(b"\n" + bytes(text) if has_mark else text),
+            read_options=pv.ReadOptions(
+                use_threads=False,
+                block_size=text.size + 2,
+                column_names=names,
+                skip_rows=int(has_mark),
+            ),
+            parse_options=pv.ParseOptions(
+                delimiter=self._delimiter.decode(), newlines_in_values=True
+            ),
+            convert_options=pv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                null_values=self._nulls,
+                strings_can_be_null=False,
+            ),
+        )
+
+
+def _other_lines(lines: Lines, columns: int) -> list[Failure]:
+    """Tell of texts with a line that has another number of values."""
+    places = np.flatnonzero(lines.values != columns)
+    owners, first = np.unique(lines.owners[places], return_index=True)
+    expected = f"lines of {columns} values"
+    return [
+        Failure(row, expected, f"one of {values}" if values else "an empty line")
+        for row, values in zip(owners.tolist(), lines.values[places[first]].tolist(), strict=True)
+    ]
+
+
+def _may_be_hexadecimal(text: pa.Buffer) -> bool:
+    data = np.frombuffer(text, np.uint8)
+    return bool(((data[:-1] == _ZERO) & (data[1:] | _TO_SMALL == _SMALL_X)).any())
 
 
 def _without_marks(payloads: pa.LargeBinaryArray) -> pa.LargeBinaryArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,17 @@ from penstock.pipeline.decoding.buffers import Bytes, valid_text
 from penstock.pipeline.decoding.bulk import Parsed, Refused, parse_all
 from penstock.pipeline.decoding.result import Decoder, Failure, Part
 from penstock.pipeline.decoding.types import Wrong, has_type
+from penstock.pipeline.decoding.values import (
+    ValueChanged,
+    check_times,
+    count_infinite,
+    has_times,
+    replace_leaves,
+    wide_decimal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["JsonDecoder", "check_json_schema"]
 
@@ -46,13 +57,9 @@ class JsonDecoder(Decoder):
 
     def __init__(self, schema: pa.Schema, prefix: str) -> None:
         super().__init__(schema, prefix)
-        # The parser knows no dates: text first.
-        self._read_as = pa.schema(
-            [
-                pa.field(field.name, pa.string() if pa.types.is_date(field.type) else field.type)
-                for field in schema
-            ]
-        )
+        self._read_as = _with_leaves(schema, _readable)
+        self._timed = [field.name for field in schema if has_times(field.type)]
+        self._narrow = [field.name for field in schema if has_type(field.type, "float32")]
 
     def _decode(self, payloads: pa.LargeBinaryArray) -> Part:
         failures: list[Failure] = []
@@ -96,19 +103,51 @@ class JsonDecoder(Decoder):
         """
         lines = texts.lines()
         try:
-            table = pj.read_json(
-                pa.BufferReader(lines),
-                read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
-                parse_options=pj.ParseOptions(
-                    explicit_schema=self._read_as, unexpected_field_behavior="ignore"
-                ),
-            )
-            table = table.cast(self._plain)
-        except pa.ArrowInvalid as error:
+            table = self._read(lines, self._read_as).cast(self._plain)
+            for name in self._timed:
+                check_times(table.column(name))
+        except (pa.ArrowInvalid, ValueChanged) as error:
             raise Refused(_OBJECT + " of the schema", _plainly(error)) from None
         if table.num_rows != len(texts):
             raise Refused(_OBJECT, f"{table.num_rows}")
+        self._check_infinite(table, lines)
         return Parsed(table, None)
+
+    def _read(self, lines: pa.Buffer, schema: pa.Schema) -> pa.Table:
+        return pj.read_json(
+            pa.BufferReader(lines),
+            read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior="ignore"
+            ),
+        )
+
+    def _check_infinite(self, table: pa.Table, lines: pa.Buffer) -> None:
+        """Refuse a number too large for a FLOAT: only `Infinity` is infinite as a DOUBLE, too."""
+        found = {name: count_infinite(table.column(name)) for name in self._narrow}
+        if not any(found.values()):
+            return
+        doubles = self._read(lines, _with_leaves(self._read_as, _double))
+        if any(count_infinite(doubles.column(name)) != found[name] for name in found):
+            raise Refused(_OBJECT + " of the schema", "a number that is too large for a FLOAT")
+
+
+def _with_leaves(schema: pa.Schema, replace: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    return pa.schema([(field.name, replace_leaves(field.type, replace)) for field in schema])
+
+
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """Return what the parser reads, which the cast makes the type of.
+
+    The parser knows no dates, and makes UTC of a time with a zone, also where there is none.
+    """
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
+        return pa.string()
+    return wide_decimal(kind)
+
+
+def _double(kind: pa.DataType) -> pa.DataType:
+    return pa.float64() if pa.types.is_float32(kind) else kind
 
 
 def _plainly(error: Exception) -> str:

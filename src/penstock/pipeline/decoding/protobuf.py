@@ -217,8 +217,10 @@ def _getter(field: Any) -> _Get:
     name = field.name
     convert = _converter(field)
     if _is_map(field):
-        value = _converter(field.message_type.fields_by_name["value"])
-        return lambda message: [(key, value(each)) for key, each in getattr(message, name).items()]
+        key, value = (_converter(field.message_type.fields_by_name[n]) for n in ("key", "value"))
+        return lambda message: [
+            (key(each), value(found)) for each, found in getattr(message, name).items()
+        ]
     if field.is_repeated:
         return lambda message: [convert(each) for each in getattr(message, name)]
     if field.has_presence:
@@ -231,11 +233,17 @@ def _converter(field: Any) -> _Get:
         inner = [(each.name, _getter(each)) for each in field.message_type.fields]
         return lambda message: {name: get(message) for name, get in inner}
     if field.enum_type is not None:
-        names = {each.number: each.name for each in field.enum_type.values}
+        # The first of several names for a number, as protobuf's own JSON has it.
+        names = {each.number: each.name for each in reversed(field.enum_type.values)}
         return lambda number: names.get(number, str(number))
     if pa.types.is_decimal(_KINDS.get(_kind_name(field), pa.null())):
         return Decimal
-    return _same
+    return _text if _kind_name(field) == "STRING" else _same
+
+
+def _text(value: Any) -> Any:
+    # By proto2 the library gives bytes, if it is no UTF-8.
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _same(value: Any) -> Any:

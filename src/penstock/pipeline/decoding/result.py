@@ -169,7 +169,8 @@ def _payloads(batch: pa.RecordBatch) -> pa.LargeBinaryArray:
 
 
 def _bounded(failure: Failure) -> Failure:
-    # An error of a parser may quote the payload, which may be of any size.
-    if len(failure.found) <= _LONGEST_FINDING:
-        return failure
-    return failure._replace(found=failure.found[: _LONGEST_FINDING - 1] + "…")
+    # An error of a parser may quote the payload, which may be of any size, and no text.
+    found = failure.found.encode(errors="replace").decode()
+    if len(found) > _LONGEST_FINDING:
+        found = found[: _LONGEST_FINDING - 1] + "…"
+    return failure._replace(found=found)

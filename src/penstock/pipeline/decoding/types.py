@@ -57,7 +57,7 @@ def arrow_schema(given: str | Mapping[str, str] | pa.Schema) -> pa.Schema:
     if isinstance(given, pa.Schema):
         for field in given:
             type_ddl(field.type)
-        schema = pa.schema([pa.field(field.name, field.type) for field in given])
+        schema = pa.schema([pa.field(field.name, _nullable(field.type)) for field in given])
     elif isinstance(given, str):
         schema = parse_ddl(given)
     else:
@@ -112,6 +112,20 @@ def has_type(kind: pa.DataType, *tests: str) -> bool:
     if any(getattr(pa.types, f"is_{test}")(kind) for test in tests):
         return True
     return any(has_type(kind.field(i).type, *tests) for i in range(kind.num_fields))
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which every value may be null: a payload may lack any of them.
+
+    Spark does not look whether one is null where the type says that none is.
+    """
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    return kind
 
 
 def _quoted(name: str) -> str:

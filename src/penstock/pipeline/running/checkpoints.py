@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.core.errors import NotFound
 from penstock.pipeline.commits import notes_of
-from penstock.pipeline.session import is_local
+from penstock.pipeline.provenance import folder_of, last_offsets
 from penstock.queue.ownership import Ownership
 from penstock.queue.storage import storage_errors
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.model import Sink
 
-__all__ = ["own", "used_before"]
+__all__ = ["check_name", "own", "used_before"]
 
 
 def own(checkpoint: str) -> list[Ownership]:
@@ -25,13 +26,29 @@ def own(checkpoint: str) -> list[Ownership]:
 
     :raises AlreadyOwned: it is being run.
     """
-    if not is_local(checkpoint):
+    path = folder_of(checkpoint)
+    if path is None:
         return []
-    path = _path(checkpoint)
     with storage_errors("making", str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Beside it: what is in it is Spark's.
     return [Ownership.claim(f"{path}.running", "penstock run", f"the query {path.name}")]
+
+
+def check_name(checkpoint: str) -> None:
+    """Make sure that a checkpoint has not lost the name that its batches are noted under.
+
+    Spark would give the query another, and what was under way would be delivered twice.
+
+    :raises NotFound: it has.
+    """
+    folder = folder_of(checkpoint)
+    if folder is None or (folder / "metadata").exists() or last_offsets(folder) is None:
+        return
+    raise NotFound(
+        f"the checkpoint {folder} has lost its file metadata, with the name of the query",
+        hint="put it back; or remove the whole checkpoint, and the query begins anew",
+    )
 
 
 def used_before(checkpoint: str, sinks: Iterable[Sink]) -> list[str]:
@@ -40,7 +57,8 @@ def used_before(checkpoint: str, sinks: Iterable[Sink]) -> list[str]:
     It reads its sources from their beginning, so that they may get the same rows again: its
     checkpoint was removed, or it is called otherwise since its first sink is another.
     """
-    if not is_local(checkpoint) or _path(checkpoint).exists():
+    folder = folder_of(checkpoint)
+    if folder is None or folder.exists():
         return []
     return [sink.target for sink in sinks if _has_batches(sink)]
 
@@ -49,7 +67,3 @@ def _has_batches(sink: Sink) -> bool:
     if sink.stream is not None:
         return notes_of(sink.stream, Path(sink.stream)).exists()
     return sink.writes_files and any(Path(sink.target, "_penstock").glob("*.json"))
-
-
-def _path(checkpoint: str) -> Path:
-    return Path(checkpoint.removeprefix("file:"))

@@ -35,8 +35,11 @@ class Frames:
         pipeline: Pipeline,
         spark: SparkSession,
         given: Mapping[str, DataFrame] | None = None,
+        losses: str | None = None,
     ) -> None:
         self._pipeline = pipeline
+        #: Where sources that go on after a loss keep account of it.
+        self._losses = losses
         self._spark = spark
         self._whole: dict[str, DataFrame] = dict(given or {})
 
@@ -67,7 +70,10 @@ class Frames:
 
     def _source(self, name: str) -> DataFrame:
         source = self._pipeline.sources[name]
-        reader = self._spark.readStream.format("penstock").options(**source.spark_options())
+        options = source.spark_options()
+        if self._losses is not None and source.goes_on_after_loss:
+            options.setdefault("lossFolder", self._losses)
+        reader = self._spark.readStream.format("penstock").options(**options)
         frame = self._try(("sources", name), reader.load)
         if source.decode is None:
             return frame

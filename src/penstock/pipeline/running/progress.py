@@ -66,8 +66,20 @@ class Watch:
     def __init__(self, name: str) -> None:
         self._last = -1
         self._now = Progress(name, "waiting")
-        #: What the query had lost before this run, by URL, and how often it was unknown.
+        #: What was told of the query's losses before this run, by URL, and how often it was
+        #: unknown. None: what its first report begins with.
         self._before: tuple[dict[str, int], int] | None = None
+
+    def begin(self, lost: dict[str, int], unknown: int) -> None:
+        """Count losses from there on: so much is told."""
+        self._before = lost, unknown
+
+    def settle(self, lost: dict[str, int], unknown: int) -> bool:
+        """Take in all that the query has lost by its end, and tell whether that is news."""
+        before = self._now
+        new, new_unknown = self._since(lost, unknown)
+        self._now = replace(before, lost=new, lost_unknown=new_unknown)
+        return (before.lost or {}, before.lost_unknown) != (new, new_unknown)
 
     @property
     def now(self) -> Progress:
@@ -114,7 +126,10 @@ class Watch:
 
     def _lost_since(self, sources: list[dict[str, Any]]) -> tuple[dict[str, int], int]:
         """Return what was lost in this run: the offsets have it since the query was begun."""
-        (before, unknown_before), (lost, unknown) = self._before or ({}, 0), _lost(sources)
+        return self._since(*_lost(sources))
+
+    def _since(self, lost: Mapping[str, int], unknown: int) -> tuple[dict[str, int], int]:
+        before, unknown_before = self._before or ({}, 0)
         new = {url: count - before.get(url, 0) for url, count in lost.items()}
         return {url: count for url, count in new.items() if count}, unknown - unknown_before
 

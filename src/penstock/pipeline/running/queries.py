@@ -6,6 +6,7 @@ import json
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.provenance import Origin
 from penstock.pipeline.running.dead import dead_letters
 from penstock.pipeline.running.files import write_once
 from penstock.pipeline.running.frames import Frames, united
@@ -16,6 +17,7 @@ from penstock.pipeline.running.rows_out import (
     message_rows,
 )
 from penstock.pipeline.running.state import refuse_state, state_store
+from penstock.pipeline.task_process import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +45,9 @@ class Prepared:
         pipeline: Pipeline,
         spark: SparkSession,
         show: Callable[[str, DataFrame], None],
+        losses: str | None = None,
     ) -> None:
-        """Make the data frames.
+        """Make the data frames; in the folder `losses` sources keep account of what is gone.
 
         :raises ConfigError: something that the pipeline says does not work; with its line.
         """
@@ -52,7 +55,7 @@ class Prepared:
         self.pipeline = pipeline
         self._show = show
         self._spark = spark
-        self._frames = Frames(pipeline, spark)
+        self._frames = Frames(pipeline, spark, losses=losses)
         #: The name that Spark gave it for life; batches that come early wait for it.
         self._id: Future[str] = Future()
         #: For people: columns that a stream does not carry.
@@ -62,7 +65,7 @@ class Prepared:
 
     def start(self, checkpoint: str, trigger: Trigger) -> StreamingQuery:
         """Start it; what it has done is kept in the directory `checkpoint`."""
-        writer = self._writer()
+        writer = self._writer(checkpoint)
         writer = writer.queryName(self.query.name).trigger(**trigger.as_spark())
         sink = self._sink(self.query.sinks[0])
         writer = writer.outputMode(sink.mode).option("checkpointLocation", checkpoint)
@@ -97,14 +100,14 @@ class Prepared:
                 f"{name}: a message is made of payload; it does not carry {', '.join(behind)}"
             )
 
-    def _writer(self) -> DataStreamWriter:
+    def _writer(self, checkpoint: str) -> DataStreamWriter:
         query, first = self.query, self.query.sinks[0]
         if query.kind == "multiplexed":
             return self._to_streams(self._together(query))
         sink = self._sink(first)
         if query.kind == "single" and sink.stream is not None and sink.mode == "append":
             return self._to_streams(message_rows(_rows_for(self._frames, self.pipeline, first)))
-        return self._batch_by_batch()
+        return self._batch_by_batch(checkpoint)
 
     def _together(self, query: Query) -> DataFrame:
         if query.trunk is not None:
@@ -115,7 +118,7 @@ class Prepared:
     def _to_streams(self, rows: DataFrame) -> DataStreamWriter:
         return rows.writeStream.format("penstock").options(**_targets(self.pipeline, self.query))
 
-    def _batch_by_batch(self) -> DataStreamWriter:
+    def _batch_by_batch(self, checkpoint: str) -> DataStreamWriter:
         query, pipeline, show = self.query, self.pipeline, self._show
         trunk = query.trunk if query.kind == "foreach_batch" else None
         frame = (
@@ -126,7 +129,7 @@ class Prepared:
         id_ = self._id
 
         def write(batch: DataFrame, number: int) -> None:
-            _Batches(pipeline, query, id_.result(), show).write(batch, number, trunk)
+            _Batches(pipeline, query, id_.result(), checkpoint, show).write(batch, number, trunk)
 
         return frame.writeStream.foreachBatch(write)
 
@@ -139,11 +142,13 @@ class _Batches:
         pipeline: Pipeline,
         query: Query,
         id_: str,
+        checkpoint: str,
         show: Callable[[str, DataFrame], None],
     ) -> None:
         self._pipeline = pipeline
         self._query = query
         self._id = id_
+        self._checkpoint = checkpoint
         self._show = show
 
     def write(self, batch: DataFrame, number: int, trunk: str | None) -> None:
@@ -172,7 +177,8 @@ class _Batches:
     def _to_streams(self, rows: DataFrame, number: int) -> None:
         options = _targets(self._pipeline, self._query)
         writer = rows.write.format("penstock").mode("append")
-        writer.options(**options, query=self._id, batch=str(number)).save()
+        named = {"query": self._id, "batch": str(number), "checkpointLocation": self._checkpoint}
+        writer.options(**options, **named).save()
 
     def _to_files(self, name: str, frame: DataFrame, number: int) -> None:
         sink = self._pipeline.sinks[name]
@@ -180,7 +186,17 @@ class _Batches:
             self._show(name, frame.limit(SHOWN + 1))
             return
         columns, options = sink.partition_by or (), {**WHOLE_TIMES, **sink.options}
-        write_once(frame, sink.kind, sink.target, self._id, number, columns, options)
+        origin = Origin.of(self._checkpoint, number, _run(frame))
+        write_once(frame, sink.kind, sink.target, self._id, number, columns, options, origin)
+
+
+def _run(frame: DataFrame) -> str | None:
+    """Return the name that Spark gives a query from its start to its end."""
+    context = getattr(frame.sparkSession, "_jsparkSession", None)  # Spark Connect has none
+    if context is None:
+        return None
+    run: str | None = context.sparkContext().getLocalProperty(RUN)
+    return run
 
 
 def _rows_for(frames: Frames, pipeline: Pipeline, sink: str) -> DataFrame:

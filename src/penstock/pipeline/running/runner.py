@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
-from penstock.pipeline.running.checkpoints import own, used_before
+from penstock.pipeline.running.checkpoints import check_name, own, used_before
 from penstock.pipeline.running.faults import NotStarted, QueryFailed, reason_of
+from penstock.pipeline.running.loss_book import LossBook
 from penstock.pipeline.running.progress import Progress, Watch
 from penstock.pipeline.running.queries import Prepared
 from penstock.pipeline.running.signals import java_ignores
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.pipeline.model import Source
     from penstock.pipeline.plan import Plan, Query
     from penstock.pipeline.timing import Trigger
     from penstock.queue.ownership import Ownership
@@ -117,8 +119,14 @@ class _Run:
         self._checkpoint = checkpoint
         self._once = once
         self._on_progress = on_progress
+        self._books = {
+            query.name: book
+            for query in plan.queries
+            if (book := LossBook.of(self._where(query), self._sources(query))) is not None
+        }
         self._waiting = [
-            Prepared(query, plan.pipeline(query.pipeline), spark, show) for query in plan.queries
+            Prepared(query, plan.pipeline(query.pipeline), spark, show, self._losses(query))
+            for query in plan.queries
         ]
         self._say = say
         for prepared in self._waiting:
@@ -127,6 +135,18 @@ class _Run:
         self._watches = {query.name: Watch(query.name) for query in plan.queries}
         self._queries: dict[str, StreamingQuery] = {}
         self._owned: list[Ownership] = []
+
+    def _where(self, query: Query) -> str:
+        setting = self._plan.pipeline(query.pipeline).settings.checkpoint
+        return f"{_checkpoint(setting, self._checkpoint)}/{query.name}"
+
+    def _sources(self, query: Query) -> list[Source]:
+        sources = self._plan.pipeline(query.pipeline).sources
+        return [sources[name] for name in query.sources]
+
+    def _losses(self, query: Query) -> str | None:
+        book = self._books.get(query.name)
+        return None if book is None else str(book.folder)
 
     def run(self, should_stop: Callable[[], bool]) -> Outcome:
         try:
@@ -139,6 +159,7 @@ class _Run:
                 self._drain()
         finally:
             self._stop()
+        self._settle()
         return Outcome(tuple(watch.now for watch in self._watches.values()), was_stopped)
 
     def _start_one(self) -> None:
@@ -153,11 +174,14 @@ class _Run:
                 return
 
     def _start(self, prepared: Prepared) -> None:
-        name, settings = prepared.query.name, prepared.pipeline.settings
-        where = f"{_checkpoint(settings.checkpoint, self._checkpoint)}/{name}"
+        name = prepared.query.name
+        where = self._where(prepared.query)
         self._watches[name].say("starting")
         try:
             self._owned += own(where)
+            check_name(where)
+            if name in self._books:
+                self._watches[name].begin(*self._books[name].begin(prepared.sinks))
             for target in used_before(where, prepared.sinks):
                 self._say(
                     f"{name} begins anew, and {target} has batches of an earlier query: "
@@ -227,6 +251,16 @@ class _Run:
                 all_.callback(owned.release, remove=True)
             for name in self._queries:
                 all_.callback(self._end, name)
+
+    def _settle(self) -> None:
+        """Count what tasks did not find and no later batch has counted, and note it as told."""
+        for name, book in self._books.items():
+            if name in self._queries:
+                total = book.total()
+                if self._watches[name].settle(*total):
+                    self._tell(name)
+                book.tell(total)
+                book.clean()
 
     def _end(self, name: str) -> None:
         query, watch = self._queries[name], self._watches[name]

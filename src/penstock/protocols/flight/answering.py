@@ -8,10 +8,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
-from penstock.core.endpoints import create, describe, storage_of
+from penstock.core.endpoints import create, describe, notes_of, storage_of
 from penstock.core.errors import Malformed, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.appending import Writers
@@ -31,9 +31,11 @@ from penstock.protocols.flight.wire import (
     Identified,
     Locate,
     Located,
+    Noted,
     OpenWriter,
     Record,
     Stream,
+    WriteNote,
     WriterOpened,
 )
 
@@ -130,6 +132,8 @@ class Answers:
             ActionKind.OPEN_WRITER: self._open_writer,
             ActionKind.CLOSE_WRITER: self._close_writer,
             ActionKind.IDENTIFY: self._identify,
+            ActionKind.READ_NOTES: self._read_notes,
+            ActionKind.WRITE_NOTE: self._write_note,
         }
 
     def act(self, kind: str, body: bytes, peer: str) -> bytes:
@@ -298,6 +302,20 @@ class Answers:
         self.writers.forget(CloseWriter.from_bytes(body).writer)
         return Record()
 
+    def _read_notes(self, body: bytes, peer: str) -> Noted:
+        del peer
+        place = self._place(Stream.from_bytes(body), may_make=True)
+        return Noted(notes=json.dumps(notes_of(place.url).read()))
+
+    def _write_note(self, body: bytes, peer: str) -> Record:
+        del peer
+        asked = WriteNote.from_bytes(body)
+        self._may_write("write")
+        note = None if asked.note is None else _note_from(asked.note)
+        place = self._place(asked, may_make=True)
+        notes_of(place.url).write(asked.name, note, sync=asked.sync)
+        return Record()
+
     # --- streams themselves -----------------------------------------------------------------------
 
     def _create(self, body: bytes, peer: str) -> Record:
@@ -346,3 +364,13 @@ class Answers:
     def _may_write(self, what: str) -> None:
         if self._options.read_only:
             raise AccessRefused(f"nobody may {what} here: the server is read-only")
+
+
+def _note_from(text: str) -> dict[str, Any]:
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        note = None
+    if not isinstance(note, dict):
+        raise Malformed("flight WriteNote", "note", "a JSON object", text[:60])
+    return note

@@ -12,6 +12,7 @@ from penstock.protocols.flight.client import (
     describe_stream,
     identify_stream,
 )
+from penstock.protocols.flight.notes import ServerNotes
 from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.writer import FlightWriter
 
@@ -46,3 +47,6 @@ class FlightEndpoint(Endpoint):
 
     def storage_of(self, url: URL) -> str | None:
         return identify_stream(url)
+
+    def notes(self, url: URL) -> ServerNotes:
+        return ServerNotes(Target.of(url))

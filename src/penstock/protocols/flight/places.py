@@ -12,9 +12,8 @@ from penstock.core.errors import InvalidOption, InvalidURL, NotFound
 from penstock.core.units import parse_size
 from penstock.protocols.flight.wire import MAX_NAME, decode_name, encode_name
 from penstock.queue.classic.device import shared_memory_key
-from penstock.queue.log.segments import numbers_of
-from penstock.queue.log.settings import SETTINGS
-from penstock.queue.wide.layout import SLOT
+from penstock.queue.log.segments import is_log
+from penstock.queue.wide.layout import SLOT, Geometry
 from penstock.queue.wide.queue_file import SUFFIX, file_of
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Root:
         for folder, below, files in os.walk(self.folder):
             path = Path(folder)
             below.sort()
-            if path != self.folder and _is_log(path):
+            if path != self.folder and is_log(path):
                 names, below[:] = [path], []
             else:
                 stems = {os.path.splitext(f)[0] for f in files if f.endswith((SUFFIX, ".stat"))}  # noqa: PTH122
@@ -138,30 +137,31 @@ def _check_queue(name: str, path: Path) -> None:
         raise InvalidURL(name, "a queue in shared memory is not below the directory that is served")
     if not file_of(str(path)).endswith(SUFFIX):
         raise InvalidURL(name, "it is not a file")
-    if _is_log(path.parent):
+    if is_log(path.parent):
         raise InvalidURL(name, "it is inside of a log", hint="open the log itself")
 
 
 def _kind_of(path: Path) -> Kind | None:
-    if path.is_dir() and _is_log(path):
+    if path.is_dir() and is_log(path):
         return "log"
     is_queue = Path(file_of(str(path))).is_file() or Path(f"{path}.stat").is_file()
     return "fmq" if is_queue else None
 
 
-def _is_log(path: Path) -> bool:
-    return (path / SETTINGS).is_file() or bool(numbers_of(path))
-
-
 def check_size(options: Mapping[str, str], limit: int) -> None:
-    """Make sure that a stream with these options is not larger than allowed.
+    """Make sure that a stream with these options, its slots included, is not larger than allowed.
 
     :raises InvalidOption: it is.
     """
-    for option, each in (("size", 1), ("segment", 1), ("slots", 0), ("segment_slots", 0)):
-        value = options.get(option)
-        if value is None:
+    for of_size, of_slots in (("size", "slots"), ("segment", "segment_slots")):
+        asked = {name: parse_size(options[name]) for name in (of_size, of_slots) if name in options}
+        if not asked:
             continue
-        size = parse_size(value) * (each or SLOT.itemsize)
-        if size > limit:
-            raise InvalidOption(option, value, f"this server makes at most {limit:,} bytes")
+        slots = asked.get(of_slots)
+        # Slots that nobody asked for are few.
+        table = 0 if slots is None else Geometry.fitting(slots, 0, 0).slots * SLOT.itemsize
+        if asked.get(of_size, 0) + table > limit:
+            name = of_size if of_size in asked else of_slots
+            raise InvalidOption(
+                name, options[name], f"this server makes at most {limit:,} bytes, slots included"
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,6 +20,7 @@ from penstock.core.position import Position
 __all__ = [
     "LONGEST_WAIT",
     "MAX_NAME",
+    "MAX_NOTE",
     "MAX_RECORD",
     "Acknowledge",
     "ActionKind",
@@ -36,6 +37,7 @@ __all__ = [
     "Located",
     "Lost",
     "Mark",
+    "Noted",
     "OpenWriter",
     "Outcome",
     "Piece",
@@ -45,6 +47,7 @@ __all__ = [
     "Stream",
     "Take",
     "Told",
+    "WriteNote",
     "WriterOpened",
     "decode_name",
     "encode_name",
@@ -53,6 +56,9 @@ __all__ = [
 
 #: Bytes of one record. A thousand lost ranges fit, which is what a reader remembers.
 MAX_RECORD: Final = 128 << 10
+#: Bytes of a note that a stream keeps of a writer, and of all its notes.
+MAX_NOTE: Final = 4 << 20
+MAX_NOTES: Final = 64 << 20
 #: Bytes of the path of a stream, and characters of it when percent-encoded.
 MAX_NAME: Final = 1024
 #: A server waits for messages this long (seconds) in one call; a client asks again.
@@ -84,6 +90,9 @@ class ActionKind(StrEnum):
     IDENTIFY = "identify"
     #: Its body is a `Put`.
     OPEN_BULK = "open_bulk"
+    #: Its body is a `Stream`.
+    READ_NOTES = "read_notes"
+    WRITE_NOTE = "write_note"
 
 
 # --- how a record is written and read -------------------------------------------------------------
@@ -98,6 +107,8 @@ class Record(_Part):
 
     #: The version of these records. A change that an older one would misunderstand is another.
     v: Literal[1] = 1
+    #: Bytes of one.
+    longest: ClassVar[int] = MAX_RECORD
 
     def to_bytes(self) -> bytes:
         return self.model_dump_json().encode()
@@ -108,16 +119,16 @@ class Record(_Part):
 
         :raises Malformed: it is too long, is no JSON, lacks a field or has one that does not fit.
         """
-        _check_size(cls.__name__, data)
+        _check_size(cls.__name__, data, cls.longest)
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise _malformed(cls.__name__, error) from None
 
 
-def _check_size(what: str, data: bytes) -> None:
-    if len(data) > MAX_RECORD:
-        raise Malformed(f"flight {what}", "length", f"at most {MAX_RECORD}", len(data))
+def _check_size(what: str, data: bytes, longest: int = MAX_RECORD) -> None:
+    if len(data) > longest:
+        raise Malformed(f"flight {what}", "length", f"at most {longest}", len(data))
 
 
 def _malformed(what: str, error: ValidationError) -> Malformed:
@@ -253,6 +264,18 @@ class CloseWriter(Record):
     writer: _Id
 
 
+class WriteNote(Stream):
+    """Keep a note of a writer with the stream; see `StreamNotes`."""
+
+    longest: ClassVar[int] = 2 * MAX_NOTE
+
+    name: _Label
+    #: JSON; None: forget it.
+    note: Annotated[str, Field(max_length=MAX_NOTE)] | None
+    #: Answer when it is on the disk.
+    sync: bool = True
+
+
 class Put(Record):
     """The command of a stream of batches to append."""
 
@@ -327,6 +350,14 @@ class Identified(Record):
     """Where a stream is stored: a token that is the same for all its names. None: there is none."""
 
     storage: _Label | None = None
+
+
+class Noted(Record):
+    """The notes that a stream keeps, as JSON."""
+
+    longest: ClassVar[int] = 2 * MAX_NOTES
+
+    notes: Annotated[str, Field(max_length=MAX_NOTES)]
 
 
 class WriterOpened(Record):

@@ -24,7 +24,7 @@ from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Decoder, Frame, encode_header, keep_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "client_count", "ping"]
 
@@ -122,6 +122,17 @@ class Connection(Closable):
             self._send(header, payload)
         else:
             self._send(header + payload)
+
+    def send_all(self, id: int, payloads: Sequence[bytes]) -> None:
+        """Send payloads, each in a frame, in one piece."""
+        first = self.seq + 1
+        self._send(
+            b"".join(
+                encode_header(id, seq, len(payload)) + payload
+                for seq, payload in enumerate(payloads, first)
+            )
+        )
+        self.seq = first + len(payloads) - 1
 
     def exchange_frame(self, frame: bytes, read: Callable[[bytearray, int], T | None]) -> T | Frame:
         """Send a frame that has the next number; return what `read` makes of the reply's bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -9,18 +10,20 @@ from penstock.core.errors import Malformed
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
-from penstock.protocols.lrose.fmq_messages import Messages
 from penstock.queue.classic._rows import make_messages
 from penstock.queue.classic.compression import decompress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.protocols.lrose.fmq_messages import Messages
     from penstock.protocols.lrose.fmq_options import FmqOptions
 
-__all__ = ["Arrivals", "Proof"]
+__all__ = ["Arrivals", "Delivered", "Proof"]
 
 _SECOND: Final = 1_000_000_000
+#: Replies that are remembered: a server goes back by some messages at most.
+_REMEMBERED: Final = 4
 
 
 class Proof(NamedTuple):
@@ -40,6 +43,28 @@ class Proof(NamedTuple):
             messages.times[row],
         )
         return cls(seq, kind, messages.payloads[row])
+
+
+class Delivered:
+    """What came last, to know it again."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[Sequence[int], Messages]] = deque(maxlen=_REMEMBERED)
+
+    def add(self, messages: Messages, seqs: Sequence[int]) -> None:
+        self._blocks.append((seqs, messages))
+
+    def is_same(self, messages: Messages, row: int, seq: int) -> bool | None:
+        """Tell whether a message is what came under its number; None: that is not known."""
+        for seqs, known in reversed(self._blocks):
+            if seqs[0] <= seq <= seqs[-1]:
+                place = bisect_left(seqs, seq)
+                if seqs[place] == seq:
+                    return Proof.of(known, place, seq) == Proof.of(messages, row, seq)
+        return None
+
+    def clear(self) -> None:
+        self._blocks.clear()
 
 
 class Arrivals:
@@ -100,8 +125,7 @@ class Arrivals:
             good.append(row)
         if len(good) == len(payloads):
             return payloads, seqs, messages
-        chosen = Messages(*([column[row] for row in good] for column in messages))  # type: ignore[arg-type]
-        return [payloads[row] for row in good], [seqs[row] for row in good], chosen
+        return [payloads[row] for row in good], [seqs[row] for row in good], messages.chosen(good)
 
     def _decompressed(self, messages: Messages, row: int) -> bytes:
         said = messages.uncompressed_lens[row]

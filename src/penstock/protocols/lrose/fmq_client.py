@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import ConnectionLost, MessageTooLarge, NotFound, PenstockError
@@ -34,6 +35,8 @@ from penstock.protocols.lrose.sku import Frame
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.core.url import URL
 
 __all__ = ["QueueLink", "Target", "open_link", "open_to_read", "open_to_write"]
@@ -44,6 +47,10 @@ _FIRST: Final = 250
 _MOST: Final = 1000
 #: After more than so many there are probably more. LROSE's server sends up to 101.
 _FEW: Final = 90
+#: Attempts to have LROSE's server open a queue beside a busy writer.
+_MOST_OPENINGS: Final = 100
+#: Requests without parts that are sent at a time.
+_AT_ONCE: Final = 256
 #: How soon, and how often, a server that cannot be reached is tried again.
 _BACKOFF: Final = Backoff(initial=0.02, factor=1.7, maximum=1.0)
 
@@ -86,7 +93,9 @@ class QueueLink:
         self._ahead: int | None = None
         self._was_ahead = False
         self._most = _FIRST
-        init = Init(
+        #: The id of the message that the server read last, if that is known.
+        self.last_id: int | None = None
+        self._init = Init(
             str(target.address),
             mode,
             mode,  # as LROSE's clients do: where to start is said by SEEK
@@ -97,7 +106,12 @@ class QueueLink:
             is_ours=True,
         )
         try:
-            reply = self._connection.call(SOCKET_ID, encode_init(init))
+            reply = self._connection.call(SOCKET_ID, encode_init(self._init))
+            for attempt in range(_MOST_OPENINGS):
+                if not _is_overtaken(reply):
+                    break
+                time.sleep(0.0001 * attempt)
+                reply = self._connection.call(SOCKET_ID, encode_init(self._init))
         except BaseException:
             self._connection.close()
             raise
@@ -109,7 +123,8 @@ class QueueLink:
 
     def _opening_failed(self, reply: DsMessage, mode: OpenMode) -> PenstockError:
         error = self._error(reply)
-        if mode is OpenMode.READ_ONLY and reply.error == ErrorCode.FAILED and not self.is_ours:
+        is_failure = reply.error == ErrorCode.FAILED and not _is_overtaken(reply)
+        if mode is OpenMode.READ_ONLY and is_failure and not self.is_ours:
             # LROSE's server has one answer for all. To a reader it means this, mostly.
             return NotFound(f"{self._target.url} cannot be opened: {error}", hint=_CREATE_HINT)
         return error
@@ -122,6 +137,7 @@ class QueueLink:
         :raises RequestRefused: the server says that it failed.
         """
         self._settle()
+        self.last_id = None
         reply = self._connection.call(SOCKET_ID, DsMessage(op, sub_type, mode))
         if reply.error:
             raise self._error(reply)
@@ -173,7 +189,10 @@ class QueueLink:
             raise
         head, messages = decode_messages(payload)
         if head.error:
+            self.last_id = None
             raise self._error(DsMessage.from_bytes(payload))
+        if messages.ids:
+            self.last_id = messages.ids[-1]
         return messages
 
     def _ask_for_messages(self, wanted: int, wait: float, most: int | None) -> None:
@@ -181,6 +200,64 @@ class QueueLink:
         number = (most or self._most) if self.is_ours else 0
         request = DsMessage(Op.READ, wanted, milliseconds, number)
         self._connection.send(SOCKET_ID, request.to_bytes())
+
+    # --- what LROSE's server needs ----------------------------------------------------------
+
+    def reopening(self) -> DsMessage:
+        """Return the request that has the server open the queue of its path anew, at its end."""
+        return encode_init(self._init)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the next messages were asked for already."""
+        return self._ahead is not None
+
+    def read_last_and_on(self) -> Messages:
+        """Read the last message once more, and what is behind it."""
+        return self.read_after([DsMessage(Op.SEEK, SeekTo.BACK)])
+
+    @staticmethod
+    def reading() -> DsMessage:
+        """Return the request to read what is next."""
+        return DsMessage(Op.READ)
+
+    def ask_all(self, requests: Sequence[DsMessage]) -> list[bytes]:
+        """Send requests one behind the other, and return the replies to them.
+
+        They are so few at a time that neither side waits for the other to take something.
+
+        :raises RequestRefused: one of them failed; the last one that did is told.
+        """
+        self._settle()
+        self.last_id = None
+        replies: list[bytes] = []
+        failure: PenstockError | None = None
+        try:
+            for first in range(0, len(requests), _AT_ONCE):
+                some = requests[first : first + _AT_ONCE]
+                self._connection.send_all(SOCKET_ID, [request.to_bytes() for request in some])
+                for request in some:
+                    reply = self._connection.receive().payload
+                    if DsMessage.head_of(reply).error:
+                        message = DsMessage.from_bytes(reply)
+                        is_init = request.type == Op.INIT
+                        mode = OpenMode(self._init.open_mode)
+                        failed = self._opening_failed(message, mode) if is_init else None
+                        failure = failed or failure or self._error(message)
+                    replies.append(reply)
+        except BaseException:
+            self._connection.close()  # as in `_read`
+            raise
+        if failure is not None:
+            raise failure
+        return replies
+
+    def read_after(self, requests: Sequence[DsMessage]) -> Messages:
+        """Send requests, and return what is there to read after them."""
+        _, messages = decode_messages(self.ask_all([*requests, self.reading()])[-1])
+        if messages.ids:
+            self.last_id = messages.ids[-1]
+        return messages
 
     def _settle(self) -> None:
         """Take the reply to a question that was asked ahead: nobody wants it any more."""
@@ -242,6 +319,11 @@ class QueueLink:
     def abandon(self) -> None:
         """Hang up."""
         self._connection.close()
+
+
+def _is_overtaken(reply: DsMessage) -> bool:
+    """Tell whether LROSE's server lost the end of a queue, to a writer, while it opened it."""
+    return bool(reply.error) and "Cannot find slot for id" in (reply.error_text or "")
 
 
 _CREATE_HINT: Final = "write to it first, or wait for it with wait=true"

@@ -9,10 +9,16 @@ from penstock.core.errors import AlreadyExists, InvalidOption, NotFound, Unsuppo
 from penstock.protocols.lrose.fmq_wire import OpenMode
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.device import shared_memory_key
-from penstock.queue.classic.layout import BUFFER_COOKIE, FRAME_EXTRA, STATUS_MAGIC, STATUS_SIZE
+from penstock.queue.classic.layout import (
+    BUFFER_COOKIE,
+    FRAME_EXTRA,
+    STATUS_MAGIC,
+    STATUS_SIZE,
+    stat_size,
+)
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import MAGIC
+from penstock.queue.wide.layout import MAGIC, Geometry
 from penstock.queue.wide.queue_file import file_of
 
 if TYPE_CHECKING:
@@ -59,10 +65,20 @@ def check_geometry(init: Init, options: FmqServerOptions) -> None:
         raise InvalidOption(
             "numSlots", init.num_slots, f"this server makes 1 to {options.max_slots:,}"
         )
-    if not FRAME_EXTRA <= init.buf_size <= options.max_queue:
+    whole = _bytes_of(init, options.layout)
+    if init.buf_size < FRAME_EXTRA or whole > options.max_queue:
         raise InvalidOption(
-            "bufSize", init.buf_size, f"this server makes at most {options.max_queue:,} bytes"
+            "bufSize",
+            init.buf_size,
+            f"this server makes queues of at most {options.max_queue:,} bytes, slots included",
+            hint=None if init.buf_size < FRAME_EXTRA else f"this one would have {whole:,}",
         )
+
+
+def _bytes_of(init: Init, layout: str) -> int:
+    if layout == "wide":
+        return Geometry.fitting(init.num_slots, init.buf_size, 0).file_size
+    return stat_size(init.num_slots) + init.buf_size
 
 
 def check_replaceable(path: str, layout: str) -> None:

@@ -65,8 +65,14 @@ class Messages(NamedTuple):
     payloads: list[bytes]
 
     def rows(self, first: int, end: int | None = None) -> Messages:
-        """Return some of the messages."""
+        """Return a run of the messages."""
         return Messages(*(column[first:end] for column in self))  # type: ignore[arg-type]
+
+    def chosen(self, rows: Sequence[int]) -> Messages:
+        """Return some of the messages."""
+        if len(rows) == len(self.ids):
+            return self
+        return Messages(*([column[row] for row in rows] for column in self))  # type: ignore[arg-type]
 
 
 #: Where the type and the category are in a header.

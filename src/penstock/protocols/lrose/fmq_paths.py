@@ -10,6 +10,7 @@ from typing import Final
 from penstock.core.errors import InvalidURL
 from penstock.protocols.lrose.addresses import path_of
 from penstock.queue.classic.device import shared_memory_key
+from penstock.queue.log.segments import is_log
 from penstock.queue.wide.queue_file import SUFFIX
 
 __all__ = ["QueueRoot"]
@@ -53,6 +54,11 @@ class QueueRoot:
         for ending in _FILES:
             if not Path(os.path.realpath(path + ending)).is_relative_to(self.folder):
                 raise InvalidURL(name, "it leads out of the directory that is served")
+        # A log's segments look like queues, and belong to the log.
+        if any(map(is_log, (self.folder.joinpath(*parts[:depth]) for depth in range(len(parts))))):
+            raise InvalidURL(
+                name, "it is inside of a log", hint="penstock serve flight serves the log itself"
+            )
         if shared_memory_key(path) is not None and not self._shared_memory:
             raise InvalidURL(
                 name,

@@ -7,16 +7,23 @@ import time
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import Closed, ConnectionLost, Malformed, PositionError
+from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, ReaderStatistics
-from penstock.protocols.lrose.fmq_arrivals import Arrivals, Proof
+from penstock.protocols.lrose.errors import RequestRefused
+from penstock.protocols.lrose.fmq_arrivals import Arrivals, Delivered, Proof
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
 from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
-from penstock.protocols.lrose.fmq_scout import Scout
+from penstock.protocols.lrose.fmq_scout import (
+    Scout,
+    find_message,
+    find_newest,
+    find_oldest,
+    stand_behind,
+)
 from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
 from penstock.queue.losses import LoggedLosses
@@ -38,6 +45,18 @@ _PAYLOAD_OF: Final = itemgetter(Message._fields.index("payload"))
 _FIRST_PAUSE: Final = 0.001
 #: A server of ours is asked to wait so long (seconds) at a time.
 _LONGEST_WAIT: Final = 5.0
+#: While nothing comes from LROSE's server, which never looks at its path again, we look this often
+#: (seconds) whether that means another queue by now; less often where there is none.
+_LOOK_AT_PATH: Final = 0.25
+_LOOK_FOR_QUEUE: Final = 3.0
+#: After so long (seconds) without a question, the last message is read once more with the next
+#: ones, to see that it is still the same queue.
+_STILL_THE_SAME: Final = 0.05
+#: A writer says in the status what is in the slots already within a blink. A status that is still
+#: behind what was read after so long (seconds) is that of another queue.
+_PATIENCE: Final = 0.3
+#: LROSE's server may fail to read beside a busy writer so often, one time after the other.
+_MOST_FAILURES: Final = 200
 
 
 class FmqReader(Reader):
@@ -45,7 +64,9 @@ class FmqReader(Reader):
 
     The protocol knows ids only, which wrap: a message's number is its id, unwrapped. What lies
     between two ids is lost, and counted; but first it is looked for from the oldest message on,
-    because LROSE's server jumps to the newest when it is overrun (spec lrose 6.1, 4).
+    because LROSE's server jumps to the newest when it is overrun (spec lrose 6.1, 4). That server
+    also reads what is in a slot before the status says so, and then goes back: what came before is
+    left out, if it is the same message.
     """
 
     cannot_carry = CANNOT_CARRY
@@ -75,6 +96,8 @@ class FmqReader(Reader):
         self._is_skipping = False
         self._skipped_to: int | None = None
         self._proof: Proof | None = None
+        self._delivered = Delivered()
+        self._looked_at_path = self._asked = time.monotonic()
         self._lost_since: float | None = None
         self._link: QueueLink | None = open_to_read(target, 0.0)
         try:
@@ -105,6 +128,8 @@ class FmqReader(Reader):
     def _stand_again(self, link: QueueLink) -> None:
         if self._next is None:
             self._skip_from(link, None)
+        elif self._can_step(link):
+            self._find_place(link)
         else:
             # One before, if we had it: to see whether it is still the same queue.
             self._place(link, self._next if self._proof is None else self._proof.seq)
@@ -122,6 +147,78 @@ class FmqReader(Reader):
         self._is_skipping = next_seq is not None
         self._skipped_to = None
 
+    def _can_step(self, link: QueueLink) -> bool:
+        """Tell whether a place is found by stepping back: with LROSE's server, and all types."""
+        return not link.is_ours and self._wanted < 0
+
+    def _find_place(self, link: QueueLink) -> None:
+        """Have LROSE's server stand at the next message, or the oldest that is left behind it.
+
+        It opens the queue of its path for that. If it is not the one that was read, begin anew.
+        """
+        assert self._next is not None
+        if not self._is_published(link):
+            return
+        proof = self._proof if self._proof and self._proof.seq == self._next - 1 else None
+        wanted = self._next - 1 if proof else self._next
+        if link.last_id == (wanted - 1) % ID_COUNT:
+            return  # there is nothing behind it
+        found = find_message(link, wanted % ID_COUNT)
+        if found is None:
+            self._place(link, wanted)
+            self._is_skipping = True
+            return
+        first = unwrap(found.ids[0], wanted) if found.ids else None
+        if proof is not None and first == wanted:
+            if self._delivered.is_same(found, 0, wanted) is False:
+                self._restart(link)
+                return
+            found, first = found.rows(1), wanted + 1
+        if first != self._next:
+            found = find_oldest(link)
+            first = unwrap(found.ids[0], self._next) if found.ids else None
+            if first is None or first < self._next:
+                return  # it is there, for the next question
+            self._miss(first)
+        self._hold_run(link, found)
+
+    def _is_published(self, link: QueueLink) -> bool:
+        """Open the queue anew, and make sure that it reaches to where we are.
+
+        If it does not, it is another one, or what was read was never published.
+        """
+        assert self._next is not None
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            found = find_newest(link)
+            newest = unwrap(found.ids[0], self._next) if found.ids else -1
+            if newest >= self._next - 1 and (found.ids or not self._next):
+                return bool(found.ids)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        if found.ids and self._delivered.is_same(found, 0, newest):
+            log.warning("%s: its writer took back what is behind message %d", self.url, newest)
+            self._next = newest + 1
+            stand_behind(link, newest % ID_COUNT)
+        else:
+            self._restart(link)
+        return False
+
+    def _hold_run(self, link: QueueLink, messages: Messages) -> None:
+        """Keep what follows on each other from the next message on; stand behind it."""
+        assert self._next is not None
+        ids = messages.ids
+        count = 0
+        while count < len(ids) and ids[count] == (self._next + count) % ID_COUNT:
+            count += 1
+        self._is_skipping = False
+        self._hold(messages.rows(0, count), range(self._next, self._next + count))
+        last = (self._next - 1) % ID_COUNT
+        if self._next and link.last_id != last and not stand_behind(link, last):
+            self._place(link, self._next)
+            self._is_skipping = True
+
     def _give_up_link(self) -> None:
         link, self._link = self._link, None
         if link is not None:
@@ -134,6 +231,7 @@ class FmqReader(Reader):
         self._check_open()
         place = Position.of(position)
         self._arrivals.clear()
+        self._delivered.clear()
         self._proof = self._skipped_to = None
         self._is_skipping = False
         while True:
@@ -141,13 +239,59 @@ class FmqReader(Reader):
                 self._next = None
             link = self._linked()
             try:
-                self._go(link, place)
+                if self._can_step(link):
+                    self._step_to(link, place)
+                else:
+                    self._go(link, place)
             except ConnectionLost:
                 self._give_up_link()
                 continue
             return
 
+    def _step_to(self, link: QueueLink, place: Position) -> None:
+        """Go somewhere, with LROSE's server."""
+        self._next = None
+        found = find_newest(link)
+        newest = unwrap(found.ids[0], self._near_to(place)) if found.ids else -1
+        match place.anchor:
+            case "start" | "time":
+                if found.ids:
+                    found = find_oldest(link)
+                    newest = unwrap(found.ids[0], newest)
+                if place.anchor == "time" and found.ids:
+                    stand_behind(link, found.ids[-1])
+                    found = self._skip_before(link, found, place.value // _SECOND)
+                    newest = unwrap(found.ids[0], newest) if found.ids else newest
+                if self._next is None:
+                    self._next = max(newest, 0)
+            case "last":
+                self._next = max(newest, 0)
+            case "end":
+                self._next = newest + 1
+                found = found.rows(1)
+            case _:
+                self._check_reached(place.value, newest + 1)
+                self._next = place.value
+                if place.value <= newest:
+                    self._find_place(link)
+                    return
+                found = found.rows(1)
+        self._hold_run(link, found)
+
+    def _near_to(self, place: Position) -> int:
+        """Return a number that the newest one is near to."""
+        return place.value if place.anchor == "seq" else self._near
+
+    def _check_reached(self, seq: int, end: int) -> None:
+        if seq > end:
+            raise PositionError(
+                f"{self.url} has no message {seq} yet: the next one is {end}",
+                hint="use end to wait for the next message",
+            )
+
     def _go(self, link: QueueLink, place: Position) -> None:
+        if not link.is_ours:
+            find_newest(link)  # or it would seek by what it saw long ago
         self._next = None
         match place.anchor:
             case "start" | "time":
@@ -164,12 +308,7 @@ class FmqReader(Reader):
                 messages = self._go_behind_newest(link, self._near)
             case _:
                 messages = self._go_behind_newest(link, place.value)
-                if place.value > (self._next or 0):
-                    raise PositionError(
-                        f"{self.url} has no message {place.value} yet: "
-                        f"the next one is {self._next}",
-                        hint="use end to wait for the next message",
-                    )
+                self._check_reached(place.value, self._next or 0)
                 if place.value != self._next:
                     self._next = place.value
                     self._place(link, place.value)
@@ -187,12 +326,23 @@ class FmqReader(Reader):
         link.seek(SeekTo.LAST)
         messages = link.read(most=1)
         self._next = unwrap(messages.ids[0], near) + 1 if messages.ids else 0
+        if self._wanted >= 0 and messages.ids:
+            # What came meanwhile is of all types.
+            link.seek(SeekTo.LAST)
+            link.read(most=1)
+            return messages.rows(len(messages.ids))
         return messages.rows(1)
 
     def _skip_before(self, link: QueueLink, messages: Messages, second: int) -> Messages:
         """Pass over messages that were appended earlier; the protocol cannot look for a time."""
         newest = None
         while messages.ids:
+            if newest is not None and self._wanted < 0:
+                # What is missing may be what is wanted.
+                missing = id_distance(messages.ids[0], newest % ID_COUNT) != 1
+                if missing:
+                    self._next = newest + 1
+                    return messages
             for row, moment in enumerate(messages.times):
                 if moment >= second:
                     return messages.rows(row)
@@ -209,19 +359,22 @@ class FmqReader(Reader):
     def newest_seq(self) -> int | None:
         """Ask over a second connection, which leaves the place of this one alone."""
         self._check_open()
-        return self._scouted(SeekTo.LAST)
+        ids = self._scout.newest().ids
+        return unwrap(ids[0], self._here) if ids else None
 
     def bounds(self) -> Bounds:
         self._check_open()
-        oldest, newest = self._scouted(SeekTo.START), self._scouted(SeekTo.LAST)
-        if oldest is None or newest is None:
+        found = self._scout.bounds(self._here)
+        if found is None:
             end = self._next or 0
             return Bounds(0, end, end)
         # The protocol has no epoch; a queue that is created anew is told by its numbers.
+        oldest, newest = found
         return Bounds(0, oldest, max(newest, oldest) + 1)
 
-    def _scouted(self, place: SeekTo) -> int | None:
-        return self._scout.seq_at(place, self._near if self._next is None else self._next)
+    @property
+    def _here(self) -> int:
+        return self._near if self._next is None else self._next
 
     # --- taking in what comes ---------------------------------------------------------------
 
@@ -243,32 +396,49 @@ class FmqReader(Reader):
         return self._take_in_slowly(link, messages)
 
     def _take_in_slowly(self, link: QueueLink, messages: Messages) -> bool:
-        begin = 0
+        chosen: list[int] = []
         seqs: list[int] = []
         for row, id in enumerate(messages.ids):
             assert self._next is not None
             distance = id_distance(id, self._next % ID_COUNT)
             if distance < 0 and self._is_skipping:
                 self._skipped_to = self._next + distance
-                begin = row + 1
                 if self._is_another(messages, row):
                     self._restart(link)
                     return False
                 continue
+            if distance < 0 and self._is_repeated(link, messages, row, chosen, seqs):
+                continue
             if distance < 0 or (distance > 0 and self._may_look_back(link)):
-                self._hold(messages.rows(begin, row), seqs)
-                if distance < 0:
+                self._hold(messages.chosen(chosen), seqs)
+                if self._can_step(link):
+                    self._find_place(link)
+                elif distance < 0:
                     self._restart(link)
                 else:
                     self._skip_from(link, self._next)
                 return False
             if distance:
                 self._miss(self._next + distance)
+            chosen.append(row)
             seqs.append(self._next)
             self._next += 1
             self._is_skipping = False
-        self._hold(messages.rows(begin), seqs)
+        self._hold(messages.chosen(chosen), seqs)
         return True
+
+    def _is_repeated(
+        self, link: QueueLink, messages: Messages, row: int, chosen: list[int], seqs: list[int]
+    ) -> bool:
+        """Tell whether LROSE's server says again what it said before."""
+        if link.is_ours:
+            return False
+        assert self._next is not None
+        seq = self._next + id_distance(messages.ids[row], self._next % ID_COUNT)
+        if seq in seqs:
+            before = chosen[seqs.index(seq)]
+            return Proof.of(messages, before, seq) == Proof.of(messages, row, seq)
+        return bool(self._delivered.is_same(messages, row, seq))
 
     def _may_look_back(self, link: QueueLink) -> bool:
         """Tell whether what is missing may still be there: LROSE's server jumps too far."""
@@ -297,7 +467,17 @@ class FmqReader(Reader):
         self._restarts += 1
         self._near = 0
         self._proof = None
-        self._skip_from(link, 0)
+        self._delivered.clear()
+        if not self._can_step(link):
+            self._skip_from(link, 0)
+            return
+        self._next = 0
+        self._is_skipping = False
+        if find_newest(link).ids:
+            found = find_oldest(link)
+            if found.ids and found.ids[0]:
+                self._miss(found.ids[0])
+            self._hold_run(link, found)
 
     def _miss(self, next_seq: int) -> None:
         """Go on with a later message, and account for those between."""
@@ -314,6 +494,7 @@ class FmqReader(Reader):
             self._near = seqs[-1]
             self._next = seqs[-1] + 1
             self._proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
+            self._delivered.add(messages, seqs)
             self._arrivals.hold(messages, seqs)
 
     # --- reading ----------------------------------------------------------------------------
@@ -358,19 +539,66 @@ class FmqReader(Reader):
         """Ask for messages until some are ready, or there are no more."""
         if self._arrivals.failure is not None:
             raise self._arrivals.failure
+        failures = 0
         while not self._ready and self._arrivals.failure is None:
             link = self._linked(patience)
+            before = self._next, self._restarts
             try:
-                messages = link.read(self._wanted, wait, ahead=True)
-                is_settled = self._take_in(link, messages)
+                is_settled = self._take_in(link, self._ask(link, wait))
+                is_idle = is_settled and (self._next, self._restarts) == before
+                if is_idle and not self._is_moved(link):
+                    return
             except (ConnectionLost, Malformed) as error:
                 self._give_up_link()
                 if isinstance(error, Malformed):
                     raise
                 continue
-            if is_settled and not messages.ids:
-                return
+            except RequestRefused:
+                failures += 1
+                if link.is_ours or failures > _MOST_FAILURES:
+                    raise
+                time.sleep(min(0.0001 * failures, 0.01))
+                continue
+            failures = 0
             wait = 0.0
+
+    def _ask(self, link: QueueLink, wait: float) -> Messages:
+        """Ask for what is next; after a pause, for the last message, too."""
+        now, asked = time.monotonic(), self._asked
+        self._asked = now
+        if now - asked > _STILL_THE_SAME and self._can_step(link) and not self._is_skipping:
+            stands_here = self._next and link.last_id == (self._next - 1) % ID_COUNT
+            if stands_here and not link.has_asked:
+                messages = link.read_last_and_on()
+                if not messages.ids:
+                    self._find_place(link)
+                return messages
+        return link.read(self._wanted, wait, ahead=True)
+
+    def _is_moved(self, link: QueueLink) -> bool:
+        """Look now and then whether the path means another queue than LROSE's server has open.
+
+        What is left in the one that it has open is read first.
+        """
+        now = time.monotonic()
+        if now - self._looked_at_path < _LOOK_AT_PATH or not self._can_step(link):
+            return False
+        if self._next is None or self._is_skipping:
+            return False
+        self._looked_at_path = now
+        try:
+            found = self._scout.newest()
+        except NotFound:
+            self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
+            return False
+        newest = unwrap(found.ids[0], self._next) if found.ids else -1
+        if newest == self._next - 1 and self._delivered.is_same(found, 0, newest) is not False:
+            return False
+        before = self._next, self._restarts
+        self._take_in(link, link.read())
+        if (self._next, self._restarts) == before and not self._ready:
+            self._find_place(link)
+        return True
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout

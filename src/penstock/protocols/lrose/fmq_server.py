@@ -41,7 +41,12 @@ class FmqServerOptions(ServingOptions):
 def fmq_server(options: FmqServerOptions) -> DsServer:
     """Return the server, for an event loop to start."""
     shared = Shared(options)
-    return DsServer(options, lambda name: FmqSession(shared, name), on_close=shared.close)
+    return DsServer(
+        options,
+        lambda name: FmqSession(shared, name),
+        grants=f"{'read' if options.read_only else 'read, write and create'} its queues",
+        on_close=shared.close,
+    )
 
 
 class FmqServer(ServerThread):

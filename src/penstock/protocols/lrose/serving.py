@@ -7,6 +7,10 @@ its `Session`.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
+import math
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -28,8 +32,121 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "DsServer", "ServerStatistics", "ServerThread", "ServingOptions", "Session"]
 
+log = logging.getLogger(__name__)
+
 #: Clients beyond the limit, at most, that are told so before they are cut off.
 _MOST_DENIED: Final = 64
+#: Connections that the system keeps for us, and those taken before clients have their turn.
+_BACKLOG: Final = 1024
+_TAKEN_AT_ONCE: Final = 64
+#: Without a descriptor for one more connection, another try is made so much later (seconds).
+_WITHOUT_DESCRIPTOR: Final = 0.25
+#: Trouble of the same kind is said again after so many seconds.
+_SAID_AGAIN: Final = 60.0
+
+
+class _Listener:
+    """Accepts connections; while the system has none to give, it waits, and says so once.
+
+    asyncio's own server tries as often as its backlog is long, each time with a traceback.
+    """
+
+    def __init__(
+        self, listening: socket.socket, new_client: Callable[[], ServedClient], where: str
+    ) -> None:
+        self._socket = listening
+        self._new_client = new_client
+        self._where = where
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[object]] = set()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._failed_since: float | None = None
+        self._said = -math.inf
+        self._listen()
+
+    def _listen(self) -> None:
+        self._waiting = None
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._go_on()
+                return
+            except OSError as error:
+                self._wait(error)
+                return
+            connection.setblocking(False)
+            arriving = self._loop.create_task(
+                self._loop.connect_accepted_socket(self._new_client, connection)
+            )
+            self._arriving.add(arriving)
+            arriving.add_done_callback(self._arrived)
+
+    def _arrived(self, task: asyncio.Task[object]) -> None:
+        self._arriving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s: a connection failed: %s", self._where, error)
+
+    def _wait(self, error: OSError) -> None:
+        now = time.monotonic()
+        if self._failed_since is None and now - self._said > _SAID_AGAIN:
+            self._failed_since = self._said = now
+            log.warning(
+                "%s takes no more clients for now: %s; those who come wait (raise the limit of "
+                "open files with ulimit -n, or allow fewer clients)",
+                self._where,
+                error.strerror or error,
+            )
+        self._loop.remove_reader(self._socket)
+        self._waiting = self._loop.call_later(_WITHOUT_DESCRIPTOR, self._listen)
+
+    def _go_on(self) -> None:
+        """Nobody waits any more."""
+        if self._failed_since is not None:
+            seconds = time.monotonic() - self._failed_since
+            self._failed_since = None
+            log.warning("%s takes clients again, after %.1f s", self._where, seconds)
+
+    async def close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        if self._arriving:
+            await asyncio.wait(self._arriving)
+
+
+def _listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Listen at all addresses of a host; a port of 0 is the same, free one at each of them.
+
+    :raises OSError: one of them cannot be had.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
+                one = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:  # the machine has no such addresses
+                continue
+            sockets.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address[0], port, *address[2:]))
+            port = port or one.getsockname()[1]
+            one.listen(_BACKLOG)
+            one.setblocking(False)
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    if not sockets:
+        raise OSError(f"{host} has no address that can be listened on")
+    return sockets
 
 
 class DsServer:
@@ -40,9 +157,15 @@ class DsServer:
         options: ServingOptions,
         new_session: Callable[[str], Session],
         *,
+        grants: str = "read and write",
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make a server that is to be started.
+
+        :param grants: what anybody who can reach it can do, for a warning.
+        """
         self.options = options
+        self._grants = grants
         #: Makes a session for a client, given its address for people.
         self.new_session = new_session
         self.counts = ServerStatistics()
@@ -57,7 +180,8 @@ class DsServer:
         self.stop_requested = asyncio.Event()
         self._denied: set[ServedClient] = set()
         self._on_close = on_close
-        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._listeners: list[_Listener] = []
         self._sweeper: threading.Thread | None = None
         self._has_stopped = threading.Event()
 
@@ -70,22 +194,34 @@ class DsServer:
         options = self.options
         keep_memory()
         try:
-            self._server = await loop.create_server(
-                lambda: ServedClient(self), options.host.strip("[]"), options.port, backlog=1024
-            )
+            self._sockets = _listening_sockets(options.host.strip("[]"), options.port)
         except OSError as error:
             where = f"{options.host}:{options.port}"
             raise storage_error("listening on", where, error) from error
+        self._warn_if_open()
+        self._listeners = [
+            _Listener(each, lambda: ServedClient(self), self.address) for each in self._sockets
+        ]
         self._sweeper = threading.Thread(
             target=self._call_sweep, args=(loop,), name="lrose limits", daemon=True
         )
         self._sweeper.start()
 
+    def _warn_if_open(self) -> None:
+        """Say that other machines are let in: the protocol has no passwords."""
+        addresses = [str(each.getsockname()[0]).partition("%")[0] for each in self._sockets]
+        if not all(ipaddress.ip_address(each).is_loopback for each in addresses):
+            log.warning(
+                "%s is open to other machines: anybody who can reach it can %s, "
+                "because the protocol has no passwords; a firewall can say who",
+                self.address,
+                self._grants,
+            )
+
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        assert self._server is not None
-        number: int = self._server.sockets[0].getsockname()[1]
+        number: int = self._sockets[0].getsockname()[1]
         return number
 
     @property
@@ -150,17 +286,17 @@ class DsServer:
 
     async def close(self) -> None:
         """Stop: no more clients, and none that are there. Closing twice is fine."""
-        if self._server is None:
+        if not self._listeners:
             return
-        server, self._server = self._server, None
-        server.close()
+        listeners, self._listeners = self._listeners, []
+        for each in listeners:
+            await each.close()
         self._has_stopped.set()
         assert self._sweeper is not None
         self._sweeper.join()
         for client in [*self.clients, *self._denied]:
             await client.leave()
         await asyncio.sleep(0)  # connections end in the next round of the loop
-        await server.wait_closed()
         self._on_close()
 
 

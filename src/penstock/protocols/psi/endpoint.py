@@ -5,27 +5,32 @@ As a reader it imports that stream from an exporter; as a writer it is an export
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.books import BookedWriter
 from penstock.core.endpoints import Endpoint
-from penstock.core.errors import InvalidOption, InvalidURL, PositionError
+from penstock.core.errors import ConnectionLost, InvalidOption, InvalidURL, PositionError
 from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Bounds, Reader
 from penstock.core.options import parse_options
+from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.protocols.psi.codecs.type_names import parse_type_name
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_streams import BYTES
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter, unreachable
+from penstock.protocols.psi.importer_receiving import fetch_stream
 from penstock.protocols.psi.options import ExporterOptions, PsiReaderOptions, PsiWriterOptions
 from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.ticks import ns_to_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,13 +38,17 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike, Writer
     from penstock.core.message import Message
-    from penstock.core.position import Position, PositionLike
+    from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
     from penstock.protocols.psi.exporter_streams import ExportedStream
 
 __all__ = ["PsiEndpoint", "PsiReader", "PsiWriter"]
 
+log = logging.getLogger(__name__)
+
+#: The end of a stream that may go on: nobody tells how far it has come.
+_UNKNOWN: Final = 2**62
 #: Options of a writer that are not the exporter's.
 _OF_STREAMS: Final = frozenset(PsiWriterOptions.model_fields) - frozenset(
     ExporterOptions.model_fields
@@ -65,9 +74,10 @@ class PsiEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         host, port, name = _parse(url)
         options = parse_options(url, PsiReaderOptions)
-        with RemoteImporter(host, port, streams={name}) as importer:
-            importer.open_stream(name, timeout=options.wait).close()
-            told = importer.remote_stream(name)
+        try:
+            told = fetch_stream(host, port, name, options.wait)
+        except OSError as error:
+            raise unreachable(host, port, error) from error
         return StreamInfo(
             url=url.text,
             layout="psi",
@@ -97,10 +107,24 @@ def _parse(url: URL) -> tuple[str, int, str]:
     return url.host, DEFAULT_PORT if url.port is None else url.port, name
 
 
+class _Place:
+    """Where a reader stands in its importer's store, for whoever waits for it."""
+
+    def __init__(self) -> None:
+        # From the beginning: it holds up the exporter also before its first read.
+        self.next_seq = 0
+        self.progress_at = time.monotonic()
+
+    def move(self, seq: int) -> None:
+        self.next_seq, self.progress_at = seq, time.monotonic()
+
+
 class PsiReader(Reader):
     """Reads one stream of an exporter. `type` is its source, `subtype` its number in the stream.
 
-    What is not read yet holds up the exporter: nothing is lost here.
+    A message's `seq` is that number, from 0 on: it means the same message on every connection, as
+    long as the exporter does not begin the stream anew. What is not read yet holds up the exporter:
+    nothing is lost here.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = {
@@ -119,72 +143,177 @@ class PsiReader(Reader):
     ) -> None:
         super().__init__(url)
         self._options = options
+        self._address = host, port
+        self._name = name
+        self._replay = _replay(start)
         self._is_catching_up = True
-        self._bytes = 0
-        # From the beginning: it holds up the exporter also before its first read.
-        self.next_seq = 0
-        self.progress_at = time.monotonic()
+        self._has_come = False
+        self._messages = self._bytes = self._lost = self._restarts = 0
+        #: The number to come next; None: any may.
+        self._next: int | None = 0 if self._replay == REPLAY_ALL else None
+        #: Taken from the store and not given yet; the first of them begins the stream anew.
+        self._held: deque[Message] = deque()
+        #: The numbers of the first and the last message that came by this connection.
+        self._first: int | None = None
+        self._last: int | None = None
+        self._connect()
+        self._epoch = self._epoch_now()
+
+    def _connect(self) -> None:
+        options = self._options
         self._store = Store.volatile("reader", slots=options.slots, size=options.size)
         lag = max(1, options.slots // 2), max(1, options.size // 2)
+        self._place = _Place()
         self._pressure = BackPressure(self._store, *lag, patience=math.inf)
+        self._pressure.add(self._place)
         self._store.gates.append(self._pressure)
         try:
             self._importer = RemoteImporter(
-                host,
-                port,
-                _replay(start),
+                *self._address,
+                self._replay,
                 store=self._store,
-                streams={name},
+                streams={self._name},
                 silence=options.silence,
             )
         except BaseException:
             self._store.close()
             raise
         try:
-            self._stream = self._importer.open_stream(name, timeout=options.wait)
+            self._stream = self._importer.open_stream(self._name, timeout=options.wait)
         except BaseException:
             self.close()
             raise
-        self._pressure.add(self)
         type_name = parse_type_name(self._store.catalog.stream(self._stream.id).type_name).canonical
         self._is_bytes = options.payload == "content" and type_name == BYTES
 
+    def _epoch_now(self) -> int:
+        """Return what is another number when the exporter begins the stream anew."""
+        return ns_to_ticks(self._importer.remote_stream(self._name).opened_ns)
+
     def _take(self, limit: int) -> list[Message]:
-        # What the exporter has is on its way; nothing tells when that is all.
-        found = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
-        if not found:
-            self._is_catching_up = False
-            return []
-        self.next_seq, self.progress_at = found[-1].seq + 1, time.monotonic()
-        self._pressure.progress()
+        while True:
+            found = list(self._held) or self._take_stored(limit)
+            self._held.clear()
+            if not found:
+                return []
+            found = self._number(found[:limit], found[limit:])
+            if found:
+                break
         if self._is_bytes:
             decode = self._stream.codec.decode
             found = [
                 message._replace(payload=bytes(decode(message.payload) or b"")) for message in found
             ]
+        self._messages += len(found)
         self._bytes += sum(message.size for message in found)
         return found
 
+    def _take_stored(self, limit: int) -> list[Message]:
+        # What the exporter has is on its way; nothing tells when that is all.
+        found = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
+        if not found:
+            if self._is_catching_up:
+                self._explain_silence()
+            self._is_catching_up = False
+            return []
+        self._has_come = True
+        if self._first is None:
+            self._first = found[0].subtype - 1
+        self._place.move(found[-1].seq + 1)
+        self._pressure.progress()
+        return found
+
+    def _explain_silence(self) -> None:
+        """Say why it may be that nothing comes.
+
+        :raises ConnectionLost: something should.
+        """
+        reason = self._importer.why_nothing_came()
+        if self._has_come or reason is None or self._replay != REPLAY_ALL:
+            return
+        self._has_come = True  # once is enough
+        told = self._importer.remote_stream(self._name)
+        if told.is_closed and told.message_count:
+            where = ":".join(map(str, self._address))
+            raise ConnectionLost(where, f"{told.message_count:,} messages do not come: {reason}")
+        log.warning("%s: nothing came yet: %s", self.url, reason)
+
+    def _number(self, found: list[Message], rest: list[Message]) -> list[Message]:
+        """Give messages their numbers, and count those that are missing.
+
+        Those before a place that was sought are left out; those of another life of the stream wait.
+        """
+        numbered: list[Message] = []
+        for index, message in enumerate(found):
+            seq = message.subtype - 1
+            if self._last is not None and seq <= self._last:
+                if numbered:
+                    self._held.extend(found[index:])
+                    break
+                self._restarts += 1
+                self._epoch = self._epoch_now()
+                self._next = 0
+            self._last = seq
+            if self._next is not None:
+                if seq < self._next:
+                    continue
+                self._lost += seq - self._next
+            self._next = seq + 1
+            numbered.append(message._replace(seq=seq))
+        self._held.extend(rest)
+        return numbered
+
+    def bounds(self) -> Bounds:
+        """Return what can be read again: nobody tells where an exporter's stream ends.
+
+        :raises Unsupported: it was opened to read what is new, or from a time on.
+        """
+        if self._replay != REPLAY_ALL:
+            return super().bounds()
+        told = self._importer.remote_stream(self._name)
+        end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
+        return Bounds(self._epoch, 0, end)
+
     def seek(self, position: PositionLike) -> None:
-        del position
-        raise PositionError(
-            f"{self.url} cannot be placed elsewhere", hint="open it again with start=…"
-        )
+        place = Position.of(position)
+        if self._replay != REPLAY_ALL or not (place.anchor == "seq" or place == Position.START):
+            raise PositionError(
+                f"{self.url} cannot be placed elsewhere", hint="open it again with start=…"
+            )
+        if self._last is not None and place.value <= self._last:
+            self._go_back(place.value)
+        self._next = place.value
+        self._is_catching_up = True
+
+    def _go_back(self, seq: int) -> None:
+        """Stand at the oldest message that is here, or ask the exporter for all again."""
+        self._held.clear()
+        self._last = None
+        if not self._restarts:  # otherwise numbers of an older life would be taken for these
+            self._place.move(0)
+            self._stream.rewind()
+            found = self._stream.take(1, 0)
+            if found and (found[0].subtype - 1 <= seq or found[0].subtype - 1 == self._first):
+                self._held.extend(found)
+                return
+        self.close()
+        self._first = None
+        self._connect()
 
     def statistics(self) -> ReaderStatistics:
         return ReaderStatistics(
-            messages=self._stream.messages,
+            messages=self._messages,
             bytes=self._bytes,
-            lost=self._stream.lost,
+            lost=self._lost,
             filtered=0,
-            restarts=self._importer.statistics().restarts,
-            next_seq=self.next_seq,
-            backlog=max(0, self._store.newest_seq() + 1 - self.next_seq),
+            restarts=self._restarts,
+            next_seq=self._next,
+            backlog=max(0, self._store.newest_seq() + 1 - self._place.next_seq),
             losses=(),
         )
 
     def _idle(self) -> bool:
-        return not self._stream.is_over
+        return bool(self._held) or not self._stream.is_over
 
     def close(self) -> None:
         self._pressure.open()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.core.errors import Malformed
 
-__all__ = ["Truncated", "UnknownStream", "UnknownType", "WrongVersion"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DamagedStore", "Truncated", "UnknownStream", "UnknownType", "WrongVersion"]
 
 
 class Truncated(Malformed):
@@ -38,6 +43,24 @@ class UnknownStream(Malformed):
             hint="announce a stream by its metadata before you send its messages",
         )
         self.stream = stream
+
+
+class DamagedStore(Malformed):
+    """Files of a psi store are missing, cut or overwritten: what is left is not all there was."""
+
+    def __init__(self, store: str, damage: Sequence[str]) -> None:
+        more = f" (and {len(damage) - 1} more places)" if len(damage) > 1 else ""
+        super().__init__(
+            f"psi store {store}",
+            "its files",
+            "whole",
+            f"damage: {damage[0]}{more}",
+            hint="copy them again from where they were written; --salvage (in Python: "
+            "salvage=True) takes what can be read",
+        )
+        self.store = store
+        #: Where, and what is wrong there.
+        self.damage = tuple(damage)
 
 
 class UnknownType(Malformed):

@@ -30,7 +30,7 @@ from penstock.protocols.psi.handshake import (
     Transport,
 )
 from penstock.protocols.psi.meta_channel import encode_burst
-from penstock.protocols.psi.metadata import RuntimeInfo, frame_record
+from penstock.protocols.psi.metadata import frame_record
 from penstock.protocols.psi.options import ExporterOptions
 from penstock.protocols.psi.serving import Listener, has_left, hear_one, listen_tcp
 from penstock.protocols.psi.store_opening import open_or_make
@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 _TRANSPORTS: Final = {"tcp": Transport.TCP, "udp": Transport.UDP, "pipe": Transport.NAMED_PIPES}
 #: How often (seconds) a client is looked at, whether it has left.
 _LOOK: Final = 0.1
+#: Between the end of a data connection and that of its meta connection (seconds).
+_LAST_WORDS: Final = 0.1
 #: A data connection that ends is noticed by then (seconds), before another takes its place.
 _ENDING: Final = 1.0
 
@@ -102,6 +104,10 @@ class RemoteExporter(Closable):
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._seen = 0
+        #: By host, the first message that no client there was sent; and where the store ended when
+        #: this exporter began: clients come from one that was here before.
+        self._sent_to: dict[str, int] = {}
+        self._began_at = self.store.newest_seq() + 1 if self.store.is_writable else None
         self._past: Counter[str] = Counter()
         self._is_closed = False
         self._pressure = self._make_pressure()
@@ -161,7 +167,10 @@ class RemoteExporter(Closable):
         hello = hear_one(connection, ClientHelloDecoder(), self.options.first_message)
         if hello is None:
             return
-        session = Session(hello.starting(time.time_ns()), peer, self.store.newest_seq() + 1)
+        is_live = hello.start_ticks is None
+        hello = hello.starting(time.time_ns())
+        hello = hello.by_creation() if is_live else hello
+        session = Session(hello, peer, self.store.newest_seq() + 1, self._sent_before(peer))
         # Known before the client hears of it: it may come with its data connection at once.
         with self._lock:
             self._seen += 1
@@ -173,12 +182,14 @@ class RemoteExporter(Closable):
             connection.sendall(self._hello(session).to_bytes())
             self._tell(session, connection)
         finally:
+            # The messages end first: what the client comes again for is behind those it has taken.
+            session.end()
+            self._is_free(session)
             with self._lock:
                 self._sessions.pop(session.id, None)
                 self._settle(session.sender)
             if self._pressure is not None:
                 self._pressure.discard(session)
-            session.end()
 
     def _hello(self, session: Session) -> ServerHello:
         transport = _TRANSPORTS[self.options.transport]
@@ -188,8 +199,10 @@ class RemoteExporter(Closable):
     def _tell(self, session: Session, connection: socket.socket) -> None:
         """Send what is told of streams, and signs of life while nothing is.
 
-        A sign is the runtime's record again, with no intermission behind it: for that psi's
-        importer would open one more data connection each time.
+        A sign is the record of a stream that the client knows, with no intermission behind it: for
+        that psi's importer would open one more data connection each time. It is one of a stream
+        because psi appends each record of another kind to its catalog, of which it can read no more
+        than one extent.
         """
         keep_alive = self.options.keep_alive or None
         told_at = -math.inf  # the first at once, so that it is known that there are signs
@@ -201,20 +214,21 @@ class RemoteExporter(Closable):
                 connection.sendall(encode_burst(records))
                 session.announce(records)
             elif keep_alive is not None and now - told_at >= keep_alive:
-                signs = [*self._news(counts), self.store.catalog.runtime or RuntimeInfo()]
-                connection.sendall(b"".join(map(frame_record, signs)))
+                connection.sendall(b"".join(map(frame_record, self._signs(session, counts))))
                 told_at = now
             if has_left(connection) or (self._is_closed and not records):
                 return
 
-    def _news(self, counts: dict[int, int]) -> list[Record]:
-        """Return the streams that have more messages than before: so a client sees it is behind."""
-        news: list[Record] = []
-        for stream in self.store.streams():
-            if not stream.is_closed and counts.get(stream.id) != stream.messages:
-                counts[stream.id] = stream.messages
-                news.append(self.store.metadata(stream.id))
-        return news
+    def _signs(self, session: Session, counts: dict[int, int]) -> list[Record]:
+        """Return the streams with more messages than before, so that a client sees it is behind.
+
+        If there are none, it is any that the client knows.
+        """
+        known = [stream for stream in self.store.streams() if session.knows(stream.id)]
+        news = [stream for stream in known if counts.get(stream.id) != stream.messages]
+        counts.update((stream.id, stream.messages) for stream in news)
+        news = [stream for stream in news if not stream.is_closed]
+        return [self.store.metadata(stream.id) for stream in news or known[:1]]
 
     # --- the data connections ---------------------------------------------------------------
 
@@ -276,6 +290,22 @@ class RemoteExporter(Closable):
         if sender is not None:
             self._past += sender.counts()
             sender.session.sender = None
+            self._note_sent(sender)
+
+    def _note_sent(self, sender: Sender) -> None:
+        if sender.messages:
+            host = _host(sender.session.peer)
+            self._sent_to[host] = max(self._sent_to.get(host, 0), sender.next_seq)
+
+    def _sent_before(self, peer: str) -> int | None:
+        """Return from where on nothing was sent to a client's host; None: that is not known."""
+        if self._began_at is None:
+            return None
+        with self._lock:
+            for session in self._sessions.values():
+                if session.sender is not None:
+                    self._note_sent(session.sender)
+            return self._sent_to.get(_host(peer), self._began_at)
 
     def _serve_datagrams(self, id: UUID, sock: socket.socket, address: tuple[Any, ...]) -> bool:
         session = self._sessions.get(id)
@@ -374,14 +404,22 @@ class RemoteExporter(Closable):
         if self.owns_store:
             self.exporter.close()
             self._say_what_goes(is_drained=self.drain(linger))
-        self._is_closed = True
         self._stop.set()
-        self._meta.close()
+        # The messages first: psi's importer comes again when its meta connection ends, and asks for
+        # what is behind those that it has taken by then.
         self._door.close()
+        if self._sessions:
+            time.sleep(_LAST_WORDS)
+        self._is_closed = True
+        self._meta.close()
         if self._pressure is not None:
             self.store.gates.remove(self._pressure)
         if self.owns_store:
             self.store.close()
+
+
+def _host(peer: str) -> str:
+    return peer.rpartition(":")[0]
 
 
 def _exporter_of(

@@ -76,10 +76,16 @@ class ExporterStatistics(NamedTuple):
 class Session:
     """One client, from its hello until its meta connection ends."""
 
-    def __init__(self, hello: ClientHello, peer: str, next_seq: int) -> None:
-        """`next_seq` is where the store ended when the client came."""
+    def __init__(
+        self, hello: ClientHello, peer: str, next_seq: int, sent_before: int | None = None
+    ) -> None:
+        """`next_seq` is where the store ended when the client came.
+
+        `sent_before`: nothing from there on can have been sent to the client already.
+        """
         self.id: UUID = uuid4()
         self.hello = hello
+        self.sent_before = sent_before
         self.peer = peer
         #: Writers wait for a client from its hello on, although its messages take a moment more.
         self.next_seq = next_seq
@@ -99,6 +105,10 @@ class Session:
                 if isinstance(record, StreamMetadata):
                     self._announced.add(record.id)
             self._has_news.notify_all()
+
+    def knows(self, id: int) -> bool:
+        """Tell whether the client was told of a stream."""
+        return id in self._announced
 
     def wait_for_announcement(self, id: int) -> bool:
         """Return when the client knows the stream; False if it left before."""
@@ -159,10 +169,43 @@ class Sender:
         everything = start_ns is None or start_ns == MIN_NS
         place = Position.START if everything else Position.time(start_ns or 0)
         try:
+            passed = self._received_before(place, stop)
             with self._store.reader(place) as reader:
+                self._pass_over(reader, passed, stop)
                 self._run(reader, stop)
         except Closed:
             return  # the store was closed
+
+    def _received_before(self, place: Position, stop: threading.Event) -> int:
+        """Return how many messages behind a place psi's importer has already.
+
+        When it comes again, it names the originating time of the last message that it got, whose
+        creation may be much later: all that was sent up to that message would come a second time,
+        and end its pipeline.
+        """
+        resumed_ns = self.session.hello.resumed_ns
+        if resumed_ns is None:
+            return 0
+        sent_before = self.session.sent_before
+        read = received = 0
+        with self._store.reader(place) as reader:
+            while not stop.is_set() and (found := reader.read_many(_MOST_AT_ONCE)):
+                for message in found:
+                    if sent_before is not None and message.seq >= sent_before:
+                        return received
+                    read += 1
+                    if message.time_ns == resumed_ns:
+                        received = read
+        return received
+
+    def _pass_over(self, reader: Reader, count: int, stop: threading.Event) -> None:
+        while count > 0 and not stop.is_set():
+            found = reader.read_many(min(count, _MOST_AT_ONCE))
+            if not found:
+                return
+            count -= len(found)
+            self.skipped += len(found)
+            self.next_seq, self.progress_at = found[-1].seq + 1, time.monotonic()
 
     def _run(self, reader: Reader, stop: threading.Event) -> None:
         limit = 1
@@ -171,6 +214,8 @@ class Sender:
             found = reader.read_many(limit, _PATIENCE)
             books = reader.statistics()
             self.lost = books.lost
+            if over.is_set():
+                return
             if found:
                 size = sum(message.size for message in found)
                 if not self._pass_on([psi_message(message) for message in found], stop):

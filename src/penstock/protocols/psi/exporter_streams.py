@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
-from penstock.core.errors import Closed, InvalidOption, MessageTooLarge, PenstockError, Unsupported
+from penstock.core.errors import (
+    Closed,
+    InvalidOption,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+    Unsupported,
+)
 from penstock.core.interfaces import Reader
-from penstock.protocols.psi.codecs.type_names import parse_type_name
+from penstock.protocols.psi.codecs import CodecLibrary, parse_type_name
 from penstock.protocols.psi.store_set import Store
 
 if TYPE_CHECKING:
@@ -180,7 +187,8 @@ class Exporter:
         can be iterated over: values, or `Posted` with their times. It is read by a thread of its
         own, and its end is the stream's. None: the program posts by itself.
 
-        :raises InvalidOption: no type is given, or there is another stream of that name.
+        :raises InvalidOption: no type is given or psi has none of that name, or there is another
+            stream of that name.
         :raises Unsupported: the store is only read.
         """
         if type is None:
@@ -193,6 +201,8 @@ class Exporter:
                 f"the store {store.name} is only read",
                 hint="open one of ours writable=True; psi's own files are never written",
             )
+        schemas = None if schemas is None else list(schemas)
+        _check_type(type, schemas or ())
         if isinstance(policy, str):
             policy = DeliveryPolicy.parse(policy)
         with self._lock:
@@ -237,3 +247,21 @@ class Exporter:
             pump.join(timeout=5)
         for stream in list(self.streams.values()):
             stream.close()
+
+
+def _check_type(name: str, schemas: Iterable[TypeSchema]) -> None:
+    """Refuse a type that no psi program could read.
+
+    One with its assembly is somebody's own, of which only they know.
+    """
+    hint = (
+        "write float, int, string, byte[], double[], System.DateTime, "
+        "System.Collections.Generic.List`1[[System.Int32]], …; of a type of your own its name with "
+        "the assembly, or its schema"
+    )
+    try:
+        type = parse_type_name(name)
+    except Malformed as error:
+        raise InvalidOption("type", name, f"is no name of a type: {error}", hint=hint) from None
+    if type.assembly is None and not CodecLibrary(schemas).is_known(type):
+        raise InvalidOption("type", name, "is no type of .NET", hint=hint)

@@ -85,6 +85,23 @@ class ClientHello(NamedTuple):
         """Return the interval of all there was and will be."""
         return cls.of(MIN_NS)
 
+    def by_creation(self) -> Self:
+        """Return the same, so that an exporter of ours knows what its start means.
+
+        psi's importer comes again with the originating time of what it got last. An end that is a
+        tick before the last of all times, which no message has, says that this is a creation time.
+        """
+        if self.start_ticks and self.end_ticks == MAX_TICKS:
+            return self._replace(end_ticks=MAX_TICKS - 1)
+        return self
+
+    @property
+    def resumed_ns(self) -> int | None:
+        """The originating time of what psi's importer got last, if it is one that comes again."""
+        if not self.start_ticks or self.end_ticks == MAX_TICKS - 1:
+            return None
+        return ticks_to_ns(self.start_ticks - 1)
+
     @property
     def start_ns(self) -> int | None:
         """The first nanosecond that is wanted, or None."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.importer_arrivals import Gap
     from penstock.protocols.psi.metadata import StreamMetadata
 
-__all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay"]
+__all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay", "unreachable"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ Replay: TypeAlias = ClientHello | tuple[_Moment | None, _Moment | None] | _Momen
 
 #: When the meta connection ends, what is still on its way is taken, while it comes (seconds).
 _LAST_WORDS: Final = 2.0
+#: When nothing has come for so long (seconds), a person may wonder why.
+_UNSERVED: Final = 5.0
 #: After so many connections without a sign of life, another exporter may be there, that gives none.
 _SIGNS_FORGOTTEN: Final = 3
 
@@ -134,6 +136,7 @@ class RemoteImporter(Closable):
         self._datagrams = [0, 0]
         #: Connections since an exporter gave a sign of life; below 0: none ever did.
         self._without_sign = -1
+        self._is_explained = False
         #: What ended the last connection, or kept it from being made.
         self.last_error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=f"psi-import-{port}", daemon=True)
@@ -185,17 +188,23 @@ class RemoteImporter(Closable):
     def _not_found(self, name: str) -> PenstockError:
         where = f"{self.host}:{self.port}"
         if not self._connections:
-            error = self.last_error
-            return ConnectionLost(
-                where,
-                "no answer" if error is None else why_unreachable(error, self.host, self.port),
-                hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
-                f"psi://{where}/NAME` is one; wait=1m waits longer",
-            )
+            return unreachable(self.host, self.port, self.last_error)
         there = ", ".join(stream.name for stream in self._intake.remote.streams.values())
         return NotFound(
             f"the exporter at {where} has no stream {name!r}",
             hint=f"there are: {there}" if there else "it has none yet; wait=1m waits for it",
+        )
+
+    def why_nothing_came(self) -> str | None:
+        """Return what a person should know while no message comes at all; None: nothing.
+
+        An exporter that gives signs of life, as ours does, serves everybody at once.
+        """
+        if not self.connected or self._without_sign >= 0 or self._intake.has_received:
+            return None
+        return (
+            "psi's own exporter serves one client at a time, and sees that one has left only when "
+            "it next sends; is another one connected, or was a moment ago?"
         )
 
     def remote_stream(self, name: str) -> StreamMetadata:
@@ -257,10 +266,11 @@ class RemoteImporter(Closable):
         """Ask for what may have been missed."""
         resume_ns = self._arrivals.resume_ns
         if resume_ns is None:
-            return self.replay
+            return self.replay.by_creation()
         wanted = self.replay.start_ns
         start_ns = resume_ns if wanted is None else max(resume_ns, wanted)
-        return ClientHello.of(start_ns)._replace(end_ticks=self.replay.end_ticks)
+        hello = ClientHello.of(start_ns)._replace(end_ticks=self.replay.end_ticks)
+        return hello.by_creation()
 
     def _connect(self) -> None:
         """Be connected once, until that ends."""
@@ -301,9 +311,18 @@ class RemoteImporter(Closable):
                 if data.error is not None:
                     raise data.error
                 return
+            if meta.has_sign:
+                self._without_sign = 0
             self._end_streams(data)
+            self._explain_silence()
             if self._is_stuck(data):
                 raise ConnectionLost(f"{self.host}:{self.port}", "messages stopped coming")
+
+    def _explain_silence(self) -> None:
+        if not self._is_explained and self._intake.silent_for > _UNSERVED:
+            self._is_explained = True
+            if (reason := self.why_nothing_came()) is not None and self.replay == REPLAY_ALL:
+                log.warning("nothing comes from %s:%s: %s", self.host, self.port, reason)
 
     def _end_streams(self, data: DataThread) -> None:
         if data.is_started and not self._stop.is_set():
@@ -320,6 +339,17 @@ class RemoteImporter(Closable):
             and (data.has_received or self.replay == REPLAY_ALL)
             and self._intake.is_behind()
         )
+
+
+def unreachable(host: str, port: int, error: Exception | None) -> ConnectionLost:
+    """Return what to raise where no exporter answers."""
+    where = f"{host}:{port}"
+    return ConnectionLost(
+        where,
+        "no answer" if error is None else why_unreachable(error, host, port),
+        hint="is a psi RemoteExporter running there? `penstock cp SOURCE "
+        f"psi://{where}/NAME` is one; wait=1m waits longer",
+    )
 
 
 def _plain(type_name: str) -> str:

@@ -58,6 +58,10 @@ class Intake:
         self.untrimmed = 0
         self._has_news = threading.Condition()
         self._came_at = time.monotonic()
+        #: Some came, wanted or not.
+        self.has_received = False
+        #: Messages are counted by `arrivals`, and not yet in the store.
+        self._is_taking = False
         self.begin()
 
     def begin(self) -> None:
@@ -130,6 +134,14 @@ class Intake:
     def take_messages(self, messages: list[PsiMessage]) -> None:
         """Append those that are new to the store."""
         self._came_at = time.monotonic()
+        self.has_received = True
+        self._is_taking = True
+        try:
+            self._take_messages(messages)
+        finally:
+            self._is_taking = False
+
+    def _take_messages(self, messages: list[PsiMessage]) -> None:
         self.arrivals.begin()
         kept: list[PsiMessage] = []
         came: list[tuple[str, PsiMessage]] = []
@@ -213,6 +225,8 @@ class Intake:
             if self.store.metadata(id).is_closed:
                 continue
             reached = self.arrivals.last_sequence(name)
+            if self._is_taking:  # asked for behind the number: those up to it may be on their way
+                return
             if reached < stream.message_count:
                 is_due = asked.end_ns == MAX_NS and (
                     reached > 0 or stream.last_creation_ns >= (asked.start_ns or MAX_NS)

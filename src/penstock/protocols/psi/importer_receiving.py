@@ -8,24 +8,24 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import ConnectionLost, Malformed, PenstockError
-from penstock.protocols.psi.handshake import ServerHello
+from penstock.core.errors import ConnectionLost, Malformed, NotFound, PenstockError
+from penstock.protocols.psi.catalog import Catalog
+from penstock.protocols.psi.handshake import ClientHello, ServerHello
 from penstock.protocols.psi.importer_channels import DatagramChannel, open_channel
 from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder
-from penstock.protocols.psi.metadata import RuntimeInfo
+from penstock.protocols.psi.metadata import RuntimeInfo, StreamMetadata
+from penstock.protocols.psi.options import ImporterOptions
 from penstock.protocols.psi.serving import hang_up, tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.protocols.psi.handshake import ClientHello
     from penstock.protocols.psi.importer_channels import DataChannel
     from penstock.protocols.psi.importer_intake import Intake
     from penstock.protocols.psi.meta_channel import MetaEvent
     from penstock.protocols.psi.metadata import Record
-    from penstock.protocols.psi.options import ImporterOptions
 
-__all__ = ["DataThread", "MetaConnection"]
+__all__ = ["DataThread", "MetaConnection", "fetch_stream"]
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class MetaConnection:
         self._expects_signs = expects_signs
         self._burst: list[Record] = []
         self._bursts = 0
+        #: When each stream was opened, and whether it is closed, as was told last.
+        self._told: dict[int, tuple[int, bool]] = {}
         #: The exporter said that it is alive.
         self.has_sign = False
 
@@ -104,10 +106,13 @@ class MetaConnection:
         if isinstance(event, ServerHello):
             return event
         if not isinstance(event, Intermission):
+            is_sign = bool(self._bursts) and self._is_sign(event)
+            if isinstance(event, StreamMetadata):
+                self._told[event.id] = event.opened_ns, event.is_closed
             if not self._bursts:
                 self._burst.append(event)
                 return None
-            if isinstance(event, RuntimeInfo):  # psi tells it once
+            if is_sign:
                 self.has_sign, self._patience = True, self._silence
             return [event]
         self._bursts += 1
@@ -116,8 +121,48 @@ class MetaConnection:
         burst, self._burst = self._burst, []
         return burst
 
+    def _is_sign(self, record: Record) -> bool:
+        """Tell whether a record is one that psi never tells again: that somebody is alive."""
+        if isinstance(record, StreamMetadata):
+            return self._told.get(record.id) == (record.opened_ns, record.is_closed)
+        return isinstance(record, RuntimeInfo)
+
     def close(self) -> None:
         hang_up(self._socket)
+
+
+def fetch_stream(host: str, port: int, name: str, wait: float) -> StreamMetadata:
+    """Ask an exporter what it tells of a stream, without a data connection.
+
+    psi's own exporter serves one of these at a time, and notices that it has ended only when it
+    sends: whoever only wants to know must not take it.
+
+    :raises NotFound: the stream did not appear in time.
+    :raises OSError: nobody is there.
+    """
+    catalog = Catalog()
+    deadline = time.monotonic() + wait
+    options = ImporterOptions(connect_timeout=wait)
+    meta = MetaConnection(host, port, ClientHello(), options)
+    try:
+        has_all = False
+        for event in meta.events(threading.Event()):
+            if isinstance(event, list):
+                has_all = True
+                for record in event:
+                    catalog.add(record)
+            found = [stream for stream in catalog.streams.values() if stream.name == name]
+            if found and has_all:
+                return found[-1]
+            if time.monotonic() >= deadline:
+                break
+    finally:
+        meta.close()
+    there = ", ".join(stream.name for stream in catalog.streams.values())
+    raise NotFound(
+        f"the exporter at {host}:{port} has no stream {name!r}",
+        hint=f"there are: {there}" if there else "it has none yet; wait=1m waits for it",
+    )
 
 
 class DataThread:

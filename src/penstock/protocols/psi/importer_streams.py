@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
+from penstock.core.position import Position
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:
@@ -86,12 +87,25 @@ class ImportedStream(Closable):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             is_over = self._is_all_here()  # before the read, so that nothing can come in between
+            end, last, first = self._store.reached(self.id)
+            if self._sequence is None and first is not None:
+                self._sequence = first - 1
             left = _PATIENCE if deadline is None else min(_PATIENCE, deadline - time.monotonic())
             found = self._reader.read_many(limit, 0 if is_over else max(0.0, left))
             for message in found:
                 self._count(message.subtype)
+                self.messages += 1
+            is_behind = self._sequence is not None and last != self._sequence
+            if not found and is_behind and self._has_passed(end):
+                self._count(last + 1)  # a ring has forgotten all up to there
+                self._sequence = last
             if found or is_over or (deadline is not None and time.monotonic() >= deadline):
                 return found
+
+    def rewind(self) -> None:
+        """Stand at the oldest message that the store has. Not for a stream with a policy."""
+        self._reader.seek(Position.START)
+        self._sequence = None
 
     def read_messages(self, limit: int, timeout: float | None = 0) -> list[PsiMessage]:
         """Return up to so many messages as psi has them; wait for the first, as a reader does."""
@@ -147,7 +161,11 @@ class ImportedStream(Closable):
             # A lower number: the exporter was started anew, and counts from 1.
             self.lost += sequence - (1 if sequence < expected else expected)
         self._sequence = sequence
-        self.messages += 1
+
+    def _has_passed(self, end: int) -> bool:
+        """Tell whether the reader has seen, or missed, all before a place in the queue."""
+        place = self._reader.statistics().next_seq
+        return place is not None and place >= end
 
     def close(self) -> None:
         """Give everything back. Closing twice is fine."""

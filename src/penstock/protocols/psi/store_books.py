@@ -107,6 +107,8 @@ class StreamBooks:
         self.count = announced.message_count
         #: The number of the newest message; psi counts from 1.
         self.last_sequence = announced.message_count
+        #: That of the first one, where it was appended here; it is not kept.
+        self.first_sequence: int | None = None
         self.size_sum = announced.size_sum
         self.latency_sum_ns = announced.latency_sum_ns
         self.first_creation_ns = announced.first_creation_ns
@@ -119,6 +121,8 @@ class StreamBooks:
         _, sequence, originating_ns, creation_ns, payload = message
         if self.first_creation_ns == MIN_NS:
             self.first_creation_ns, self.first_originating_ns = creation_ns, originating_ns
+        if not self.count:
+            self.first_sequence = sequence
         self.count += 1
         self.last_sequence = sequence
         self.size_sum += len(payload)

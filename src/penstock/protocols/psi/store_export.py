@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
@@ -20,15 +21,17 @@ import pyarrow.parquet as pq
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import AlreadyExists, InvalidOption, Malformed, NotFound
 from penstock.core.units import format_time
-from penstock.protocols.psi.store import PsiStoreReader, find_stores
+from penstock.protocols.psi.store import PsiStoreReader, StoreCheck, find_stores
 from penstock.protocols.psi.store_books import StreamBooks, psi_message, uncounted
 from penstock.protocols.psi.store_places import find_store, list_places
 from penstock.protocols.psi.store_set import Store
-from penstock.protocols.psi.ticks import DateTime, TimeSpan, ticks_to_ns
+from penstock.protocols.psi.ticks import DateTime, TimeSpan
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.envelope import PsiMessage
@@ -78,7 +81,11 @@ class StoreSource(ABC):
 
     @abstractmethod
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
-        """Yield a stream's messages, or all, in order."""
+        """Yield a stream's messages, or all, in order, as far as they can be read."""
+
+    @abstractmethod
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        """Find out whether all is there that the store says it has; see `PsiStoreReader.check`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -88,7 +95,7 @@ class StoreSource(ABC):
 class _PsiSource(StoreSource):
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.folder = name, folder
-        self._reader = PsiStoreReader(folder, name)
+        self._reader = PsiStoreReader(folder, name, salvage=True)
 
     def announced(self) -> list[StreamMetadata]:
         return self._reader.streams
@@ -98,7 +105,11 @@ class _PsiSource(StoreSource):
 
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
         wanted = None if stream is None else [stream.id]
-        return (stored.message for stored in self._reader.messages(wanted))
+        found = self._reader.messages(wanted, on_damage=lambda _: None)  # `check` says it
+        return (stored.message for stored in found)
+
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        return self._reader.check(whole=whole)
 
     def close(self) -> None:
         self._reader.close()
@@ -119,6 +130,20 @@ class _OwnSource(StoreSource):
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
         with self._store.reader(id=None if stream is None else stream.id) as reader:
             yield from map(psi_message, reader.available())
+
+    def check(self, *, whole: bool = True) -> StoreCheck:
+        streams = self.announced()
+        with self._store.reader() as reader:
+            # What a ring or a log has let go of is not missing.
+            if not whole or reader.bounds().oldest:
+                return StoreCheck((), {}, {})
+            found = Counter(message.type for message in reader.available())
+        missing = {s.name: s.message_count - found[s.id] for s in streams if s.is_closed}
+        return StoreCheck(
+            (),
+            {stream.name: found[stream.id] for stream in streams},
+            {name: count for name, count in missing.items() if count > 0},
+        )
 
     def close(self) -> None:
         self._store.close()
@@ -284,39 +309,48 @@ def _for_arrow(value: Any, kind: pa.DataType) -> Any:
 
 def _text(value: Any) -> str:
     """Return a value for people: texts, numbers and times as they are, all else as JSON."""
-    plain = _plain(value)
+    try:
+        plain = _plain(value)
+    except RecursionError:  # an object that holds itself
+        return str(value)
     if plain is None:
         return ""
-    if not isinstance(plain, (list, tuple, dict)):
-        return str(plain)
-    try:
-        return json.dumps(plain, default=_plain)
-    except ValueError:  # an object that holds itself
-        return str(plain)
+    return json.dumps(plain) if isinstance(plain, (list, dict)) else str(plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it."""
+    """Return a value as JSON can have it.
+
+    :raises RecursionError: it holds itself.
+    """
     match value:
-        case DateTime():
-            return format_time(ticks_to_ns(value.ticks))
-        case TimeSpan():
-            return value.ticks / _TICKS_PER_SECOND
-        case np.ndarray():
-            return value.tolist()
-        case np.generic():
-            return value.item()
-        case bytes() | bytearray() | memoryview():
-            return bytes(value).hex()
         case None | bool() | int() | float() | str():
             return value
+        case DateTime() | TimeSpan() | np.ndarray() | np.generic():
+            return _plain_time(value)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
         case dict():
-            return {str(key): each for key, each in value.items()}
+            return {_text(key): _plain(each) for key, each in value.items()}
         case list() | tuple():
-            return [
-                _plain(each) if isinstance(each, (DateTime, TimeSpan)) else each for each in value
-            ]
+            return [_plain(each) for each in value]
     return str(value)
+
+
+def _plain_time(value: DateTime | TimeSpan | NDArray[Any] | np.generic) -> Any:
+    """Return a time or a duration, or many, or else what numpy has."""
+    match value:
+        case DateTime():
+            return value.text
+        case TimeSpan():
+            return value.ticks / _TICKS_PER_SECOND
+        case np.ndarray() if value.dtype.kind == "M":
+            return [DateTime.of(each).text for each in value]
+        case np.ndarray() if value.dtype.kind == "m":
+            return [ticks / _TICKS_PER_SECOND for ticks in value.view(np.int64).tolist()]
+        case np.ndarray():
+            return _plain(value.tolist())
+    return value.item()
 
 
 #: How a stream is written, by the name of the format.

@@ -7,6 +7,7 @@ length of 0 says that nothing more is there yet, and a negative one names the ne
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -90,6 +91,19 @@ class ExtentFile(Closable):
         """Tell whether there is such a file."""
         return self.path().is_file()
 
+    def extents(self) -> list[int]:
+        """Return the numbers of the extents that are there, in order."""
+        paths = self._folder.glob(f"{glob.escape(self._stem)}_*.psi")
+        numbers = (path.stem.rpartition("_")[2] for path in paths)
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+    def has_block(self, place: Place) -> bool:
+        """Tell whether a block can be read at a place, or the chain goes on there."""
+        try:
+            return self.block(place) is not None
+        except (Malformed, NotFound):
+            return False
+
     def blocks(self, start: Place = Place()) -> Iterator[Block]:  # noqa: B008 - it never changes
         """Yield the blocks that are there now, from a place on.
 
@@ -117,22 +131,22 @@ class ExtentFile(Closable):
                 break
             if -length <= place.extent:
                 expected = f"an extent behind {place.extent}"
-                raise Malformed(_WHAT, self._where(place, "next extent"), expected, -length)
+                raise Malformed(_WHAT, self.where(place, "next extent"), expected, -length)
             place = Place(-length, 0)
         at = place.position + INT32.size
         there = size - at
         if length % _ALIGNMENT or length > min(self.max_bytes, there):
             most = min(self.max_bytes, there)
-            where = self._where(place, "length of a block")
+            where = self.where(place, "length of a block")
             raise Malformed(_WHAT, where, f"a multiple of 4, at most {most}", length)
         data = self._read(place.extent, at, length)
         if len(data) < length:
-            raise Truncated(_WHAT, self._where(place, "block"), length, len(data))
+            raise Truncated(_WHAT, self.where(place, "block"), length, len(data))
         return Block(place, data, Place(place.extent, at + length))
 
     def _length(self, place: Place, size: int) -> int:
         if place.position < 0 or place.position % _ALIGNMENT or place.position > size:
-            where = self._where(place, "position")
+            where = self.where(place, "position")
             raise Malformed(_WHAT, where, f"a multiple of 4 below {size}", place.position)
         length = self._word(place)
         if not length:
@@ -150,8 +164,9 @@ class ExtentFile(Closable):
         with storage_errors("read", str(self.path(extent))):
             return self._window.take(self._file, at, size)
 
-    def _where(self, place: Place, field: str) -> str:
-        return f"{field} at byte {place.position} of {self.path(place.extent).name}"
+    def where(self, place: Place, field: str = "") -> str:
+        """Return where a place is, for people."""
+        return f"{field} at byte {place.position} of {self.path(place.extent).name}".lstrip()
 
     def _open(self, extent: int) -> int:
         """Have an extent open, and return its size."""

@@ -14,13 +14,15 @@ __all__ = ["open_or_make", "open_store"]
 
 
 def open_store(
-    path: Path | str, name: str | None = None, *, writable: bool = False
+    path: Path | str, name: str | None = None, *, writable: bool = False, salvage: bool = False
 ) -> Store | PsiFiles:
     """Open a store that is there: the one at `path`, or in it the one of that name.
 
-    Of several with psi's numbers behind the name it is the newest. Files of psi are only read.
+    Of several with psi's numbers behind the name it is the newest. Files of psi are only read;
+    `salvage`: also damaged ones, as far as that goes.
 
     :raises NotFound: there is none.
+    :raises DamagedStore: files of psi are missing or damaged.
     :raises InvalidOption: psi has several there, and no name is given.
     :raises LockTimeout: it is to be written, and another process does.
     """
@@ -33,10 +35,10 @@ def open_store(
         except NotFound:
             of_psi = [where for found, where in find_stores(folder) if found == name]
             if of_psi:
-                return PsiFiles(of_psi[-1], name)
+                return PsiFiles(of_psi[-1], name, salvage=salvage)
             raise
     if name is None and folder.is_dir():
-        return PsiFiles(folder)  # says what is missing
+        return PsiFiles(folder, salvage=salvage)  # says what is missing
     raise NotFound(f"there is no store at {folder}", hint="give the directory of a store")
 
 

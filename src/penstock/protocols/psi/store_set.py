@@ -334,6 +334,12 @@ class Store(StoreStreams, Closable):
             seq = None if self._writer is None else self._writer.statistics().last_seq
         return -1 if seq is None else seq
 
+    def reached(self, id: int) -> tuple[int, int, int | None]:
+        """Return where the queue ends, and the numbers of a stream's last and first message."""
+        with self._lock:
+            books = self._books[id]
+            return self.newest_seq() + 1, books.last_sequence, books.first_sequence
+
     def capacity(self) -> tuple[int, int]:
         """Return the messages and bytes that a ring holds; of a log, those of a segment."""
         if self._capacity is None:

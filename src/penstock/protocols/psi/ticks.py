@@ -28,6 +28,7 @@ __all__ = [
     "DateTime",
     "DateTimeKind",
     "TimeSpan",
+    "fits_numpy",
     "ns_to_raw",
     "ns_to_ticks",
     "numpy_to_raw",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 NS_PER_TICK: Final = 100
+_TICKS_PER_SECOND: Final = 10_000_000
 UNIX_EPOCH_TICKS: Final = 621_355_968_000_000_000
 #: `DateTime.MaxValue`; MinValue is 0.
 MAX_TICKS: Final = 3_155_378_975_999_999_999
@@ -62,6 +64,15 @@ class DateTimeKind(IntEnum):
     LOCAL = 2
     #: Local, in the hour that comes twice when summer ends.
     LOCAL_AMBIGUOUS = 3
+
+
+#: What is behind a time for people; how far a local one is off, nobody says.
+_ZONES: Final = {
+    DateTimeKind.UNSPECIFIED: "",
+    DateTimeKind.UTC: "Z",
+    DateTimeKind.LOCAL: " local",
+    DateTimeKind.LOCAL_AMBIGUOUS: " local",
+}
 
 
 def ticks_to_ns(ticks: int) -> int:
@@ -96,6 +107,12 @@ def ns_to_raw(time_ns: int, kind: DateTimeKind = DateTimeKind.UTC) -> int:
     if _FIRST_TICKS <= ticks <= _LAST_TICKS and time_ns < MAX_NS:
         return ticks | (_UTC if kind is DateTimeKind.UTC else kind << _KIND_SHIFT)
     return ns_to_ticks(time_ns)
+
+
+def fits_numpy(raw: NDArray[np.uint64]) -> bool:
+    """Tell whether numpy can have these times unchanged: they are UTC, and of 1677 to 2262."""
+    first, last = np.uint64(_FIRST_TICKS | _UTC), np.uint64(_LAST_TICKS | _UTC)
+    return bool(((raw >= first) & (raw <= last)).all())
 
 
 def raw_to_numpy(raw: NDArray[np.uint64]) -> NDArray[np.datetime64]:
@@ -147,6 +164,15 @@ class DateTime(NamedTuple):
     def datetime(self) -> datetime:
         """Python's form, in UTC; it drops the last digit, because it has only microseconds."""
         return _EPOCH + timedelta(microseconds=(self.ticks - UNIX_EPOCH_TICKS) // 10)
+
+    @property
+    def text(self) -> str:
+        """ISO 8601 to the tick: with a Z in UTC, without a zone where none is known."""
+        seconds, fraction = divmod(self.ticks, _TICKS_PER_SECOND)
+        text = (datetime(1, 1, 1) + timedelta(seconds=seconds)).isoformat()  # noqa: DTZ001
+        if fraction:
+            text += f".{fraction:07}".rstrip("0")
+        return text + _ZONES[self.kind]
 
     @classmethod
     def from_raw(cls, raw: int) -> Self:

@@ -21,6 +21,7 @@ from penstock.core.errors import (
 from penstock.queue.classic import sysv
 from penstock.queue.classic._appender import Appender
 from penstock.queue.classic.layout import LAST_ID_READ_OFFSET, SLOT_SIZE, slot_offset
+from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,10 +224,16 @@ class FileDevice(Device):
         return cls(path, fds[0], fds[1])
 
     def read_stat(self, offset: int, size: int) -> bytes:
-        return os.pread(self._stat_fd, size, offset)
+        try:
+            return os.pread(self._stat_fd, size, offset)
+        except OSError as error:
+            raise storage_error("reading", self.path, error) from error
 
     def read_buf(self, offset: int, size: int) -> bytes:
-        return os.pread(self._buf_fd, size, offset)
+        try:
+            return os.pread(self._buf_fd, size, offset)
+        except OSError as error:
+            raise storage_error("reading", self.path, error) from error
 
     def write_stat(self, offset: int, data: bytes) -> None:
         _write_all(self._stat_fd, data, offset)
@@ -245,8 +252,12 @@ class FileDevice(Device):
         os.ftruncate(self._stat_fd, stat_size)
 
     def is_current(self) -> bool:
+        # LROSE makes one of them anew if that one is missing, and the other in place.
         try:
-            return os.path.samestat(Path(f"{self.path}.stat").stat(), os.fstat(self._stat_fd))
+            return all(
+                os.path.samestat(os.stat(self.path + part), os.fstat(fd))  # noqa: PTH116 - often
+                for part, fd in ((".stat", self._stat_fd), (".buf", self._buf_fd))
+            )
         except FileNotFoundError:
             return False
 

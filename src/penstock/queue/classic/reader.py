@@ -8,7 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
-from penstock.core.errors import Closed, NotFound, PositionError
+from penstock.core.errors import Closed, DamagedQueue, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
@@ -120,6 +120,10 @@ class ClassicReader(Reader):
         self._check_open()
         place = Position.of(position)
         with storage_errors("reading", self._path):
+            if not self._device.is_current():
+                here, self._next = self._next, self._youngest + 1  # who seeks leaves the unread
+                if not self._go_over():
+                    self._next = here
             status = self._refresh()
             match place.anchor:
                 case "start":
@@ -186,8 +190,9 @@ class ClassicReader(Reader):
 
     def bounds(self) -> Bounds:
         self._check_open()
-        self._follow_path()
         with storage_errors("reading", self._path):
+            if not self._ready:
+                self._follow_path()
             oldest = self._oldest(self._refresh())
         # The format has no epoch; a queue that is created anew is told by its numbers.
         return Bounds(0, oldest, self._youngest + 1)
@@ -321,6 +326,8 @@ class ClassicReader(Reader):
             return
         if self._oldest(self._refresh()) > self._next or self._restarts != restarts:
             return  # a writer was at work on it
+        if not self._device.is_current() and self._go_over():
+            return  # it was removed, or only its buffer was
         if self._options.damaged == "fail":
             raise fault
         log.warning("%s: %s", self.url, fault)
@@ -348,7 +355,7 @@ class ClassicReader(Reader):
         if now - self._looked_at_path > _LOOK_AT_PATH:
             self._looked_at_path = now
             self._follow_path()
-        return True
+        return bool(self._idle_status)
 
     def _rest(self) -> None:
         """Everything is read: remember how the status looks."""
@@ -362,17 +369,35 @@ class ClassicReader(Reader):
         return True
 
     def _follow_path(self) -> None:
-        """Go over to the queue that the path means, if it is another one by now."""
-        if self._device.is_current():
-            return
+        """Go over to the queue that the path means, if it is another one by now.
+
+        What is left in the one that was removed is read first.
+        """
+        if not self._device.is_current() and not self._has_more():
+            self._go_over()
+
+    def _go_over(self) -> bool:
+        """Open the queue that the path means; what is unread of the other one is lost."""
         try:
             fresh, status = open_to_read(self._path, 0)
         except NotFound:
-            return
+            return False
         self._sleeper.stop_watching()
         self._device.close()
         self._device = fresh
         self._restart(status)
+        return True
+
+    def _has_more(self) -> bool:
+        """Tell whether there is something to read in the queue that is open."""
+        try:
+            self._refresh()
+        except (DamagedQueue, OSError):
+            return False
+        if self._next > self._youngest:
+            return False
+        self._idle_status = b""
+        return True
 
     # --- the rest ---------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import Closed
+from penstock.core.errors import Closed, DamagedQueue
 from penstock.core.position import Position
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
+from penstock.queue.log.recovery import is_unsettled
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.wide.compression import Compression
 
@@ -50,14 +51,46 @@ class Consumer(LogReader):
         # It is moved only when this reader stands where it shall: an error must not move it.
         if place.is_new:
             self.seek(start)
-        elif place.epoch == self._epoch:
-            self._go_to(place.seq)
+        elif (known := self._known_place(place)) is not None:
+            self._go_to(known)
         else:
             log.warning("%s was created anew since %s read it", self.url, self._name)
             self._restarts += 1
             self.seek(Position.START)
         self._place = place
         self._confirm()
+
+    def _known_place(self, place: Cursor) -> int | None:
+        """Return where this reader left off; None: in a log that was here before.
+
+        :raises DamagedQueue: there was never such a message.
+        """
+        bounds = self.bounds()
+        seq = bounds.successor(place.epoch, place.seq)
+        if seq is None or seq <= bounds.end:
+            return seq
+        if is_unsettled(self._places.folder):  # the disk got its place, and not the messages
+            return bounds.end
+        assert self._cursors is not None
+        raise DamagedQueue(
+            self._cursors.path,
+            f"the position of the cursor {self._name}",
+            self._cursors.offset(place),
+            f"up to {bounds.end}, the number of the next message",
+            seq,
+            hint="another cursor=NAME starts anew; a writer after a power failure mends it",
+        )
+
+    def _take_up_anew(self, file: QueueFile) -> None:
+        super()._take_up_anew(file)
+        if self._cursors is None or self._cursors.is_named():
+            return
+        # The file of cursors was removed with the log.
+        self._place = None
+        self._cursors.close()
+        self._cursors = CursorFile(str(self._places.folder / CURSORS))
+        self._place = self._cursors.claim(self._name, epoch=self._epoch)
+        self._confirmed = (-1, -1)
 
     def read(self, timeout: float | None = None) -> Message | None:
         self._confirm()
@@ -73,10 +106,10 @@ class Consumer(LogReader):
         self._confirm()
 
     def _confirm(self) -> None:
-        place = self._place
-        if place is not None and self._confirmed != (self._epoch, self._next):
+        place, now = self._place, (self._epoch, self._next)
+        if place is not None and now != self._confirmed and not self._is_collecting:
             place.move(self._next, self._epoch)
-            self._confirmed = self._epoch, self._next
+            self._confirmed = now
 
     def _close(self, *, finished: bool) -> None:
         if finished and not self._is_closed:

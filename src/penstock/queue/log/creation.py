@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
+from penstock.core.interfaces import Ancestor
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
@@ -16,13 +17,13 @@ from penstock.queue.log.recovery import Recovery, recover, set_aside
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import (
     begin_segment,
+    look,
     numbers_of,
     open_segment,
     path_of,
 )
 from penstock.queue.log.settings import (
     SETTINGS,
-    Previous,
     adopted,
     load_settings,
     new_settings,
@@ -99,25 +100,21 @@ def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
         undo.callback(lock.close)
         sync = options.sync != "none"
         prepare = _replace if replace else _settings
-        settings = prepare(folder, options, sync=sync)
-        recovery = recover(folder, settings)
-        if recovery.newest is not None and recovery.is_open:
-            file = open_segment(folder, recovery.newest, to_write=True)
-        else:
-            file = begin_segment(folder, settings, recovery.next_seq, sync=sync)
-            _seal(folder, recovery.newest)
-        undo.callback(file.close)
+        recovered = recover(folder, prepare(folder, options, sync=sync))
+        settings, file, ended = recovered.settings, recovered.file, recovered.ended
+        for mapped in (file, ended):
+            if mapped is not None:
+                undo.callback(mapped.close)
+        if file is None:
+            file = begin_segment(folder, settings, recovered.recovery.next_seq, sync=sync)
+            undo.callback(file.close)
+        if ended is not None:
+            seal(ended)
         _make_held_cursors(folder, settings)
         undo.pop_all()
-    return Opened(settings, file, lock, recovery)
-
-
-def _seal(folder: Path, newest: int | None) -> None:
-    """Let the segment that was the newest up to now take no more messages."""
-    if newest is not None:
-        file = open_segment(folder, newest, to_write=True)
-        seal(file)
-        file.close()
+    if ended is not None:
+        ended.close()
+    return Opened(settings, file, lock, recovered.recovery)
 
 
 def _make_folder(folder: Path) -> None:
@@ -155,8 +152,9 @@ def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
     if newest is None:
         return _settings(folder, options, sync=sync)
     try:
-        epoch = newest.field("epoch") if kept is None else kept.epoch
-        settings = new_settings(options, Previous(epoch=epoch, head=newest.field("head")))
+        if kept is None:
+            kept = _adopted(folder, newest)
+        settings = new_settings(options, kept.as_previous(newest.field("head")))
         save_settings(folder, settings, sync=sync)
         _remove_previous(folder, settings)
         begin_segment(folder, settings, 0, sync=sync).close()
@@ -180,9 +178,22 @@ def _adopt(folder: Path, options: LogOptions) -> Settings:
     if file is None:
         return new_settings(options)
     try:
-        return adopted(file, crc=HeaderFlag.CRC in file.flags)
+        return _adopted(folder, file)
     finally:
         file.close()
+
+
+def _adopted(folder: Path, newest: QueueFile) -> Settings:
+    """Put together from the segments what the log's own file said."""
+    lineage: list[Ancestor] = []
+    epoch = None
+    for number in numbers_of(folder):
+        with contextlib.suppress(DamagedQueue, NotFound):
+            found = look(folder, number).epoch
+            if epoch not in (None, found):
+                lineage.append(Ancestor(epoch, number))
+            epoch = found
+    return adopted(newest, HeaderFlag.CRC in newest.flags, tuple(lineage))
 
 
 def _newest(folder: Path) -> QueueFile | None:
@@ -198,7 +209,7 @@ def _remove_previous(folder: Path, settings: Settings) -> None:
     previous, newest = settings.previous, _newest(folder)
     if newest is None:
         return
-    is_previous = previous is not None and newest.field("epoch") == previous.epoch
+    is_previous = previous is not None and previous.had(newest.field("epoch"))
     newest.close()
     if is_previous:
         for number in numbers_of(folder):

@@ -18,6 +18,7 @@ from penstock.queue.log.retention import Limits, Trimmed, trim
 from penstock.queue.log.settings import load_settings
 from penstock.queue.log.verification import check_log
 from penstock.queue.log.writer import open_log_writer
+from penstock.queue.notes import NoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,9 @@ class LogEndpoint(Endpoint):
 
     def storage_of(self, url: URL) -> str | None:
         return token_of(str(_parse(url)[0]))
+
+    def notes(self, url: URL) -> NoteFile:
+        return NoteFile.beside(url.path.rstrip("/"))
 
 
 def segments(url: str) -> list[Listed]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.info import StreamInfo
+from penstock.core.interfaces import Bounds
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.locking import writer_pid
 from penstock.queue.log.retention import CURSORS
@@ -18,6 +19,8 @@ from penstock.queue.wide.layout import State
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.queue.log.settings import Settings
 
 __all__ = ["Listed", "describe_log", "list_segments"]
 
@@ -114,32 +117,35 @@ def describe_log(url: str, folder: Path) -> StreamInfo:
             "hold": [] if settings is None else list(settings.hold),
             "created_ns": None if settings is None else settings.created_ns,
             "writer_pid": writer_pid(folder),
-            "cursors": _cursors(folder, newest),
+            "cursors": _cursors(folder, newest, settings),
             "damaged_segments": [str(one.path) for one in listed if one.damage is not None],
             "set_aside": _set_aside(folder),
         },
     )
 
 
-def _cursors(folder: Path, newest: Segment) -> list[dict[str, Any]]:
+def _cursors(folder: Path, newest: Segment, settings: Settings | None) -> list[dict[str, Any]]:
     path = folder / CURSORS
     if not os.access(path, os.R_OK | os.W_OK):
         return []
     with CursorFile(str(path)) as cursors:
         entries = cursors.entries()
-    return [
-        {
-            "name": entry.name,
-            "pid": entry.pid or None,
-            "alive": entry.alive,
-            "next_seq": entry.seq,
-            "behind": max(0, newest.head - entry.seq),
-        }
-        if entry.epoch == newest.epoch
-        # It was last here in an earlier log, and will begin at the start of this one.
-        else {"name": entry.name, "pid": None, "alive": False, "next_seq": 0, "behind": newest.head}
-        for entry in entries
-    ]
+    lineage = () if settings is None else settings.lineage_of(newest.epoch)
+    bounds = Bounds(newest.epoch, 0, newest.head, lineage)
+    found = []
+    for entry in entries:
+        seq = bounds.successor(entry.epoch, entry.seq)
+        is_here = seq is not None  # or last in an earlier log: it will begin at the start of this
+        found.append(
+            {
+                "name": entry.name,
+                "pid": (entry.pid or None) if is_here else None,
+                "alive": entry.alive and is_here,
+                "next_seq": seq or 0,
+                "behind": max(0, newest.head - (seq or 0)),
+            }
+        )
+    return found
 
 
 def _set_aside(folder: Path) -> list[str]:

@@ -6,10 +6,11 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import no_thread, storage_errors
 from penstock.queue.wide.layout import HEADER
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.queue.options import Sync
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Unsynced"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,41 @@ _HEAD_AT: Final = HEADER.fields["head"][1]
 _BOOT_ID_AT: Final = HEADER.fields["boot_id"][1]
 
 
+class Unsynced:
+    """A segment that may not be on the disk yet, with a descriptor of its own."""
+
+    def __init__(self, file: QueueFile) -> None:
+        """Hold on to a segment, however soon its writer closes it.
+
+        :raises StorageError: there is no descriptor left.
+        """
+        self.path = file.path
+        with storage_errors("holding", file.path):
+            self._descriptor = os.dup(file.descriptor)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def head(self) -> bytes:
+        with storage_errors("reading", self.path):
+            return os.pread(self._descriptor, 8, _HEAD_AT)
+
+    def sync(self) -> None:
+        """Return when it is on the disk.
+
+        :raises StorageError: the device refuses.
+        """
+        with storage_errors("syncing", self.path):
+            os.fdatasync(self._descriptor)
+
+    def mark_synced(self) -> None:
+        """Say in it that all of it is on the disk: it need not be checked after a crash."""
+        with storage_errors("syncing", self.path):
+            os.pwrite(self._descriptor, bytes(16), _BOOT_ID_AT)
+
+    def close(self) -> None:
+        self._close()
+
+
 class Keeper:
     """Brings messages to the disk, and calls `tidy` about once a minute.
 
@@ -37,27 +73,37 @@ class Keeper:
     """
 
     def __init__(self, file: QueueFile, sync: Sync, tidy: Callable[[], None]) -> None:
+        """Begin with this segment.
+
+        :raises StorageError: there is no descriptor, or no thread left.
+        """
         self._policy = sync
         self.tidy = tidy
-        self._path, self._active = file.path, os.dup(file.descriptor)
+        self._active = Unsynced(file)
         self._synced_head = b""
-        self._sealed: deque[tuple[str, int]] = deque()
+        self._sealed: deque[Unsynced] = deque()
         self._failure: Exception | None = None
+        self._has_failed = False
         self._ends = False
         self._changed = threading.Condition()
-        #: Whoever syncs has it. `roll` needs it not: a write does not wait for the disk.
+        #: Whoever syncs has it, and nobody else closes a segment. `roll` needs it not: a write
+        #: does not wait for the disk.
         self._syncing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="penstock-log", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._active.close()
+            raise no_thread(file.path) from error
 
-    def roll(self, file: QueueFile) -> None:
+    def roll(self, following: Unsynced) -> None:
         """Go on with another segment; the one up to now gets no more messages.
 
-        :raises StorageError: with `sync=batch`: the device refuses.
+        :raises StorageError: with `sync=batch`: the device refuses. It is done all the same.
         """
         with self._changed:
-            self._sealed.append((self._path, self._active))
-            self._path, self._active = file.path, os.dup(file.descriptor)
+            self._sealed.append(self._active)
+            self._active = following
             self._changed.notify()
         if self._policy == "batch":
             self.sync()
@@ -68,56 +114,60 @@ class Keeper:
         :raises StorageError: the device refuses, now or earlier in the background.
         """
         failure, self._failure = self._failure, None
+        with self._syncing:
+            self._sync_all()
         if failure is not None:
             raise failure
-        with self._syncing:
-            self._sync_sealed()
-            self._sync_active()
 
     def close(self) -> None:
-        """End, and sync what is left unless that was never asked for.
+        """End, and sync what is left unless that was never asked for. Then the log says so.
 
         :raises StorageError: the device refuses, now or earlier in the background.
         """
         self.stop()
-        with self._changed:
-            self._changed.notify()
         self._thread.join()
         try:
             if self._policy != "none" or self._failure is not None:
                 self.sync()
+                if self._policy != "none" and not self._has_failed:
+                    self._active.mark_synced()
         finally:
-            for _, descriptor in self._sealed:
-                os.close(descriptor)
+            for segment in (*self._sealed, self._active):
+                segment.close()
             self._sealed.clear()
-            os.close(self._active)
 
     def stop(self) -> None:
-        """Let the thread end by itself, at some time."""
+        """Let the thread end; also for a writer that nobody closed."""
         self._ends = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def _sync_all(self, *, active: bool = True) -> None:
+        try:
+            self._sync_sealed()
+            if active:
+                self._sync_active()
+        except Exception:
+            self._has_failed = True
+            raise
 
     def _sync_sealed(self) -> None:
-        """Sync in order, and say so in each: it need not be checked after a crash."""
+        """Sync in order, and say so in each."""
         while self._sealed:
-            path, descriptor = self._sealed.popleft()
+            segment = self._sealed.popleft()
             try:
-                with storage_errors("syncing", path):
-                    os.fdatasync(descriptor)
-                    os.pwrite(descriptor, bytes(16), _BOOT_ID_AT)
+                segment.sync()
+                segment.mark_synced()
             finally:
-                os.close(descriptor)
+                segment.close()
 
     def _sync_active(self) -> None:
         with self._changed:
-            path, descriptor = self._path, os.dup(self._active)
-        try:
-            with storage_errors("syncing", path):
-                head = os.pread(descriptor, 8, _HEAD_AT)
-                if head != self._synced_head:
-                    os.fdatasync(descriptor)
-                    self._synced_head = head
-        finally:
-            os.close(descriptor)
+            segment = self._active
+        head = segment.path.encode() + segment.head  # another one may have the same
+        if head != self._synced_head:
+            segment.sync()
+            self._synced_head = head
 
     def _run(self) -> None:
         interval = self._policy if isinstance(self._policy, float) else _BETWEEN_TRIMS
@@ -136,9 +186,7 @@ class Keeper:
     def _sync_in_background(self) -> None:
         try:
             with self._syncing:
-                self._sync_sealed()
-                if isinstance(self._policy, float):
-                    self._sync_active()
+                self._sync_all(active=isinstance(self._policy, float))
         except Exception as error:
             self._failure = error  # for the next who asks
             raise
@@ -147,4 +195,4 @@ class Keeper:
         try:
             work()
         except Exception:
-            log.exception("%s", self._path)
+            log.exception("%s", self._active.path)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
+from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import HEADER, PAGE, State, state_of
 
 if TYPE_CHECKING:
@@ -18,7 +20,20 @@ if TYPE_CHECKING:
 
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Places"]
+__all__ = ["LOOK_AGAIN", "Places", "Tip"]
+
+
+#: While nothing new is seen, look this often (seconds) whether it came elsewhere. It is a matter of
+#: the clock, and not of how long somebody waits.
+LOOK_AGAIN: Final = 0.25
+
+
+class Tip(NamedTuple):
+    """How far the newest segment of a log is."""
+
+    epoch: int
+    #: Number of the next message that will be written.
+    end: int
 
 
 class Places:
@@ -30,7 +45,8 @@ class Places:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # The newest segment: how far it is, is asked again and again.
-        self._tip: int | None = None
+        self._newest: int | None = None
+        self._look_at = 0.0
 
     def numbers(self) -> list[int]:
         """Return the first message of every segment.
@@ -69,26 +85,56 @@ class Places:
                     return file
 
     def end(self) -> int:
-        """Return the number of the next message that will be written.
+        """Return the number of the next message that will be written."""
+        return self.tip().end
 
-        A newest segment that cannot be read counts as one message: whoever comes there is told.
+    def tip(self) -> Tip:
+        """Return how far the newest segment is.
+
+        One that cannot be read counts as one message: whoever comes there is told.
+
+        :raises NotFound: there is none.
         """
-        if self._tip is not None:
-            state, head = _progress(self._tip)
-            if state == State.LIVE:
-                return head
-        self.close()
+        if self._newest is not None and time.monotonic() < self._look_at:
+            state, tip = _progress(self._newest)
+            if state == State.LIVE and not path_of(self.folder, tip.end).exists():
+                return tip
         while True:
             number = self.numbers()[-1]
             with contextlib.suppress(NotFound):
                 try:
-                    head = look(self.folder, number).head
+                    segment = look(self.folder, number)
                 except DamagedQueue:
-                    return number + 1
-                with contextlib.suppress(FileNotFoundError):
-                    path = path_of(self.folder, number)
-                    self._tip = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                return head
+                    return self._behind_damage(number)
+                self._hold(number)
+                return Tip(segment.epoch, segment.head)
+
+    def is_readable(self) -> bool:
+        """Tell whether the newest segment is: otherwise nobody knows how far it is."""
+        with contextlib.suppress(NotFound):
+            try:
+                look(self.folder, self.numbers()[-1])
+            except DamagedQueue:
+                return False
+        return True
+
+    def _behind_damage(self, number: int) -> Tip:
+        for earlier in reversed(numbers_of(self.folder)):
+            with contextlib.suppress(NotFound, DamagedQueue):
+                return Tip(look(self.folder, earlier).epoch, number + 1)
+        return Tip(0, number + 1)
+
+    def _hold(self, number: int) -> None:
+        """Keep the newest segment open, which tells how far it was also when it is removed."""
+        self.close()
+        with contextlib.suppress(OSError):
+            path = path_of(self.folder, number)
+            self._newest = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._look_at = time.monotonic() + LOOK_AGAIN
+
+    def last_tip(self) -> Tip | None:
+        """Return how far the newest segment was that is known of, wherever it is now."""
+        return None if self._newest is None else _progress(self._newest)[1]
 
     def last(self) -> int:
         """Return the number of the newest message there is, or of the next to come."""
@@ -115,12 +161,15 @@ class Places:
         return numbers[max(0, bisect.bisect_right(numbers, seq) - 1)]
 
     def following(self, first: int, head: int) -> int | None:
-        """Return the segment behind the one of these messages; None when there is none."""
+        """Return the segment behind the one of these messages; None when there is none.
+
+        One that was made anew in the place of an empty one has its name.
+        """
         # Mostly it is this one, and there may be many.
         if head > first and path_of(self.folder, head).exists():
             return head
         behind = (number for number in numbers_of(self.folder) if number > first)
-        return next((number for number in behind if number >= head), None)
+        return next(behind, None)
 
     def at_time(self, created_ns: int) -> int:
         """Return a segment's first message: the moment is in it, or at its end, if in any."""
@@ -148,13 +197,14 @@ class Places:
         return numbers[max(0, low - 1)]
 
     def close(self) -> None:
-        tip, self._tip = self._tip, None
-        if tip is not None:
-            os.close(tip)
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            os.close(newest)
 
 
-def _progress(descriptor: int) -> tuple[int, int]:
-    # The state first: a segment that is sealed gets no more.
-    state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
-    head = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)["head"][0]
-    return int(state), int(head)
+def _progress(descriptor: int) -> tuple[int, Tip]:
+    with storage_errors("looking at", f"/proc/self/fd/{descriptor}"):
+        # The state first: a segment that is sealed gets no more.
+        state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
+        header = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)[0]
+    return int(state), Tip(int(header["epoch"]), int(header["head"]))

@@ -7,11 +7,20 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import DamagedQueue, NotFound, Unsupported
+import pyarrow as pa
+
+from penstock.core.errors import (
+    DamagedQueue,
+    NotFound,
+    PenstockError,
+    PositionError,
+    StorageError,
+    Unsupported,
+)
 from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.queue.log.places import Places
+from penstock.queue.log.places import LOOK_AGAIN, Places, Tip
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
 from penstock.queue.wide.compressed import CompressedReader
@@ -22,6 +31,8 @@ from penstock.queue.wide.reader import WideReader
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Ancestor
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.core.statistics import ReaderStatistics
@@ -36,6 +47,7 @@ log = logging.getLogger(__name__)
 _LOOK_FOR_LOG: Final = 0.02
 #: A log that is created, or created anew, has its first segment within this time (seconds).
 _BEING_MADE: Final = 1.0
+_FOREIGN: Final = "it is of another log, or was damaged; damaged=skip counts it as lost and goes on"
 
 
 class LogReader(WideReader):
@@ -45,8 +57,14 @@ class LogReader(WideReader):
         self, url: str, folder: Path, start: Position, options: LogOptions, file: QueueFile
     ) -> None:
         self._places = Places(folder)
+        #: The epoch of the segment that is read, and all that are known to be of this log.
         self._epoch = file.field("epoch")
+        self._epochs = frozenset({self._epoch})
+        #: When to look whether there is something behind a segment that seems to be the newest.
+        self._look_at, self._has_left = 0.0, False
         self._skips_to_newest = False
+        self._is_collecting = False
+        self._known_lineage: tuple[int, tuple[Ancestor, ...]] | None = None
         wide = WideOptions(
             type=options.type,
             resume=options.resume,
@@ -63,13 +81,37 @@ class LogReader(WideReader):
 
     def _use(self, file: QueueFile, next_seq: int) -> None:
         """Read this segment from now on."""
-        if file.field("epoch") != self._epoch:
+        epoch = file.field("epoch")
+        if epoch != self._epoch and self._is_of_this_log(epoch):
+            self._epoch = epoch
+        elif epoch != self._epoch:
             self._take_up_anew(file)
         self._read_from(file)
         self._next = next_seq
         old, self._file, self._path = self._file, file, file.path
         if old is not file:
             old.close()
+        self._look_at, self._has_left = 0.0, False
+        if file.field("state") != State.LIVE:
+            with suppress(NotFound, StorageError):  # how far this log was, should it be removed
+                self._places.tip()
+
+    def _is_of_this_log(self, epoch: int) -> bool:
+        """Tell whether segments of an epoch belong to this log: power failures begin new ones."""
+        if epoch not in self._epochs:
+            with suppress(DamagedQueue, Unsupported):
+                settings = load_settings(self._places.folder)
+                if settings is not None and {epoch, self._epoch} <= settings.epochs:
+                    self._epochs = settings.epochs
+        return epoch in self._epochs
+
+    def _lineage_of(self, epoch: int) -> tuple[Ancestor, ...]:
+        """Return the epochs that this one continues."""
+        with suppress(DamagedQueue, Unsupported):
+            settings = load_settings(self._places.folder)
+            if settings is not None and epoch in settings.epochs:
+                return settings.lineage_of(epoch)
+        return ()
 
     def _take_up_anew(self, file: QueueFile) -> None:
         """Note that this is another log, in the place of the one up to now.
@@ -84,6 +126,7 @@ class LogReader(WideReader):
         log.warning("%s was created anew", self.url)
         self._restarts += 1
         self._epoch = file.field("epoch")
+        self._epochs = frozenset({self._epoch})
 
     def _go_to(self, seq: int) -> None:
         """Stand at this message, in the segment that has it or will have it."""
@@ -107,8 +150,7 @@ class LogReader(WideReader):
 
         A number that was found in the log up to now says nothing of one that has just replaced it.
         """
-        while file.field("epoch") != self._epoch:
-            epoch = file.field("epoch")
+        while not self._is_of_this_log(epoch := file.field("epoch")):
             file.close()
             file = self._places.open_oldest()
             if file.field("epoch") == epoch:  # or it was replaced once more
@@ -131,10 +173,22 @@ class LogReader(WideReader):
                 self._go_to(self._places.at_time(place.value))
                 target = self._first_at(place.value)
             case _:
-                target = place.value
+                target = self._numbered(place.value)
         self._go_to(target)
         self._skips_to_newest = False
         self._confirm()
+
+    def _numbered(self, seq: int) -> int:
+        """Return the number of a message that is there, was there, or is the next to come.
+
+        :raises PositionError: it is none of these.
+        """
+        if seq > self._head and seq > (end := self._places.end()) and self._places.is_readable():
+            raise PositionError(
+                f"{self.url} has no message {seq} yet: the next is {end}",
+                hint="seek('end') waits for the next one",
+            )
+        return seq
 
     def newest_seq(self) -> int | None:
         self._check_open()
@@ -146,24 +200,64 @@ class LogReader(WideReader):
         if not self._file.is_named():
             self._meet_anew()
         while True:
-            found = Bounds(self._epoch, self._places.oldest(), self._end())
+            oldest, (epoch, end) = self._places.oldest(), self._tip()
+            found = Bounds(epoch, oldest, end, self._lineage(epoch))
             if self._file.is_named() or not self._meet_anew():  # or it is of two logs
                 return found
 
+    def _lineage(self, epoch: int) -> tuple[Ancestor, ...]:
+        """Return the epochs that one continues; they are the same for ever."""
+        if self._known_lineage is None or self._known_lineage[0] != epoch:
+            self._known_lineage = epoch, self._lineage_of(epoch)
+        return self._known_lineage[1]
+
     def _end(self) -> int:
         """Return the number of the next message that will be written."""
-        if self._file.field("state") != State.LIVE:
-            with suppress(NotFound):
-                return self._places.end()
+        with suppress(NotFound):
+            return self._tip().end
         return self._head
+
+    def _tip(self) -> Tip:
+        if self._file.field("state") == State.LIVE and not self._is_left():
+            return Tip(self._epoch, self._head)
+        return self._places.tip()
 
     # --- reading; from one segment to the next -------------------------------------------------
 
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
-        while not (messages := super()._take(limit)) and self._go_on():
-            pass
+        messages: list[Message] = []
+        try:
+            while len(messages) < limit:
+                messages += super()._take(limit - len(messages))
+                if len(messages) < limit and not self._go_on():
+                    break
+        except PenstockError:
+            if not messages:  # otherwise the next call comes to it
+                raise
         return messages
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (message := super().read(timeout)) is None and self._go_on():
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return message
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        batches = [super().read_batch(n, timeout)]
+        left = n - batches[0].num_rows
+        self._is_collecting = True  # nothing of this is confirmed before it is returned
+        try:
+            while 0 < left < n and self._go_on():
+                batches.append(super().read_batch(left, 0))
+                left -= batches[-1].num_rows
+                if not batches[-1].num_rows:
+                    break
+        except PenstockError:
+            pass  # the next call comes to it
+        finally:
+            self._is_collecting = False
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def _wait_for_run(self, n: int, timeout: float | None) -> int:
         while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._go_on():
@@ -172,45 +266,64 @@ class LogReader(WideReader):
 
     def _idle(self) -> bool:
         """Look, while nothing comes, whether it comes elsewhere by now."""
-        while self._go_on(is_left=self._is_left()) and self._next >= self._head:
+        while self._go_on() and self._next >= self._head:
             pass
         return True
 
     def _is_left(self) -> bool:
-        """Tell whether a segment that still takes messages will never get one."""
-        if not self._file.is_named():
-            return True  # it was put aside, or removed with all of the log
-        try:  # the writer goes on in the next one, and was kept from sealing this one
-            return look(self._places.folder, self._head).count > 0
-        except (NotFound, DamagedQueue):
-            return False
+        """Tell whether a segment that says that it takes messages will never get one.
+
+        Its log was removed. Or there are messages in a later one: the writer was kept from sealing
+        this one, a bit of it changed, or it is an old copy. It is looked for now and then.
+        """
+        now = time.monotonic()
+        if not self._has_left and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            self._has_left = not self._file.is_named() or self._has_messages_behind()
+        return self._has_left
+
+    def _has_messages_behind(self) -> bool:
+        folder, first = self._places.folder, self._file.field("first_seq")
+        for number in reversed(numbers_of(folder)):
+            if number <= first:
+                break
+            with suppress(NotFound, DamagedQueue):
+                segment = look(folder, number)
+                if segment.count or segment.state != State.LIVE:
+                    return True
+        return False
 
     def _goes_on(self) -> bool:
         if self._file.field("state") == State.LIVE:
             return False
         return path_of(self._places.folder, self._head).exists()
 
-    def _go_on(self, *, is_left: bool = False) -> bool:
+    def _go_on(self) -> bool:
         """Go on behind a segment that is read and gets no more; tell if there is more to read."""
         file = self._file
-        if file.field("state") == State.LIVE and not is_left:
+        if file.field("state") == State.LIVE and not self._is_left():
             return False
         if self._next < self._head:
             return True  # they came before it was sealed
         if self._skips_to_newest:
             return self._skip_to_newest()
-        number = self._places.following(file.field("first_seq"), self._head)
+        first = file.field("first_seq")
+        if self._head == first and self._is_replaced_by_another(first):
+            number: int | None = first
+        else:
+            number = self._places.following(first, self._head)
         if number is None:
             return self._meet_anew()
         try:
             following = open_segment(self._places.folder, number)
+            if not self._is_of_this_log(following.field("epoch")):
+                following.close()
+                return self._meet_anew() or self._step_over(number, self._foreign(number))
         except NotFound:
             return True  # retention was there first: look again
         except DamagedQueue as error:
             return self._step_over(number, error)
-        if following.field("epoch") != self._epoch:
-            following.close()
-            return self._meet_anew()
+        self._next = self._next_in(following.field("epoch"))
         if number > self._next:
             # It is not known what was in a gap. What lies before the whole log was removed, as
             # this segment may be by now.
@@ -219,6 +332,24 @@ class LogReader(WideReader):
             self._lose(self._next, number - 1, reason)
         self._use(following, max(self._next, number))
         return True
+
+    def _next_in(self, epoch: int) -> int:
+        """Return where this reader goes on in another epoch, which gives numbers again."""
+        bounds = Bounds(epoch, 0, 0, () if epoch == self._epoch else self._lineage_of(epoch))
+        place = bounds.successor(self._epoch, self._next)
+        return self._next if place is None else place
+
+    def _is_replaced_by_another(self, number: int) -> bool:
+        """Tell whether a segment without messages was made anew, in another epoch of this log."""
+        if self._file.is_named():
+            return False
+        with suppress(NotFound, DamagedQueue):
+            return self._is_of_this_log(look(self._places.folder, number).epoch)
+        return False
+
+    def _foreign(self, number: int) -> DamagedQueue:
+        path = path_of(self._places.folder, number)
+        return DamagedQueue(str(path), "epoch", 16, self._epoch, "another", hint=_FOREIGN)
 
     def _skip_to_newest(self) -> bool:
         self._skips_to_newest = False
@@ -250,7 +381,7 @@ class LogReader(WideReader):
             file = self._places.open_oldest()
         except (NotFound, DamagedQueue):
             return False  # removed, or being made: wait
-        if file.field("epoch") == self._epoch:
+        if self._is_of_this_log(file.field("epoch")):
             file.close()
             return False
         end = self._end_of_previous()
@@ -266,9 +397,10 @@ class LogReader(WideReader):
         with suppress(DamagedQueue, Unsupported):
             settings = load_settings(self._places.folder)
             previous = None if settings is None else settings.previous
-            if previous is not None and previous.epoch == self._epoch:
+            if previous is not None and previous.had(self._epoch):
                 return previous.head
-        return self._head
+        tip = self._places.last_tip()
+        return self._head if tip is None else max(self._head, tip.end)
 
     # --- what does not go as usual ---------------------------------------------------------------
 

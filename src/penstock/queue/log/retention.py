@@ -15,7 +15,6 @@ from penstock.queue.log.segments import disk_bytes, look, numbers_of, path_of
 from penstock.queue.wide.layout import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from penstock.queue.log.settings import Settings
@@ -76,7 +75,7 @@ def trim(
     numbers = numbers_of(folder)
     sizes = _sizes(folder, numbers, {} if sizes is None else sizes)
     left = total = sum(sizes.values())
-    held = None if settings is None else held_by(folder, settings.epoch, settings.hold)
+    held = None if settings is None else held_by(folder, settings)
     segments = messages = 0
     blocking = None
     for number, following in itertools.pairwise(numbers):
@@ -142,12 +141,12 @@ def _must_go(segment: _Candidate, total: int, limits: Limits) -> bool:
     return oldest is not None and segment.newest_ns is not None and segment.newest_ns < oldest
 
 
-def held_by(folder: Path, epoch: int, names: Iterable[str]) -> Held | None:
-    """Return the cursor of these names that is furthest behind; None when there are no names.
+def held_by(folder: Path, settings: Settings) -> Held | None:
+    """Return the cursor that is furthest behind, of those that a log holds; None: it holds none.
 
     One that is not there, or was last here in an earlier log, needs everything.
     """
-    names = tuple(names)
+    names = settings.hold
     if not names:
         return None
     path = folder / CURSORS
@@ -156,7 +155,7 @@ def held_by(folder: Path, epoch: int, names: Iterable[str]) -> Held | None:
     with CursorFile(str(path)) as cursors:
         found = {name: cursors.find(name) for name in names}
     places = (
-        Held(name, entry.seq if entry is not None and entry.epoch == epoch else 0)
+        Held(name, 0 if entry is None else settings.successor(entry.epoch, entry.seq) or 0)
         for name, entry in found.items()
     )
     return min(places, key=lambda place: place.seq)

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.core.whole_files import sync_names
+from penstock.queue.log.settings import SETTINGS
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id
 from penstock.queue.wide.layout import (
@@ -37,6 +38,7 @@ __all__ = [
     "Segment",
     "begin_segment",
     "disk_bytes",
+    "is_log",
     "look",
     "numbers_of",
     "open_segment",
@@ -91,6 +93,11 @@ def numbers_of(folder: Path) -> list[int]:
     return sorted(number for number in numbers if number < _NUMBERS_END)
 
 
+def is_log(folder: Path) -> bool:
+    """Tell whether a directory is a log: what is in it belongs to that."""
+    return (folder / SETTINGS).is_file() or bool(numbers_of(folder))
+
+
 def disk_bytes(path: Path) -> int:
     """Return what a file takes of the disk; 0 when it is gone."""
     try:
@@ -110,11 +117,18 @@ def look(folder: Path, first: int) -> Segment:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFound(f"there is no segment {path}") from None
+            raise _missing(path) from None
         try:
             return _look(path, first, descriptor)
         finally:
             os.close(descriptor)
+
+
+def _missing(path: Path) -> NotFound | DamagedQueue:
+    """Tell that a segment is gone, and not that its name leads nowhere: who would look again?"""
+    if path.is_symlink():
+        return DamagedQueue(str(path), "the file", 0, "a segment", "a link to nothing")
+    return NotFound(f"there is no segment {path}")
 
 
 def _look(path: Path, first: int, descriptor: int) -> Segment:
@@ -169,7 +183,10 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
     """
     path = path_of(folder, first)
     name = str(path)
-    file = QueueFile.open(name, writable=True) if to_write else QueueFile.open_to_read(name)
+    try:
+        file = QueueFile.open(name, writable=True) if to_write else QueueFile.open_to_read(name)
+    except NotFound:
+        raise _missing(path) from None
     try:
         _check_first(path, first, file.field("first_seq"))
     except BaseException:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.interfaces import Ancestor, Bounds
 from penstock.core.stream_id import StreamId
 from penstock.core.whole_files import sync_names, write_whole
 from penstock.queue.log.options import KEPT_AT_CREATION, KEPT_FROM_WRITERS, LogOptions
@@ -34,8 +35,12 @@ __all__ = [
 
 #: The name of the file.
 SETTINGS: Final = "log.json"
-_VERSION: Final = 1
+#: A log that power failures cut has the second version: the first one's readers know one epoch.
+_FIRST_VERSION: Final = 1
+_VERSION: Final = 2
 _LARGEST: Final = 1 << 20
+#: Epochs that are remembered, each of a power failure.
+_LONGEST_LINEAGE: Final = 1000
 
 
 class Previous(BaseModel):
@@ -45,6 +50,12 @@ class Previous(BaseModel):
     epoch: int
     #: Number of the message that would have been its next.
     head: int
+    #: The epochs that it continued.
+    ancestors: tuple[int, ...] = ()
+
+    def had(self, epoch: int) -> bool:
+        """Tell whether a segment of this epoch was one of its own."""
+        return epoch == self.epoch or epoch in self.ancestors
 
 
 def _stream(value: object) -> object:
@@ -55,8 +66,8 @@ class Settings(BaseModel):
     """The properties of a log; see `LogOptions` for those with the same name."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
-    version: int = _VERSION
-    #: Another number for every log that is created, and for all of its segments.
+    version: int = _FIRST_VERSION
+    #: Another number for every log that is created, and after every power failure.
     epoch: Annotated[int, Field(ge=1, lt=1 << 64)]
     created_ns: int
     segment: Annotated[int, Field(ge=1, le=MAX_BUFFER)]
@@ -68,6 +79,22 @@ class Settings(BaseModel):
     retain_age: Annotated[float, Field(ge=0)] | None = None
     hold: tuple[str, ...] = ()
     previous: Previous | None = None
+    #: The epochs that this one continues. A segment keeps the one that it was written in.
+    lineage: tuple[Ancestor, ...] = ()
+
+    @property
+    def epochs(self) -> frozenset[int]:
+        """All epochs that segments of this log may have."""
+        return frozenset({self.epoch, *(ancestor.epoch for ancestor in self.lineage)})
+
+    def lineage_of(self, epoch: int) -> tuple[Ancestor, ...]:
+        """Return the epochs that one of this log continues."""
+        earlier = [ancestor.epoch for ancestor in self.lineage]
+        return self.lineage[: earlier.index(epoch)] if epoch in earlier else self.lineage
+
+    def successor(self, epoch: int, seq: int) -> int | None:
+        """Return where a reader goes on in this log; see `Bounds.successor`."""
+        return Bounds(self.epoch, 0, 0, self.lineage).successor(epoch, seq)
 
     @property
     def geometry(self) -> Geometry:
@@ -81,7 +108,25 @@ class Settings(BaseModel):
 
     def begun_anew(self) -> Settings:
         """Return those of a log like this, whose segments are all gone or never were."""
-        return self.model_copy(update={"epoch": _new_epoch(), "created_ns": time.time_ns()})
+        return self.model_copy(
+            update={
+                "version": _FIRST_VERSION,
+                "epoch": _new_epoch(),
+                "created_ns": time.time_ns(),
+                "lineage": (),
+            }
+        )
+
+    def cut_at(self, seq: int) -> Settings:
+        """Return those of this log when its machine went down: a new epoch begins at `seq`."""
+        lineage = (*self.lineage, Ancestor(self.epoch, seq))[-_LONGEST_LINEAGE:]
+        return self.model_copy(
+            update={"version": _VERSION, "epoch": _new_epoch(), "lineage": lineage}
+        )
+
+    def as_previous(self, head: int) -> Previous:
+        """Return what the log that takes this one's place remembers of it."""
+        return Previous(epoch=self.epoch, head=head, ancestors=tuple(a.epoch for a in self.lineage))
 
 
 def _new_epoch() -> int:
@@ -94,10 +139,12 @@ def new_settings(options: LogOptions, previous: Previous | None = None) -> Setti
     return Settings(epoch=_new_epoch(), created_ns=time.time_ns(), previous=previous, **kept)
 
 
-def adopted(file: QueueFile, crc: bool) -> Settings:
-    """Return what a segment tells of its log, for want of the file."""
+def adopted(file: QueueFile, crc: bool, lineage: tuple[Ancestor, ...]) -> Settings:
+    """Return what the newest segment tells of its log, for want of the file."""
     own = bytes(file.header["stream"][0])
     return Settings(
+        version=_VERSION if lineage else _FIRST_VERSION,
+        lineage=lineage,
         epoch=file.field("epoch"),
         created_ns=file.field("created_ns"),
         segment=file.geometry.buffer_size,

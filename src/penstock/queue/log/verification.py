@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.queue.log.info import list_segments
+from penstock.queue.log.segments import look
+from penstock.queue.wide.layout import State
 from penstock.queue.wide.queue_file import QueueFile
 from penstock.queue.wide.verification import first_bad
 
@@ -38,8 +41,13 @@ def check_log(folder: Path) -> Iterator[Checked]:
     :raises NotFound: there is no log.
     """
     end: int | None = None
-    for listed in list_segments(folder):
+    every = list_segments(folder)
+    filled = [one.first for one in every if one.segment is not None and one.segment.count]
+    last = max(filled, default=0)
+    for listed in every:
         faults = []
+        if listed.first < last and listed.state == "live" and _is_live(folder, listed.first):
+            faults.append("it takes messages, and is not the newest: the next writer seals it")
         if end is not None and listed.first > end:
             faults.append(f"messages {end} to {listed.first - 1} are missing before it")
         if end is not None and listed.first < end:
@@ -50,6 +58,13 @@ def check_log(folder: Path) -> Iterator[Checked]:
         faults += checked.faults
         end = None if listed.segment is None else listed.segment.head
         yield checked._replace(faults=tuple(faults))
+
+
+def _is_live(folder: Path, first: int) -> bool:
+    """Look again: who wrote may have sealed it since."""
+    with contextlib.suppress(NotFound, DamagedQueue):
+        return look(folder, first).state == State.LIVE
+    return False
 
 
 def _check(listed: Listed) -> Checked | None:

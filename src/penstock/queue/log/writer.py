@@ -21,7 +21,7 @@ from penstock.core.errors import (
 from penstock.queue.liveness import LockFile
 from penstock.queue.log.creation import open_to_write
 from penstock.queue.log.freeing import seal
-from penstock.queue.log.keeping import Keeper
+from penstock.queue.log.keeping import Keeper, Unsynced
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
 from penstock.queue.options import Creation
@@ -102,40 +102,56 @@ class LogWriter(WideWriter):
         """Go on in a new segment, and seal the one up to now.
 
         The new one is there before the old one is sealed: whoever finds it sealed finds the next.
+        Whatever can be refused comes before the change.
 
-        :raises StorageError: there is no space; the old one is as it was.
+        :raises StorageError: there is no space, or no descriptor; the old one is as it was.
         """
-        old, old_locks = self._file, self._locks
+        assert self._keeper is not None
+        before = self._file, self._locks, self._space
         first, created_ns, sync = self._head, self._created_ns, self._options.sync
-        error = new = locks = None
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._stay, before, path_of(self._folder, first))
             new = begin_segment(self._folder, self._settings, first, sync=sync != "none")
+            undo.callback(new.close)
             locks = LockFile(new.descriptor)
+            undo.callback(locks.close)
+            unsynced = Unsynced(new)
+            undo.callback(unsynced.close)
             space = Space(self, new)
-            error = self._attach(new.mapping, locks.fd, 0, sync == "batch")
-        finally:
-            if error != 0:  # refused; or a signal came, and this may or may not be done
-                self._attach(old.mapping, old_locks.fd, 0, sync == "batch")
-                self._resume()
-                self._space.begin()
-                # What fits into the old one would get this number, too.
-                path_of(self._folder, first).unlink(missing_ok=True)
-                for unused in (locks, new):
-                    if unused is not None:
-                        unused.close()
-        if error:
-            raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
-        self._full.append((old, old_locks))
-        self._file, self._locks, self._space = new, locks, space
+            if error := self._attach(new.mapping, locks.fd, 0, sync == "batch"):
+                raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
+            self._full.append(before[:2])
+            self._file, self._locks, self._space = new, locks, space
+            undo.pop_all()
         try:
             self._resume()
             self._created_ns = created_ns  # it never goes back, whatever the clock does
             self._space.begin()
-            assert self._keeper is not None
-            self._keeper.roll(new)
+            self._keeper.roll(unsynced)
         finally:
             self._seal_full()
         self._retain()
+
+    def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:
+        """Go on in the segment up to now: refused, or a signal came at whatever moment.
+
+        What fits into it gets the number that the new one is named by. So when that cannot be
+        removed, or the core may be in it, nothing more can be written.
+        """
+        self._file, self._locks, self._space = before
+        self._full = [full for full in self._full if full[0] is not self._file]
+        sync_each = self._options.sync == "batch"
+        error = self._attach(self._file.mapping, self._locks.fd, 0, sync_each)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as refused:
+            error = refused.errno or error
+        if error:
+            log.error("%s is closed: %s, and cannot be undone", self.url, os.strerror(error))
+            self.close()
+        else:
+            self._resume()
+            self._space.begin()
 
     def _seal_full(self) -> None:
         while self._full:  # more than one, if a signal came before
@@ -212,13 +228,12 @@ class LogWriter(WideWriter):
 
     def _let_go(self) -> None:
         keeper, self._keeper = self._keeper, None
-        try:
-            self._seal_full()
-            super()._let_go()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._log_lock.close)
             if keeper is not None:
-                keeper.close()
-        finally:
-            self._log_lock.close()
+                undo.callback(keeper.close)
+            undo.callback(super()._let_go)
+            self._seal_full()
 
 
 class CompressingLogWriter(LogWriter, CompressingWriter):

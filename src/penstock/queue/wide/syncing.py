@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import no_thread, storage_errors
 from penstock.queue.wide.layout import HeaderFlag
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ class Syncing:
             self._thread = threading.Thread(
                 target=self._run, args=(policy,), name="penstock-sync", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise no_thread(file.path) from error
 
     def sync(self) -> None:
         """Return when everything written up to now is on the disk.

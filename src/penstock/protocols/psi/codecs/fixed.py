@@ -12,7 +12,13 @@ import numpy as np
 
 from penstock.core.errors import Malformed
 from penstock.protocols.psi.codecs.base import Codec, refuse
-from penstock.protocols.psi.ticks import DateTime, TimeSpan, numpy_to_raw, raw_to_numpy
+from penstock.protocols.psi.ticks import (
+    DateTime,
+    TimeSpan,
+    fits_numpy,
+    numpy_to_raw,
+    raw_to_numpy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +171,11 @@ class CharCodec(FixedCodec):
 
 
 class DateTimeCodec(FixedCodec):
-    """A time, as `DateTime`; many of them as numpy's, without their kinds."""
+    """A time, as `DateTime`.
+
+    Many of them are numpy's where that changes none: all in UTC, and in the years that it has.
+    Otherwise they are a list.
+    """
 
     dtype = np.dtype("<u8")
     alignment = 8
@@ -176,8 +186,13 @@ class DateTimeCodec(FixedCodec):
     def pack(self, value: Any) -> bytes:
         return DateTime.of(value).raw.to_bytes(8, "little")
 
-    def to_numpy(self, data: bytes, at: int = 0, count: int = -1) -> NDArray[np.datetime64]:
-        return raw_to_numpy(np.frombuffer(data, self.dtype, count, at))
+    def to_numpy(
+        self, data: bytes, at: int = 0, count: int = -1
+    ) -> NDArray[np.datetime64] | list[DateTime]:
+        raw = np.frombuffer(data, self.dtype, count, at)
+        if fits_numpy(raw):
+            return raw_to_numpy(raw)
+        return [DateTime.from_raw(each) for each in raw.tolist()]
 
     def from_many(self, values: Any) -> tuple[int, bytes]:
         if isinstance(values, np.ndarray):

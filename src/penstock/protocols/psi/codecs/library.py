@@ -30,20 +30,21 @@ from penstock.protocols.psi.codecs.records import (
     ListCodec,
     Member,
     OptionalCodec,
+    SharedCodec,
     StructCodec,
     StructTupleCodec,
     TupleCodec,
-    comparer_of,
 )
 from penstock.protocols.psi.codecs.references import (
     ArrayCodec,
     BytesCodec,
     FixedArrayCodec,
+    InterfaceCodec,
     ObjectCodec,
     StringArrayCodec,
     StringCodec,
 )
-from penstock.protocols.psi.codecs.schemas import KNOWN_GENERICS, members_of
+from penstock.protocols.psi.codecs.schemas import KNOWN_GENERICS, comparer_of, members_of
 from penstock.protocols.psi.codecs.type_names import TypeName, parse_type_name, schema_id
 from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.metadata import SchemaFlags
@@ -68,7 +69,12 @@ _SPECIAL: Final[dict[str, type[Codec]]] = {
     "System.String[]": StringArrayCodec,
     "System.Object": ObjectCodec,
 }
-_COMPARER: Final = "System.Collections.Generic.GenericEqualityComparer`1"
+_COMPARERS: Final = frozenset(
+    f"System.Collections.Generic.{kind}EqualityComparer`1"
+    for kind in ("Generic", "Object", "Nullable")
+)
+#: psi's own, each with the serializer that its schema names: it writes the member that is told.
+_SHARED: Final = ("Microsoft.Psi.Shared`1", "Microsoft.Psi.SharedContainer`1")
 _ENUMERABLE: Final = "System.Collections.Generic.IEnumerable`1"
 _GENERIC_CODECS: Final[dict[str, Callable[[str, CodecLibrary, Sequence[Member]], Codec]]] = {
     "System.Collections.Generic.List`1": ListCodec,
@@ -103,6 +109,8 @@ class CodecLibrary:
         self._schemas: dict[str, TypeSchema] = {}
         self._by_id: dict[int, TypeSchema] = {}
         self._codecs: dict[str, Codec] = {}
+        #: Schemas are from psi, which has one of every type that it writes.
+        self._is_described = False
         #: .NET's own types by number, of those that were asked for.
         self._known_ids: dict[int, str] = {}
         for schema in schemas:
@@ -118,6 +126,7 @@ class CodecLibrary:
         One whose name cannot be read is left out: what needs it stays bytes.
         """
         self._by_id[schema.id] = schema
+        self._is_described |= schema.serializer_type_name is not None
         try:
             self._schemas[parse_type_name(schema.type_name).canonical] = schema
         except Malformed:
@@ -130,8 +139,12 @@ class CodecLibrary:
             found = self.resolve(name)
         except Malformed:
             return RawCodec(type_name, self)
-        is_open = isinstance(found, ObjectCodec) and name != "System.Object"
-        return RawCodec(name, self) if is_open else found
+        if not isinstance(found, ObjectCodec) or name == "System.Object":
+            return found
+        # psi describes every type that has objects, and so this is an interface: its messages say
+        # what they are. Of one that has a schema, a serializer of somebody's own writes the bytes.
+        is_interface = self._is_described and name not in self._schemas and name[-1] != "]"
+        return (InterfaceCodec if is_interface else RawCodec)(name, self)
 
     def resolve(self, name: str) -> Codec:
         """Return the codec of a type within another; one that asks the object if nothing is known.
@@ -145,6 +158,17 @@ class CodecLibrary:
             found = self._known(type, name) or self._described(name) or ObjectCodec(name, self)
             self._codecs[name] = found
         return found
+
+    def is_known(self, type: TypeName) -> bool:
+        """Tell whether psi, too, can have such a type: .NET's own, or one that a schema tells."""
+        if type.arrays:
+            return self._is_flat(type) and self.is_known(type._replace(arrays=""))
+        if type.canonical in self._schemas:
+            return True
+        if type.name in PRIMITIVES or type.name in _SPECIAL:
+            return not type.arguments
+        is_generic = type.name == _ENUMERABLE or members_of(type) is not None
+        return is_generic and all(map(self.is_known, type.arguments))
 
     def named(self, name: str) -> Codec:
         """Return the codec of a type that a person named.
@@ -207,7 +231,7 @@ class CodecLibrary:
             return self._array(name, type.element.canonical) if self._is_flat(type) else None
         if type.name == _ENUMERABLE and len(type.arguments) == 1:
             return self._array(name, type.arguments[0].canonical)
-        if type.name == _COMPARER:
+        if type.name in _COMPARERS:
             return ClassCodec(name, self, ())
         return self._generic(type, name)
 
@@ -248,7 +272,7 @@ class CodecLibrary:
         if is_nullable:
             return OptionalCodec(name, self, members)
         if type.name == KNOWN_GENERICS.dictionary:
-            self.id_of(self.resolve(comparer_of(members[0].type_name)))
+            self.id_of(self.resolve(comparer_of(type.arguments[0]).canonical))
         kind = _GENERIC_CODECS.get(type.name) or _GENERIC_CODECS[type.name.partition("`")[0]]
         return kind(name, self, members)
 
@@ -271,6 +295,8 @@ class CodecLibrary:
                 return (StructCodec if is_struct else ClassCodec)(name, self, members)
             case "":
                 return self._by_flags(name, schema, members)
+        if parse_type_name(name).name in _SHARED and len(members) == 1:
+            return SharedCodec(name, self, members)
         # A serializer of somebody's own: what it writes is not in its members.
         return None
 

@@ -11,7 +11,10 @@ import numpy as np
 
 from penstock.core.errors import Malformed
 from penstock.protocols.psi.codecs.base import Codec, refuse
-from penstock.protocols.psi.codecs.references import TYPE_KEY, ReferenceCodec
+from penstock.protocols.psi.codecs.references import NEW, NULL, TYPE_KEY, ReferenceCodec
+from penstock.protocols.psi.codecs.schemas import comparer_of
+from penstock.protocols.psi.codecs.type_names import parse_type_name
+from penstock.protocols.psi.ticks import DateTime, TimeSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,19 +28,14 @@ __all__ = [
     "ListCodec",
     "Member",
     "OptionalCodec",
+    "SharedCodec",
     "StructCodec",
     "StructTupleCodec",
     "TupleCodec",
-    "comparer_of",
 ]
 
 #: A list of .NET begins with room for so many, and doubles it.
 _FIRST_CAPACITY = 4
-
-
-def comparer_of(declared: str) -> str:
-    """Return the type of the comparer that .NET uses where `IEqualityComparer` is declared."""
-    return declared.replace("IEqualityComparer", "GenericEqualityComparer", 1)
 
 
 class Member(NamedTuple):
@@ -129,8 +127,13 @@ class ListCodec(_Members, ReferenceCodec):
             raise Malformed(reader.what, "size of a list", f"0 to {len(items)}", size)
         kept = items[:size]
         # Python's own numbers; but of times, durations and structs it would only give pieces.
-        is_plain = isinstance(kept, np.ndarray) and kept.dtype.kind not in "mMV"
-        value.extend(kept.tolist() if is_plain else kept)
+        kind = kept.dtype.kind if isinstance(kept, np.ndarray) else ""
+        if kind == "M":
+            value.extend(map(DateTime.of, kept))
+        elif kind == "m":
+            value.extend(map(TimeSpan, kept.view(np.int64).tolist()))
+        else:
+            value.extend(kept.tolist() if kind not in {"", "V"} else kept)
         return value
 
     def write_content(self, writer: ValueWriter, value: Any) -> None:
@@ -157,6 +160,34 @@ class ListCodec(_Members, ReferenceCodec):
         return None if isinstance(element, ReferenceCodec) else element.default()
 
 
+class SharedCodec(_Members, ReferenceCodec):
+    """psi's `Shared`, and the container in it: what they hold, as if they were not there.
+
+    psi shares large objects, such as images, by these instead of copying them.
+    """
+
+    def read_content(self, reader: ValueReader, place: int) -> Any:
+        (_, inner) = self.codecs[0]
+        value = inner.read(reader)
+        reader.objects[place] = value
+        return value
+
+    def write(self, writer: ValueWriter, value: Any) -> None:
+        # It is not the object that it holds, and has a number of its own.
+        writer.number_of(None)
+        if value is None:
+            writer.parts.append(NULL)
+            return
+        writer.enter(value)
+        writer.parts.append(NEW)
+        self.write_content(writer, value)
+        writer.leave()
+
+    def write_content(self, writer: ValueWriter, value: Any) -> None:
+        (_, inner) = self.codecs[0]
+        inner.write(writer, value)
+
+
 class DictionaryCodec(_Members, ReferenceCodec):
     """A `Dictionary`, as a `dict`; as a list of pairs where Python cannot have such keys."""
 
@@ -178,7 +209,8 @@ class DictionaryCodec(_Members, ReferenceCodec):
         pairs.write(writer, list(value.items() if isinstance(value, dict) else value))
 
     def _comparer(self) -> str:
-        return comparer_of(self.members[0].type_name)
+        (key,) = parse_type_name(self.members[0].type_name).arguments
+        return comparer_of(key).canonical
 
 
 class StructCodec(_Members):

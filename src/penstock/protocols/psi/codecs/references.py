@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.core.errors import Malformed
-from penstock.protocols.psi.codecs.base import Codec, refuse
+from penstock.protocols.psi.codecs.base import Codec, Decoded, refuse
 from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.wire import INT32, pack_text
 
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.codecs.library import CodecLibrary
 
 __all__ = [
+    "NEW",
+    "NULL",
     "TYPE_KEY",
     "ArrayCodec",
     "BytesCodec",
     "FixedArrayCodec",
+    "InterfaceCodec",
     "ObjectCodec",
     "ReferenceCodec",
     "StringArrayCodec",
@@ -38,8 +41,9 @@ __all__ = [
 TYPE_KEY: Final = "$type"
 
 _UINT32: Final = struct.Struct("<I")
-_NULL: Final = _UINT32.pack(0)
-_NEW: Final = _UINT32.pack(0x8000_0000)
+#: Prefixes: of no object, and of a new one of the declared type.
+NULL: Final = _UINT32.pack(0)
+NEW: Final = _UINT32.pack(0x8000_0000)
 #: Where the bytes of a new array begin: behind the prefix and the count.
 _CONTENT: Final = 8
 _EXISTING_BITS: Final = 0x4000_0000
@@ -92,7 +96,7 @@ class ReferenceCodec(Codec):
 
     def write(self, writer: ValueWriter, value: Any) -> None:
         if value is None:
-            writer.parts.append(_NULL)
+            writer.parts.append(NULL)
             return
         number = writer.number_of(value)
         if number is not None:
@@ -101,7 +105,7 @@ class ReferenceCodec(Codec):
         codec = self.codec_of(writer, value)
         writer.enter(value)
         if codec is self:
-            writer.parts.append(_NEW)
+            writer.parts.append(NEW)
             self.write_content(writer, value)
         else:
             id = writer.library.id_of(codec)
@@ -158,7 +162,7 @@ class BytesCodec(ReferenceCodec):
 
     def encode(self, value: Any) -> bytes:
         if isinstance(value, bytes):
-            return b"".join((_NEW, INT32.pack(len(value)), value))
+            return b"".join((NEW, INT32.pack(len(value)), value))
         return super().encode(value)
 
     def read_content(self, reader: ValueReader, place: int) -> bytes:
@@ -179,7 +183,7 @@ class BytesCodec(ReferenceCodec):
 
 def _end_of_new(payload: BytesLike) -> int | None:
     """Return where a new array of bytes ends; None if it is something else, or does not fit."""
-    if payload[:4] == _NEW and len(payload) >= _CONTENT:
+    if payload[:4] == NEW and len(payload) >= _CONTENT:
         size: int = INT32.unpack_from(payload, 4)[0]
         if 0 <= size <= len(payload) - _CONTENT:
             return _CONTENT + size
@@ -284,3 +288,21 @@ class ObjectCodec(ReferenceCodec):
 
     def write_content(self, writer: ValueWriter, value: Any) -> None:
         """Write nothing: an object has no members."""
+
+
+class InterfaceCodec(ObjectCodec):
+    """An interface, or another type that nobody describes: what is not an object stays bytes."""
+
+    def decode_sized(self, payload: BytesLike) -> Decoded:
+        try:
+            return super().decode_sized(payload)
+        except UnknownType:
+            return Decoded(bytes(payload), len(payload))
+
+    def encode(self, value: Any) -> bytes:
+        return value if isinstance(value, bytes) else super().encode(value)
+
+    def codec_of(self, writer: ValueWriter, value: Any) -> Codec:
+        if not isinstance(value, dict):
+            refuse(value, f"must be a dict with {TYPE_KEY!r}, or bytes: {self.type_name} is open")
+        return super().codec_of(writer, value)

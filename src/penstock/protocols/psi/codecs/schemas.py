@@ -15,9 +15,10 @@ from penstock.protocols.psi.metadata import RuntimeInfo, SchemaFlags, SchemaMemb
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KNOWN_GENERICS", "known_schemas", "make_schema", "members_of"]
+__all__ = ["KNOWN_GENERICS", "comparer_of", "known_schemas", "make_schema", "members_of"]
 
 _SERIALIZATION: Final = "Microsoft.Psi.Serialization"
+_COLLECTIONS: Final = "System.Collections.Generic"
 _MOST_ITEMS: Final = 7
 
 
@@ -68,6 +69,21 @@ def members_of(type: TypeName) -> list[tuple[str, TypeName]] | None:
     if type.name == f"System.Tuple`{count}" and count <= _MOST_ITEMS:
         return [(f"m_Item{number}", kind) for number, kind in enumerate(arguments, 1)]
     return None
+
+
+def comparer_of(key: TypeName) -> TypeName:
+    """Return the type of the comparer that .NET gives a dictionary with such keys."""
+    is_nullable = key.name == KNOWN_GENERICS.nullable
+    if is_nullable and not key.arrays:
+        return TypeName(f"{_COLLECTIONS}.NullableEqualityComparer`1", key.arguments)
+    is_equatable = not key.arrays and (
+        key.canonical in PRIMITIVES
+        or key.canonical in _PLAIN
+        or key.canonical == "System.String"
+        or key.name.startswith("System.ValueTuple`")
+    )
+    kind = "GenericEqualityComparer" if is_equatable else "ObjectEqualityComparer"
+    return TypeName(f"{_COLLECTIONS}.{kind}`1", (key,))
 
 
 def make_schema(
@@ -122,6 +138,10 @@ def _collect(type: TypeName, found: dict[str, TypeSchema]) -> None:
     if members is not None:
         for _, kind in members:
             _collect(kind, found)
+        if type.name == KNOWN_GENERICS.dictionary:
+            # A message names it by its number, and psi's pipeline ends where that is not known.
+            name = comparer_of(type.arguments[0]).qualified
+            found[name] = make_schema(name, (), SchemaFlags(0), "ImmutableSerializer")
         found[type.qualified] = _generic_schema(type, members)
         return
     schema = _plain_schema(type)

@@ -24,6 +24,8 @@ from penstock.protocols.uprotocol.message import request
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.core.retry import Backoff
     from penstock.protocols.uprotocol.communication.addresses import LocalUriProvider
     from penstock.protocols.uprotocol.message import UMessage
@@ -59,7 +61,8 @@ class RpcClient(Closable):
         self._deadlines = Deadlines(f"up-rpc-{uris.ue_id:X}")
         self._pool = Workers(_RETRYING, f"up-rpc-{uris.ue_id:X}") if backoff else None
         self._is_closed = False
-        transport.register_listener(UUri.ANY, self._on_response, uris.source)
+        self._responses = _Responses(self._on_response)
+        transport.register_listener(UUri.ANY, self._responses, uris.source)
 
     def invoke_method(
         self,
@@ -127,7 +130,7 @@ class RpcClient(Closable):
 
     def _on_response(self, message: UMessage) -> None:
         attributes = message.attributes
-        if attributes.type != UMessageType.RESPONSE or attributes.reqid is None:
+        if attributes.reqid is None:
             return
         if attributes.commstatus in (None, UCode.OK):
             self._end(attributes.reqid, UPayload.of_message(message))
@@ -156,12 +159,22 @@ class RpcClient(Closable):
             self._is_closed = True
             waiting = list(self._calls)
         with suppress(UStatusError):
-            self._transport.unregister_listener(UUri.ANY, self._on_response, self._uris.source)
+            self._transport.unregister_listener(UUri.ANY, self._responses, self._uris.source)
         for id in waiting:
             self._end(id, UStatusError(UCode.CANCELLED, "the client was closed"))
         self._deadlines.close()
         if self._pool is not None:
             self._pool.end(cancel=True)
+
+
+class _Responses:
+    """Listens to what is sent to an entity, and leaves its notifications to others."""
+
+    def __init__(self, on_receive: Callable[[UMessage], None]) -> None:
+        self.on_receive = on_receive
+
+    def accepts(self, message: UMessage) -> bool:
+        return message.attributes.type == UMessageType.RESPONSE
 
 
 def _is_unavailable(error: Exception) -> bool:

@@ -70,8 +70,8 @@ class Subscriber:
         self._transport.register_listener(topic, listener)
 
         def give_up() -> None:
-            with suppress(UStatusError):
-                self._transport.unregister_listener(topic, listener)
+            with suppress(UStatusError):  # who tries again wants what comes until then
+                self._transport.withdraw_listener(topic, listener)
 
         try:
             answer = self._client.invoke_method(self._subscribe, UPayload.of_proto(asked), options)

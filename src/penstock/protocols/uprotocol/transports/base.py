@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Listener
-    from penstock.protocols.uprotocol.transports.listeners import Pattern
+    from penstock.protocols.uprotocol.transports.listeners import Acknowledging, Pattern
 
 __all__ = ["BaseTransport", "raise_unless_ok", "resolved"]
 
@@ -56,6 +56,7 @@ class BaseTransport(UTransport):
         *,
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        acknowledging: Acknowledging | None = None,
     ) -> None:
         problem = UUri.unchecked(authority, 0, 0, 0).problem
         if problem or authority in ("", "*"):
@@ -65,7 +66,7 @@ class BaseTransport(UTransport):
             )
         self.authority = authority
         self.clock = clock
-        self._registry = ListenerRegistry(authority, limits, clock)
+        self._registry = ListenerRegistry(authority, limits, clock, acknowledging)
         # Who comes first and who goes last is decided together with the transport's own part.
         self._registering = threading.RLock()
         self._pulled: set[Pattern] = set()
@@ -123,16 +124,27 @@ class BaseTransport(UTransport):
             try:
                 self._subscribe(pattern)
             except BaseException:
-                self._registry.remove(pattern, listener)
+                self._registry.remove(pattern, listener, is_wanted=True)
                 raise
+        self._registry.serve()
 
     def unregister_listener(
         self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
     ) -> None:
+        self._remove(source_filter, listener, sink_filter, is_wanted=False)
+
+    def withdraw_listener(
+        self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
+    ) -> None:
+        self._remove(source_filter, listener, sink_filter, is_wanted=True)
+
+    def _remove(
+        self, source_filter: UUri, listener: Listener, sink_filter: UUri | None, *, is_wanted: bool
+    ) -> None:
         self._check_open()
         pattern = self._registry.pattern(source_filter, sink_filter)
         with self._registering:
-            was_last, await_calls = self._registry.remove(pattern, listener)
+            was_last, await_calls = self._registry.remove(pattern, listener, is_wanted=is_wanted)
             if was_last and pattern not in self._pulled:
                 self._unsubscribe(pattern)
         await_calls()  # without the lock, which those calls may need

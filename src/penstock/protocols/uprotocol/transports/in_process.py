@@ -56,7 +56,8 @@ class InProcessBus:
         found = [it for it in self._transports if it.is_at(address)]
         if not found:
             return UStatus(UCode.UNAVAILABLE, f"nobody is at {address}")
-        outcomes = [transport.dispatch(message) for transport in found]
+        # What nobody listens to yet stays with the dispatcher, which outlives this process.
+        outcomes = [transport.dispatch(message, keep=False) for transport in found]
         if any(outcome.status is None for outcome in outcomes):
             return None
         return outcomes[0].status

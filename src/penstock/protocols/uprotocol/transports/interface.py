@@ -25,7 +25,11 @@ __all__ = [
 
 
 class UListener(Protocol):
-    """Whoever is told of messages."""
+    """Whoever is told of messages.
+
+    One that also has a method `accepts`, of a message, is told of those only for which that returns
+    True; the others wait for another listener.
+    """
 
     def on_receive(self, message: UMessage) -> None: ...
 
@@ -84,7 +88,8 @@ class UTransport(_Counting):
     ) -> None:
         """Call the listener for each message that matches; again with the same changes nothing.
 
-        Without a sink filter it gets messages without sink, with one those whose sink matches.
+        Without a sink filter it gets messages without sink, with one those whose sink matches. What
+        came before and waits is for it, too: a transport acknowledges nothing that nobody took.
 
         :raises UStatusError: INVALID_ARGUMENT, no message can match such filters;
             RESOURCE_EXHAUSTED, there are too many listeners; UNAVAILABLE, the transport cannot
@@ -97,8 +102,19 @@ class UTransport(_Counting):
     ) -> None:
         """Call the listener no more: after this returns no further call begins.
 
+        What still comes for it then is acknowledged, counted and dropped.
+
         :raises UStatusError: NOT_FOUND, it is not registered; INVALID_ARGUMENT as above.
         """
+
+    def withdraw_listener(
+        self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
+    ) -> None:
+        """Do the same, but let what comes for it wait for another listener where it can.
+
+        :raises UStatusError: NOT_FOUND, it is not registered; INVALID_ARGUMENT as above.
+        """
+        self.unregister_listener(source_filter, listener, sink_filter)
 
 
 class Leg(_Counting):

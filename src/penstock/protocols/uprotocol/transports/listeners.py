@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from types import BuiltinMethodType, MethodType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption
@@ -16,26 +15,33 @@ from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.expiry import is_expired
 from penstock.protocols.uprotocol.filters import check_filter
 from penstock.protocols.uprotocol.transports.counts import Counts
+from penstock.protocols.uprotocol.transports.unheard import (
+    Acknowledging,
+    CameFor,
+    Pattern,
+    Unheard,
+    Waiting,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Listener
     from penstock.protocols.uprotocol.uuri import UUri
 
-__all__ = ["ListenerLimits", "ListenerRegistry", "Outcome", "Pattern"]
+__all__ = ["Acknowledging", "ListenerLimits", "ListenerRegistry", "Outcome", "Pattern"]
 
 log = logging.getLogger(__name__)
 
-#: A source filter, and a sink filter or None.
-Pattern: TypeAlias = "tuple[UUri, UUri | None]"
 #: What tells a listener from all others.
 _Key: TypeAlias = "tuple[int, int | str | None]"
 
 #: Whoever unregisters waits this long (seconds) for calls under way, then for none.
-_LONGEST_CALL = 10.0
-_BETWEEN_WARNINGS = 1.0
+_LONGEST_CALL: Final = 10.0
+_BETWEEN_WARNINGS: Final = 1.0
+#: Patterns that were unregistered, and are remembered as such.
+_MOST_UNWANTED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,8 @@ class ListenerLimits:
     listeners: int = 10_000
     #: Listeners with the same pair of filters.
     per_pattern: int = 1_000
-    #: Messages that no listener took, kept for `receive`. With 0 there is no `receive`.
+    #: Messages that nobody took, kept for the listener that will, or for `receive`. With 0 there
+    #: is no `receive`.
     waiting: int = 1_024
     #: Take all pairs of filters that other implementations take, not just those of the table.
     loose: bool = False
@@ -65,7 +72,7 @@ class Outcome(NamedTuple):
 
     #: Listeners called.
     called: int
-    #: Whether it waits for `receive`.
+    #: Whether it waits for a listener, or for `receive`: it must not be acknowledged yet.
     is_kept: bool
     #: Why the first listener failed, or why nobody got it; None if all went well.
     status: UStatus | None
@@ -74,7 +81,7 @@ class Outcome(NamedTuple):
 _COUNTED = (
     *("arrived", "delivered", "received", "expired", "unheard", "overflowed", "cleared"),
     "repeated",
-    *("listener_calls", "listener_failures"),
+    *("listener_calls", "listener_failures", "stalls"),
 )
 _EXPIRED = Outcome(0, False, UStatus(UCode.DEADLINE_EXCEEDED, "the message is expired"))
 _NOBODY = Outcome(0, False, UStatus(UCode.UNAVAILABLE, "nobody listens to it"))
@@ -87,10 +94,19 @@ _REPEATED = Outcome(0, False, None)
 @dataclass(eq=False, slots=True)
 class _Registration:
     call: Callable[[UMessage], None]
+    #: Whether a message that matches is for this listener; None: each is.
+    accepts: Callable[[UMessage], bool] | None = None
     is_active: bool = True
     #: Calls that began and did not end.
     calls: int = 0
     idle: threading.Condition = field(default_factory=threading.Condition)
+
+    def takes(self, message: UMessage) -> bool:
+        return self.accepts is None or self.accepts(message)
+
+
+#: Registrations, each with the pattern that it is of.
+_Found: TypeAlias = "list[tuple[Pattern, _Registration]]"
 
 
 class _Inside(threading.local):
@@ -103,13 +119,19 @@ _inside = _Inside()
 
 
 class ListenerRegistry:
-    """The listeners of one transport. Safe to share between threads."""
+    """The listeners of one transport. Safe to share between threads.
+
+    A message that nobody takes waits for who does. With `acknowledging` it is not acknowledged
+    meanwhile, and when no more can wait the transport is held up; else one more is dropped and
+    counted.
+    """
 
     def __init__(
         self,
         authority: str,
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        acknowledging: Acknowledging | None = None,
     ) -> None:
         self._authority = authority
         self._limits = limits or ListenerLimits()
@@ -120,9 +142,18 @@ class ListenerRegistry:
         # Of each registered listener the object itself, so that no other gets its id.
         self._objects: dict[_Key, tuple[Listener, int]] = {}
         self._count = 0
-        self._waiting: deque[UMessage] = deque()
         self._silent_until = 0.0
         self._counts = Counts(*_COUNTED)
+        self._acknowledging = acknowledging
+        self._unheard = Unheard(
+            self._limits.waiting, clock, self._counts, self._lock, acknowledging
+        )
+        #: The thread that serves what waits: all that comes meanwhile waits behind that.
+        self._serving: threading.Thread | None = None
+        #: What was unregistered, by whom: of that, what still comes is for nobody.
+        self._unwanted: dict[Pattern, _Registration] = {}
+        self._pulled: set[Pattern] = set()
+        self._is_over = False
 
     # --- who listens ----------------------------------------------------------------------------
 
@@ -148,6 +179,7 @@ class ListenerRegistry:
         :raises UStatusError: RESOURCE_EXHAUSTED, there would be too many.
         """
         key, call = _identity(listener)
+        accepts = getattr(listener, "accepts", None)
         with self._lock:
             table = self._table(pattern)
             there = table.get(pattern)
@@ -166,15 +198,20 @@ class ListenerRegistry:
                     hint="unregister some, or raise the limit `per_pattern`",
                 )
             # Another dictionary each time: a message on its way goes through the one it found.
-            table[pattern] = {**(there or {}), key: _Registration(call)}
+            table[pattern] = {**(there or {}), key: _Registration(call, accepts)}
+            self._unwanted.pop(pattern, None)
             _, uses = self._objects.get(key, (listener, 0))
             self._objects[key] = listener, uses + 1
             self._count += 1
+            self._begin_to_serve()  # with the lock: what comes now is behind what waits
             return there is None
 
-    def remove(self, pattern: Pattern, listener: Listener) -> tuple[bool, Callable[[], None]]:
+    def remove(
+        self, pattern: Pattern, listener: Listener, *, is_wanted: bool = False
+    ) -> tuple[bool, Callable[[], None]]:
         """Forget a listener; tell whether it was the last of its pattern.
 
+        :param is_wanted: whether what still comes for it waits for another listener.
         :returns: that, and a function that waits for calls of it that are under way, which does
             nothing if a listener asks for it.
         :raises UStatusError: NOT_FOUND, it is not registered.
@@ -191,6 +228,11 @@ class ListenerRegistry:
                 table[pattern] = rest
             else:
                 del table[pattern]
+                if self._acknowledging is not None and not is_wanted:
+                    self._unwanted[pattern] = registration
+                    if len(self._unwanted) > _MOST_UNWANTED:
+                        del self._unwanted[next(iter(self._unwanted))]
+                    self._unheard.wake()
             known, uses = self._objects.pop(key)
             if uses > 1:
                 self._objects[key] = known, uses - 1
@@ -205,8 +247,18 @@ class ListenerRegistry:
 
         return not rest, await_calls
 
+    def end(self) -> None:
+        """Take no more: whoever is held up goes on, and what waits is not acknowledged."""
+        with self._lock:
+            self._is_over = True
+            self._unheard.wake()
+            serving = self._serving
+        if serving is not None and serving is not threading.current_thread():
+            serving.join(_LONGEST_CALL)
+
     def clear(self) -> None:
         """Forget everybody, and what waits."""
+        self.end()
         with self._lock:
             for table in (self._exact, self._wild):
                 for there in table.values():
@@ -215,8 +267,7 @@ class ListenerRegistry:
                 table.clear()
             self._objects.clear()
             self._count = 0
-            self._counts.add("cleared", len(self._waiting))
-            self._waiting.clear()
+            self._counts.add("cleared", self._unheard.clear())
 
     def _table(self, pattern: Pattern) -> dict[Pattern, dict[_Key, _Registration]]:
         source, sink = pattern
@@ -225,48 +276,117 @@ class ListenerRegistry:
 
     # --- what comes -----------------------------------------------------------------------------
 
-    def dispatch(self, message: UMessage, only: Collection[Pattern] | None = None) -> Outcome:
-        """Call all who listen to a message; keep it for `take` if there is nobody.
+    def dispatch(
+        self,
+        message: UMessage,
+        only: Collection[Pattern] | None = None,
+        *,
+        token: object = None,
+        came_for: CameFor | None = None,
+        keep: bool = True,
+    ) -> Outcome:
+        """Call all who listen to a message; let it wait if there is nobody.
 
         A listener that raises is counted and stops nobody.
 
         :param only: the patterns that it came for, where it comes once for each that it matches.
+        :param token: what the transport knows it by when it is taken later.
+        :param came_for: the same as `only`, where it may be for patterns that are not registered
+            yet.
+        :param keep: whether it may wait for a listener; for `receive` it may in any case.
         """
         self._counts.add("arrived")
-        attributes = message.attributes
-        if is_expired(attributes, self._clock.now_ns() // 1_000_000):
+        if is_expired(message.attributes, self._clock.now_ns() // 1_000_000):
             self._counts.add("expired")
             return _EXPIRED
-        source, sink = attributes.source, attributes.sink
-        if source is None:
+        if message.attributes.source is None:
             self._counts.add("unheard")
             return _NOBODY
-        source = source.resolved(self._authority)
-        if sink is not None:
-            sink = sink.resolved(self._authority)
-        with self._lock:
-            found: list[_Registration] = []
-            others = 0
-            for pattern, there in self._covering(source, sink):
-                if only is None or pattern in only:
-                    found += there.values()
+        entry = Waiting(
+            message, token, came_for or _anybody, is_copy=only is not None or came_for is not None
+        )
+        while True:
+            over: list[object] = []
+            with self._lock:
+                found, outcome = self._judge(entry, only, came_for, keep=keep)
+                if not found and outcome is None:
+                    self._unheard.await_change()
+                    over = self._unheard.drop_expired(at_once=True)
                 else:
-                    others += 1
-        if others and not found:
+                    self._unheard.went_on()
+                    over = self._unheard.drop_expired()
+            self._acknowledge(over)
+            called, status = self._call_all(found, message) if found else (0, None)
+            if outcome is not None:
+                return outcome
+            if called:
+                self._counts.add("delivered")
+                return Outcome(called, False, status) if status or called > 1 else _DONE
+            # There was no room, or whoever listened to it has just been unregistered.
+
+    def _judge(
+        self,
+        entry: Waiting,
+        only: Collection[Pattern] | None,
+        came_for: CameFor | None,
+        *,
+        keep: bool,
+    ) -> tuple[_Found, Outcome | None]:
+        """Find who is to be called for a message, and what becomes of it without that.
+
+        Neither of them: it is to be looked at again after a change.
+        """
+        message = entry.message
+        found: _Found = []
+        others, is_whole = 0, True
+        if came_for is not None:
+            only, is_whole = came_for()
+        if self._serving is None or _inside.depth:
+            found, others = self._found(message, only)
+        if found and is_whole:
+            return found, None
+        if others and is_whole:
             self._counts.add("repeated")
-            return _REPEATED
+            return [], _REPEATED
+        entry.served = frozenset(pattern for pattern, _ in found)
+        outcome = self._keep(entry, keep=keep, is_whole=is_whole)
+        return (found if outcome is not None else []), outcome
+
+    def _found(
+        self,
+        message: UMessage,
+        only: Collection[Pattern] | None,
+        served: Collection[Pattern] = (),
+    ) -> tuple[_Found, int]:
+        """Find who listens to a message, and for how many other patterns it comes once more."""
+        found: _Found = []
+        others = 0
+        for pattern, there in self._covering(*self._addresses(message)):
+            if only is None or pattern in only:
+                if pattern not in served:
+                    found += [(pattern, it) for it in there.values() if it.takes(message)]
+            else:
+                others += 1
+        return found, others
+
+    def _addresses(self, message: UMessage) -> tuple[UUri, UUri | None]:
+        source, sink = message.attributes.source, message.attributes.sink
+        assert source is not None  # one without is for nobody
+        return (
+            source.resolved(self._authority),
+            None if sink is None else sink.resolved(self._authority),
+        )
+
+    def _call_all(self, found: _Found, message: UMessage) -> tuple[int, UStatus | None]:
+        """Call listeners; return how many were, and why the first of them failed."""
         called, status = 0, None
-        for registration in found:
-            if not _begin(registration):
-                continue
-            called += 1
-            failure = self._call(registration, message)
-            status = status or failure
+        for _, registration in found:
+            if _begin(registration):
+                called += 1
+                failure = self._call(registration, message)
+                status = status or failure
         self._counts.add("listener_calls", called)
-        if called:
-            self._counts.add("delivered")
-            return Outcome(called, False, status) if status or called > 1 else _DONE
-        return self._keep(message, is_repeated=only is not None)
+        return called, status
 
     def _covering(
         self, source: UUri, sink: UUri | None
@@ -307,23 +427,116 @@ class ListenerRegistry:
 
     # --- what waits -----------------------------------------------------------------------------
 
-    def _keep(self, message: UMessage, *, is_repeated: bool) -> Outcome:
-        if not self._limits.waiting:
+    def _keep(self, entry: Waiting, *, keep: bool, is_whole: bool) -> Outcome | None:
+        """Let a message wait, or say why it does not; None: there is no room, but will be."""
+        waits = self._acknowledging is not None or self._serving is not None
+        if self._is_over:
+            self._counts.add("cleared")
+            return _KEPT  # by whoever brought it, who is not told that it was taken
+        is_unwanted = self._serving is None and self._is_unwanted(entry)
+        is_refused = not keep and not self._is_pulled(entry)
+        if is_refused or is_unwanted or (not self._limits.waiting and not waits):
             self._counts.add("unheard")
             return _NOBODY
-        with self._lock:
-            if len(self._waiting) >= self._limits.waiting:
-                self._drop_expired()
-            if len(self._waiting) >= self._limits.waiting:
+        if entry.is_copy and is_whole and self._unheard.has_copy(entry.message):
+            self._counts.add("repeated")
+            return _REPEATED
+        if self._unheard.renew(entry):
+            self._counts.add("repeated")
+            return _KEPT
+        if self._unheard.is_full and not _inside.depth:
+            if waits:
+                return None
+            self._acknowledge(self._unheard.drop_expired(at_once=True))
+            if self._unheard.is_full:
                 self._counts.add("overflowed")
                 return _FULL
-            if is_repeated and any(
-                it.attributes.id == message.attributes.id for it in self._waiting
-            ):
-                self._counts.add("repeated")
-                return _REPEATED
-            self._waiting.append(message)
+        self._unheard.add(entry)
         return _KEPT
+
+    def _is_unwanted(self, entry: Waiting) -> bool:
+        """Tell whether all who wanted such a message have said that they do not any more."""
+        if not self._unwanted:
+            return False
+        addresses = self._addresses(entry.message)
+        return not self._is_pulled(entry) and any(
+            _covers(*pattern, *addresses) and it.takes(entry.message)
+            for pattern, it in self._unwanted.items()
+        )
+
+    def _is_pulled(self, entry: Waiting) -> bool:
+        """Tell whether somebody asked for such messages by `take`."""
+        addresses = self._addresses(entry.message) if self._pulled else ()
+        return any(_covers(*pattern, *addresses) for pattern in self._pulled)
+
+    def serve(self) -> None:
+        """Have those who registered meanwhile called for what waits, by a thread of its own."""
+        with self._lock:
+            self._begin_to_serve()
+
+    def _begin_to_serve(self) -> None:
+        self._unheard.generation += 1
+        self._unheard.wake()
+        if self._serving is None and len(self._unheard) and not self._is_over:
+            self._serving = threading.Thread(
+                target=self._serve, name=f"up-waiting-{self._authority}", daemon=True
+            )
+            self._serving.start()
+
+    def _serve(self) -> None:
+        at, generation = 0, -1
+        while True:
+            with self._lock:
+                if generation != self._unheard.generation:
+                    at, generation = 0, self._unheard.generation
+                found: _Found = []
+                is_unwanted = False
+                while at < len(self._unheard) and not self._is_over:
+                    entry = self._unheard[at]
+                    only, is_whole = entry.came_for()
+                    found, _ = self._found(entry.message, only, entry.served)
+                    if is_whole and only is not None and not found:
+                        # Those that it came for leave it to others.
+                        found, _ = self._found(entry.message, None, entry.served)
+                    is_unwanted = not found and is_whole and self._is_unwanted(entry)
+                    if found or is_unwanted:
+                        break
+                    at += 1
+                if not found and not is_unwanted:
+                    self._serving = None
+                    self._unheard.wake()
+                    return
+                if is_whole:
+                    self._unheard.pop(at)
+                else:
+                    entry.served |= {pattern for pattern, _ in found}
+            if is_unwanted:
+                self._counts.add("unheard")
+                self._acknowledge([entry.token])
+            elif not self._serve_one(entry, found, is_whole=is_whole):
+                with self._lock:  # those who were found have gone
+                    self._unheard.insert(at, entry)
+
+    def _serve_one(self, entry: Waiting, found: _Found, *, is_whole: bool) -> bool:
+        """Call listeners for a message that waited; False: it has to wait on."""
+        if is_expired(entry.message.attributes, self._clock.now_ns() // 1_000_000):
+            if is_whole:
+                self._counts.add("expired")
+                self._acknowledge([entry.token])
+            return True
+        called, _ = self._call_all(found, entry.message)
+        if not is_whole:
+            return True
+        if not called:
+            return False
+        self._counts.add("delivered")
+        self._acknowledge([entry.token])
+        return True
+
+    def _acknowledge(self, tokens: Iterable[object]) -> None:
+        if self._acknowledging is not None:
+            for token in tokens:
+                self._acknowledging.taken(token)
 
     def take(self, pattern: Pattern) -> UMessage:
         """Take the oldest message that waits, matches and is not expired.
@@ -335,27 +548,40 @@ class ListenerRegistry:
                 UCode.UNIMPLEMENTED, "messages are given to listeners only", hint="register one"
             )
         with self._lock:
-            self._drop_expired()
-            for at, message in enumerate(self._waiting):
-                source, sink = message.attributes.source, message.attributes.sink
-                assert source is not None  # one without is not kept
-                resolved = None if sink is None else sink.resolved(self._authority)
-                if _covers(*pattern, source.resolved(self._authority), resolved):
-                    del self._waiting[at]
-                    self._counts.add("received")
-                    return message
-        raise UStatusError(UCode.NOT_FOUND, "no message that matches waits")
+            self._pulled.add(pattern)
+            done = self._unheard.drop_expired(at_once=True)
+            at = next(
+                (
+                    at
+                    for at, it in enumerate(self._unheard)
+                    if _covers(*pattern, *self._addresses(it.message))
+                ),
+                None,
+            )
+            if at is not None:
+                entry = self._unheard.pop(at)
+                self._unheard.generation += 1
+                done.append(entry.token)
+                self._counts.add("received")
+        self._acknowledge(done)
+        if at is None:
+            raise UStatusError(UCode.NOT_FOUND, "no message that matches waits")
+        return entry.message
 
-    def _drop_expired(self) -> None:
-        now = self._clock.now_ns() // 1_000_000
-        alive = [it for it in self._waiting if not is_expired(it.attributes, now)]
-        self._counts.add("expired", len(self._waiting) - len(alive))
-        self._waiting = deque(alive)
+    def waiting(self) -> list[Waiting]:
+        """Return what waits now, the oldest first."""
+        with self._lock:
+            return list(self._unheard)
 
     def statistics(self) -> Mapping[str, int]:
         """Return the books: arrived is delivered, received, waiting, or dropped for a reason."""
-        waiting, listeners = len(self._waiting), self._count
+        waiting, listeners = len(self._unheard), self._count
         return {**self._counts.snapshot(), "waiting": waiting, "listeners": listeners}
+
+
+def _anybody() -> tuple[None, bool]:
+    """Tell that a message is for whoever listens to it."""
+    return None, True
 
 
 def _identity(listener: Listener) -> tuple[_Key, Callable[[UMessage], None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
@@ -12,6 +13,8 @@ from penstock.protocols.uprotocol.filters import check_filter
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.counts import Counts
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
+from penstock.protocols.uprotocol.transports.listeners import Acknowledging
+from penstock.protocols.uprotocol.transports.mqtt_acknowledgements import Acknowledgements
 from penstock.protocols.uprotocol.transports.mqtt_broker import MqttBroker
 from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink
 from penstock.protocols.uprotocol.transports.mqtt_packets import Packing, Topics
@@ -41,14 +44,17 @@ class _Taken(NamedTuple):
 
 
 class _Intake:
-    """Messages of a broker, decoded, handed over in batches and then acknowledged."""
+    """Messages of a broker, decoded, handed over in batches and then acknowledged.
+
+    :param take: gets messages; returns those that are taken. The others are acknowledged later.
+    """
 
     def __init__(
         self,
         name: str,
         broker: MqttBroker,
         packing: Packing,
-        take: Callable[[Sequence[_Taken]], None],
+        take: Callable[[Sequence[_Taken]], Sequence[Arrival]],
         *,
         echo: bool = False,
         identify: bool = False,
@@ -68,15 +74,19 @@ class _Intake:
         # Those who are slow are waited for, but the connection has to be kept alive.
         self._patience = min(_LONGEST_HOLD, broker.keepalive / 4)
         self.link = MqttLink(broker, self._arrived, echo=echo, identify=identify)
+        self._acknowledgements = Acknowledgements(
+            self.link.acknowledge, broker.receive_maximum // 2
+        )
 
     def _arrived(self, arrival: Arrival) -> bool:
         if self._is_stopped:
             return True  # it stays unacknowledged, and comes again to whoever connects next
+        self._acknowledgements.came(arrival)
         try:
             message = self._packing.unpack(arrival.packet)
         except InvalidMessage:
             self.counts.add("undecodable")
-            self.link.acknowledge([arrival])
+            self.acknowledge([arrival])
             return True
         return self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped
 
@@ -84,9 +94,12 @@ class _Intake:
         link = self.link
         current = [it for it in batch if link.is_current(it.arrival)]
         if current:
-            self._take(current)
-            link.acknowledge(it.arrival for it in current)
+            self.acknowledge(self._take(current))
         self.counts.add("repeated", len(batch) - len(current))
+
+    def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
+        """Have the broker told that these are taken."""
+        self._acknowledgements.taken(arrivals)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -121,28 +134,50 @@ class MqttTransport(BaseTransport):
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(authority, limits=limits, clock=clock)
+        super().__init__(
+            authority,
+            limits=limits,
+            clock=clock,
+            acknowledging=Acknowledging(self._taken, self._is_void),
+        )
         self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
         self._must_be_heard = must_be_heard
+        # Other threads look at these meanwhile: their values are never changed.
         # Between devices several patterns have one filter.
-        self._patterns: dict[str, set[Pattern]] = {}
+        self._patterns: dict[str, frozenset[Pattern]] = {}
         # Two filters may have one number.
-        self._by_identifier: dict[int, set[str]] = {}
+        self._by_identifier: dict[int, frozenset[str]] = {}
         name = f"up-mqtt-{authority}"
         self._intake = _Intake(name, broker, self._packing, self._take, echo=echo, identify=True)
         self.link = self._intake.link
         self.link.start()
 
-    def _take(self, arrived: Sequence[_Taken]) -> None:
+    def _take(self, arrived: Sequence[_Taken]) -> Sequence[Arrival]:
         # A broker sends a message once for each subscription, or once for all that match.
+        taken = []
         for message, arrival in arrived:
-            self._registry.dispatch(message, self._patterns_of(arrival.identifiers))
+            identifiers = tuple(arrival.identifiers)
+            came_for = partial(self._patterns_of, identifiers) if identifiers else None
+            if not self._registry.dispatch(message, token=arrival, came_for=came_for).is_kept:
+                taken.append(arrival)
+        return taken
 
-    def _patterns_of(self, identifiers: Collection[int]) -> set[Pattern] | None:
-        if not identifiers:
-            return None
-        filters = [name for it in identifiers for name in self._by_identifier.get(it, ())]
-        return set().union(*(self._patterns.get(name, set()) for name in filters))
+    def _patterns_of(self, identifiers: Collection[int]) -> tuple[Collection[Pattern], bool]:
+        """Return the patterns of subscriptions, and whether all of these are known.
+
+        A session that goes on has those of an earlier process, which may make them again.
+        """
+        filters = [self._by_identifier.get(it, frozenset()) for it in identifiers]
+        found = (self._patterns.get(name, frozenset()) for names in filters for name in names)
+        return frozenset().union(*found), all(filters)
+
+    def _taken(self, token: object) -> None:
+        assert isinstance(token, Arrival)
+        self._intake.acknowledge([token])
+
+    def _is_void(self, token: object) -> bool:
+        assert isinstance(token, Arrival)
+        return not self.link.is_current(token)
 
     def _send(self, message: UMessage) -> None:
         packet = self._packing.pack(message, must_be_heard=self._must_be_heard)
@@ -152,10 +187,11 @@ class MqttTransport(BaseTransport):
     def _subscribe(self, pattern: Pattern) -> None:
         raise_unless_ok(self.link.await_connection(self.link.broker.connect_timeout))
         wanted = self._packing.filter_of(*pattern)
-        patterns = self._patterns.setdefault(wanted, set())
+        patterns = self._patterns.get(wanted, frozenset())
         is_first = not patterns
-        patterns.add(pattern)
-        self._by_identifier.setdefault(identifier(wanted), set()).add(wanted)
+        self._patterns[wanted] = patterns | {pattern}
+        names = self._by_identifier.get(identifier(wanted), frozenset())
+        self._by_identifier[identifier(wanted)] = names | {wanted}
         try:
             if is_first:
                 raise_unless_ok(self.link.subscribe(wanted))
@@ -172,15 +208,16 @@ class MqttTransport(BaseTransport):
 
     def _forget(self, wanted: str, pattern: Pattern) -> bool:
         """Forget that a filter is for this pattern; tell whether it is for none now."""
-        patterns = self._patterns[wanted]
-        patterns.discard(pattern)
+        patterns = self._patterns[wanted] - {pattern}
         if patterns:
+            self._patterns[wanted] = patterns
             return False
         del self._patterns[wanted]
-        self._by_identifier[identifier(wanted)].discard(wanted)
+        self._by_identifier[identifier(wanted)] -= {wanted}
         return True
 
     def close(self) -> None:
+        self._registry.end()
         self._intake.close()
         super().close()
 
@@ -222,9 +259,10 @@ class MqttLeg(Leg):
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
         counts, packing = self._counts, self._packing
 
-        def take(arrived: Sequence[_Taken]) -> None:
+        def take(arrived: Sequence[_Taken]) -> Sequence[Arrival]:
             ingest([it.message for it in arrived])
             counts.add("received", len(arrived))
+            return [it.arrival for it in arrived]
 
         with self._lock:
             if self._intake is not None:

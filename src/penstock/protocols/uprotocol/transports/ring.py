@@ -6,21 +6,26 @@ of the dispatcher; a ring that is full is not overwritten: its sender is told UN
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.url import URL
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.counts import Counts
 from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.listeners import Acknowledging
 from penstock.protocols.uprotocol.transports.ring_files import RingReceiver, RingSender
+from penstock.protocols.uprotocol.transports.ring_left import Left
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from penstock.core.message import Message
     from penstock.protocols.uprotocol.transports.interface import Ingest
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits
 
@@ -33,7 +38,7 @@ class RingTransport(BaseTransport):
     :param send: the URL of the ring to append to; it may hold {authority}, {ue_id} and
         {ue_version}, which are the sink's.
     :param receive: the URL of the ring to read from, which is made if there is none; without it
-        nothing is received.
+        nothing is received. What nobody took stays in it, also for another process.
     """
 
     def __init__(
@@ -45,12 +50,21 @@ class RingTransport(BaseTransport):
         limits: ListenerLimits | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(authority, limits=limits, clock=clock)
+        super().__init__(
+            authority,
+            limits=limits,
+            clock=clock,
+            acknowledging=Acknowledging(self._taken, self._is_void),
+        )
         self._undecodable = Counts("undecodable")
         self._sender = None if send is None else RingSender(send)
-        self._receiver = (
-            None if receive is None else RingReceiver(f"up-ring-{authority}", receive, self._take)
-        )
+        self._left: Left | None = None
+        self._receiver: RingReceiver | None = None
+        if receive is not None:
+            self._left = Left(Path(f"{URL.parse(receive).path}.unheard"))
+            self._receiver = RingReceiver(
+                f"up-ring-{authority}", receive, self._take, self._left, self._take_old
+            )
 
     def _send(self, message: UMessage) -> None:
         sender, sink = self._sender, message.attributes.sink
@@ -64,16 +78,37 @@ class RingTransport(BaseTransport):
             )
         raise_unless_ok(sender.send(sink or UUri(), [message.to_bytes()])[1])
 
-    def _take(self, payloads: Sequence[bytes]) -> None:
-        for payload in payloads:
-            try:
-                message = UMessage.from_bytes(payload)
-            except InvalidMessage:
-                self._undecodable.add("undecodable")
-            else:
-                self._registry.dispatch(message)
+    def _take_old(self) -> None:
+        """Take what nobody in an earlier process took."""
+        assert self._left is not None
+        for token, payload in self._left.load():
+            self._take_one(token, payload)
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        assert self._left is not None
+        for message in messages:
+            self._take_one(self._left.add(message), message.payload)
+
+    def _take_one(self, token: int, payload: bytes) -> None:
+        try:
+            message = UMessage.from_bytes(payload)
+        except InvalidMessage:
+            self._undecodable.add("undecodable")
+            self._taken(token)
+            return
+        if not self._registry.dispatch(message, token=token).is_kept:
+            self._taken(token)
+
+    def _taken(self, token: object) -> None:
+        assert self._left is not None
+        assert isinstance(token, int)
+        self._left.forget(token)
+
+    def _is_void(self, token: object) -> bool:
+        return self._left is None or token not in self._left
 
     def close(self) -> None:
+        self._registry.end()
         if self._receiver is not None:
             self._receiver.stop()
         super().close()
@@ -106,9 +141,9 @@ class RingLeg(Leg):
         del authorities  # whoever appends to the ring wants it dispatched
         counts = self._counts
 
-        def take(payloads: Sequence[bytes]) -> None:
-            ingest(payloads)
-            counts.add("received", len(payloads))
+        def take(messages: Sequence[Message]) -> None:
+            ingest([message.payload for message in messages])
+            counts.add("received", len(messages))
 
         if self._receive is not None and self._receiver is None:
             self._receiver = RingReceiver(f"up-ring-{self.name}", self._receive, take)

@@ -6,12 +6,13 @@ import contextlib
 import logging
 import os
 import random
+import sys
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
 
-from penstock.core.endpoints import create, open_reader, open_writer
+from penstock.core.endpoints import create, describe, open_reader, open_writer
 from penstock.core.errors import (
     AlreadyExists,
     InvalidURL,
@@ -30,8 +31,11 @@ from penstock.protocols.uprotocol.transports.pumping import BATCH, hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     from penstock.core.interfaces import Reader, Writer
+    from penstock.core.message import Message
+    from penstock.protocols.uprotocol.transports.ring_left import Left
     from penstock.protocols.uprotocol.uuri import UUri
 
 __all__ = ["HOLDER", "RingReceiver", "RingSender", "place_of"]
@@ -180,24 +184,38 @@ def _status(error: PenstockError) -> UStatus:
 
 
 class RingReceiver:
-    """A thread that reads a ring and hands batches over; acknowledged when they are taken."""
+    """A thread that reads a ring and hands batches over; acknowledged when they are taken.
 
-    def __init__(self, name: str, url: str, take: Callable[[Sequence[bytes]], None]) -> None:
+    :param take: gets messages in order, and returns when they are taken, or are in `left`.
+    :param first: called by the same thread before it reads.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        take: Callable[[Sequence[Message]], None],
+        left: Left | None = None,
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
         self._take = take
+        self._left = left
+        self._first = first
         self._url = url
         self._stopping = threading.Event()
         self.failures = 0
         self._thread = threading.Thread(
-            target=self._run, args=(_open(url),), name=name, daemon=True
+            target=self._run, args=(_Followed(url),), name=name, daemon=True
         )
         self._thread.start()
 
-    def _run(self, first: Reader) -> None:
+    def _run(self, first: _Followed) -> None:
         delays = _BACKOFF.delays(random.Random())  # noqa: S311 - spreads load, keeps no secret
-        reader: Reader | None = first
+        ring: _Followed | None = first
+        self._first()
         while not self._stopping.is_set():
             try:
-                self._follow(reader or _open(self._url))
+                self._follow(ring or _Followed(self._url))
             except _Stopped:
                 return
             except (PenstockError, OSError):
@@ -206,19 +224,33 @@ class RingReceiver:
                 log.exception("%s cannot be read; again in %.2g s", self._url, delay)
                 self._failed()
                 self._stopping.wait(delay)
-            reader = None
+            ring = None
+        if ring is not None:  # it was stopped before it began
+            ring.__exit__(None, None, None)
 
-    def _follow(self, reader: Reader) -> None:
-        # Left by an error, the reader forgets what it was working on: that comes again.
-        with reader:
+    def _follow(self, ring: _Followed) -> None:
+        # Left by an error, the ring forgets what was being worked on: that comes again.
+        with ring:
+            if self._left is not None:
+                self._left.begin()
             while not self._stopping.is_set():
-                messages = reader.read_many(BATCH, _LOOK)
-                if not messages:
-                    continue
-                payloads = [message.payload for message in messages]
-                if not hand_over(self._take, payloads, self._stopping, self._failed):
+                messages = ring.read(BATCH, _LOOK)
+                if ring.is_another:
+                    return
+                if messages and not hand_over(self._take, messages, self._stopping, self._failed):
                     raise _Stopped
-                reader.acknowledge()
+                self._acknowledge(ring)
+            self._acknowledge(ring)
+
+    def _acknowledge(self, ring: _Followed) -> None:
+        if self._left is None:
+            ring.acknowledge()
+            return
+        try:
+            self._left.look_after(ring.slots // 2, ring.size // 2)
+        except OSError as error:  # they stay in the ring, which is held up by them
+            log.warning("%s: what nobody takes cannot be put aside: %s", self._url, error)
+        ring.acknowledge(self._left.oldest)
 
     def _failed(self) -> None:
         self.failures += 1
@@ -231,6 +263,57 @@ class RingReceiver:
 
 class _Stopped(Exception):
     """The batch at hand was not taken."""
+
+
+class _Followed:
+    """A ring that is read ahead of what is acknowledged.
+
+    One reader reads; the other one has the name that writers wait for, and stands where the first
+    message is that is not taken.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._held = _open(url)
+        try:
+            at = self._held.statistics().next_seq or 0
+            more = {name: it for name, it in URL.parse(url).options.items() if name != "hold"}
+            self._ahead = open_reader(url.partition("?")[0], Position.sequence(at), **more)
+        except BaseException:
+            self._held.__exit__(*sys.exc_info())
+            raise
+        self._acknowledged = self._next = at
+        info = describe(url)
+        self.slots, self.size = info.slots or 0, info.buffer_size or 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._ahead:
+            self._held.__exit__(kind, error, trace)
+
+    def read(self, limit: int, timeout: float) -> list[Message]:
+        messages = self._ahead.read_many(limit, timeout)
+        if messages:
+            self._next = messages[-1].seq + 1
+        return messages
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the ring was made anew, and has to be opened again."""
+        return self._ahead.statistics().restarts > 0
+
+    def acknowledge(self, oldest_left: int | None = None) -> None:
+        """Let writers have the room of all that is before that, or was read."""
+        at = self._next if oldest_left is None else oldest_left
+        if at > self._acknowledged:
+            self._held.seek(at)
+            self._acknowledged = at
 
 
 def _open(url: str) -> Reader:

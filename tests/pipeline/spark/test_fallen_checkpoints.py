@@ -1,0 +1,95 @@
+"""A checkpoint falls back, and no row is lost or doubled: or the query says which it had."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.protocols.flight import FlightServer, ServerOptions
+from support.fallen import SINKS, History
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine a batch takes seconds
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    root = tmp_path / "remote"
+    root.mkdir()
+    with FlightServer(ServerOptions(root=root, port=0)) as served:
+        yield served.url
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_batch_that_is_planned_again_with_more_is_completed(
+    spark: SparkSession, tmp_path: Path, server: str, sink: str
+) -> None:
+    history = History(spark, tmp_path, sink, server)
+    history.write(98)
+    assert history.run() is None
+    history.write(100)
+    assert history.run() is None
+    assert history.found() == list(range(200))
+    history.fall_back(1)
+    history.write(100)
+    assert history.run() is None
+    assert history.found() == list(range(300))
+
+
+#: What Spark itself says of a checkpoint that it cannot use.
+_BY_SPARK = re.compile(
+    r"Incomplete log file|log file was malformed|doesn't exist|does not exist"
+    r"|lost its file metadata"
+    r"|Malformed|CONCURRENT|Concurrent|Unexpected|JsonParse|JsonEOF|No content|MappingException"
+    r"|STREAMING|Failed to read|IllegalState|NumberFormat|not found|cannot be"
+)
+#: What we say: both ranges.
+_BOTH_RANGES = re.compile(r"batch \d+ is made of .* but delivered was .*\d+")
+
+
+def check(history: History, seed: int) -> str:
+    """Let things happen; return how it ended."""
+    chance = random.Random(seed)
+    events = []
+    for _ in range(chance.randint(3, 6)):
+        history.write(chance.randint(1, 30))
+        refused = history.run()
+        found = history.found()
+        told = f"{history.sink} {seed}: {events} {refused}"
+        assert len(found) == len(set(found)), f"doubled: {told}"
+        if refused is not None:
+            assert _BOTH_RANGES.search(refused) or _BY_SPARK.search(refused), told
+            return "refused by us" if _BOTH_RANGES.search(refused) else "refused by Spark"
+        assert found == list(range(history.written)), f"lost: {told}"
+        if chance.random() < 0.7:
+            history.keep()
+        if chance.random() < 0.8:
+            events.append(history.damage(chance))
+    return "all there"
+
+
+@pytest.mark.parametrize(
+    "histories", [1, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+)
+@pytest.mark.parametrize("sink", SINKS)
+def test_whatever_happens_to_a_file_of_a_checkpoint_no_row_is_lost_or_doubled(
+    spark: SparkSession, tmp_path: Path, server: str, sink: str, histories: int
+) -> None:
+    ends: dict[str, int] = {}
+    first = 1000 * SINKS.index(sink)
+    for seed in range(first, first + histories):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        history = History(spark, folder, sink, server, per_batch=seed % 3 * 7)
+        end = check(history, seed)
+        ends[end] = ends.get(end, 0) + 1
+    print(sink, ends)  # noqa: T201 - how often each
+    assert histories < 10 or ends.get("all there", 0) > histories // 3

@@ -139,6 +139,11 @@ class Reader(_Endpoint):
     #: The longest pause (seconds) while nothing comes; longer where `_pause` can be woken.
     _longest_pause = LONGEST_PAUSE
 
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the number of the next message counts in; None: only `bounds` can tell."""
+        return None
+
     @abstractmethod
     def _take(self, limit: int) -> list[Message]:
         """Return up to `limit` messages that are there now, without waiting."""

@@ -105,7 +105,9 @@ class Feed:
         if batch.num_rows:
             self._adapt(batch)
             self.books = self._reader.statistics()
-            if self.books.restarts != self._restarts:
+            if (known := self._reader.epoch) is not None:
+                self.epoch = known
+            elif self.books.restarts != self._restarts:
                 self._restarts = self.books.restarts
                 self.epoch = self._epoch_now()
         return batch
@@ -141,6 +143,8 @@ class Feed:
         return self._patience.now_ns() > self._end.value + _OVER_NS
 
     def _epoch_now(self) -> int | None:
+        if (known := self._reader.epoch) is not None:
+            return known
         try:
             return self._reader.bounds().epoch
         except Unsupported:

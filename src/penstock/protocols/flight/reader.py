@@ -292,6 +292,10 @@ class FlightReader(Concluding, Reader):
     def newest_seq(self) -> int | None:
         return self._look().newest
 
+    @property
+    def epoch(self) -> int:
+        return self._mark.epoch
+
     def bounds(self) -> Bounds:
         located = self._look()
         lineage = tuple(Ancestor(mark.epoch, mark.seq) for mark in located.lineage)

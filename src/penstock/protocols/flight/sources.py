@@ -64,7 +64,13 @@ class Source:
     @property
     def mark(self) -> Mark:
         """Where it stands."""
-        return Mark(epoch=self._bounds.epoch, seq=self._reader.statistics().next_seq or 0)
+        epoch, seq = self._bounds.epoch, self._reader.statistics().next_seq or 0
+        known = self._reader.epoch
+        if known is not None and known != epoch:
+            # It reads a part of before a power failure; or there was one since it was looked at.
+            place = self._bounds.successor(known, seq)
+            return Mark(epoch=known, seq=seq) if place is None else Mark(epoch=epoch, seq=place)
+        return Mark(epoch=epoch, seq=seq)
 
     def close(self) -> None:
         self._reader.close()
@@ -98,9 +104,9 @@ class Source:
         if mark is None:
             self.seek(Position.START)
         elif mark.epoch != self._bounds.epoch:
-            self._extra_restarts += 1
             cut = self.successor(mark)
             if cut is None:
+                self._extra_restarts += 1
                 self._extra_losses += self._lost_in_earlier_life(mark)
             self.seek(Position.START if cut is None else Position.sequence(cut))
         elif mark != self.mark:
@@ -180,7 +186,8 @@ class Source:
     def told(self) -> Told:
         """Say what happened since it was said last."""
         before, books = self._books, self._reader.statistics()
-        if books.restarts != before.restarts:
+        is_known = self._reader.epoch in {None, self._bounds.epoch}
+        if books.restarts != before.restarts or not is_known:
             self._renew_bounds()
             books = self._reader.statistics()
         self._books = books

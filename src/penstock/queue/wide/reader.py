@@ -162,6 +162,8 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
+        if self._is_renumbered():
+            self._renumbered()
         before = self._next
         self._stand_at(Position.of(position))
         self.acknowledge()
@@ -213,6 +215,10 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._check_open()
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
+
+    @property
+    def epoch(self) -> int:
+        return self._numbers_of
 
     def bounds(self) -> Bounds:
         self._check_open()

@@ -309,7 +309,7 @@ def outbox(run: Run) -> Callable[[], None]:
             data = [payload(n) for n in range(number, number + 3)]
             entries = [Entry(n % 2, 0, 0, 0, 1, raw) for n, raw in enumerate(data)]
             before = len(run.errors)
-            run.attempt(lambda entries=entries: box.append(entries))
+            run.attempt(partial(box.append, entries))
             if len(run.errors) == before:
                 stored.update(data)
             else:
@@ -363,8 +363,8 @@ def store(run: Run) -> Callable[[], None]:
         made = run.attempt(make)
         if made is None:
             continue
-        numbers = run.attempt(lambda made=made: made.add_stream("Numbers", "int"))
-        words = run.attempt(lambda made=made: made.add_stream("Words", "string"))
+        numbers = run.attempt(partial(made.add_stream, "Numbers", "int"))
+        words = run.attempt(partial(made.add_stream, "Words", "string"))
         for number in range(6):
             for stream in (numbers, words):
                 if stream is not None:

@@ -75,9 +75,10 @@ def create_log(folder: Path, options: LogOptions, *, replace: bool) -> None:
     opened.lock.close()
 
 
-def open_to_write(folder: Path, options: LogOptions) -> Opened:
+def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = None) -> Opened:
     """Become the writer of a log; make the log if that is asked for.
 
+    :param anew: what a log is made with that was removed under its writer
     :raises NotFound: there is none, and none is to be made.
     :raises LockTimeout: another process writes to it.
     :raises StorageError: there is no space, or no permission.
@@ -90,17 +91,22 @@ def open_to_write(folder: Path, options: LogOptions) -> Opened:
                     f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
                 )
             time.sleep(_LOOK_FOR_LOG)
-    return _open(folder, options, replace=options.create is Creation.ALWAYS)
+    return _open(folder, options, replace=options.create is Creation.ALWAYS, anew=anew)
 
 
-def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
+def _open(
+    folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
+) -> Opened:
     _make_folder(folder)
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
         sync = options.sync != "none"
-        prepare = _replace if replace else _settings
-        recovered = recover(folder, prepare(folder, options, sync=sync))
+        if replace:
+            settings = _replace(folder, options, sync=sync)
+        else:
+            settings = _settings(folder, options, sync=sync, anew=anew)
+        recovered = recover(folder, settings)
         settings, file, ended = recovered.settings, recovered.file, recovered.ended
         for mapped in (file, ended):
             if mapped is not None:
@@ -132,15 +138,19 @@ def _make_folder(folder: Path) -> None:
         )
 
 
-def _settings(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
+def _settings(
+    folder: Path, options: LogOptions, *, sync: bool, anew: Settings | None = None
+) -> Settings:
     """Return the properties of the log, with what this writer gives; of a new one if need be."""
     kept = _load(folder)
     if kept is not None:
         _remove_previous(folder, kept)
     if numbers_of(folder):
         settings = (kept or _adopt(folder, options)).given(options)
+    elif kept is not None:
+        settings = kept.begun_anew().given(options)
     else:
-        settings = new_settings(options) if kept is None else kept.begun_anew().given(options)
+        settings = new_settings(options) if anew is None else anew
     if settings != kept:
         save_settings(folder, settings, sync=sync)
     return settings

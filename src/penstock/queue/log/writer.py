@@ -93,7 +93,9 @@ class LogWriter(WideWriter):
     # --- a new segment ---------------------------------------------------------------------------
 
     def _make_room(self, code: int, size: int) -> None:
-        if code == _ring.FULL:
+        if code == _ring.FULL and not self._file.is_named():
+            super()._look()  # its log was removed
+        elif code == _ring.FULL:
             self._roll()
         else:
             super()._make_room(code, size)
@@ -190,7 +192,8 @@ class LogWriter(WideWriter):
             undo.callback(self._give_up)
             self._let_go()
             options = self._log_options.model_copy(update={"create": Creation.MISSING})
-            opened = open_to_write(self._folder, options)
+            anew = self._settings.begun_anew(self._head)
+            opened = open_to_write(self._folder, options, anew)
             kind, self._settings = self._settings.compress, opened.settings
             self._log_lock, self.recovery = opened.lock, opened.recovery
             self._file, self._locks = opened.file, LockFile(opened.file.descriptor)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.core.errors import AlreadyExists, DamagedQueue, LockTimeout, NotFound
+from penstock.core.errors import (
+    AlreadyExists,
+    DamagedQueue,
+    LockTimeout,
+    NotFound,
+    PenstockError,
+)
 from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
@@ -61,6 +67,8 @@ __all__ = [
 ]
 
 SUFFIX: Final = ".fmq"
+#: Numbers of writers, from that of the only one on.
+_ALL_WRITERS: Final = 1 << 31
 #: Bytes of the header that only recovery changes.
 _CONSTANT: Final = 128
 _NO_FLAGS: Final = HeaderFlag(0)
@@ -98,6 +106,7 @@ class QueueFile:
             self.geometry = _checked(path, descriptor, status.st_size)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
+        weakref.finalize(self.mapping, _ring.unwatch, _ring.watch(self.mapping)).atexit = False
         self.memory = memoryview(self.mapping)
         #: The header's fields, as they are at any moment; an array of one.
         self.header = header_of(self.mapping)
@@ -169,6 +178,19 @@ class QueueFile:
             return True  # who knows
         return (status.st_dev, status.st_ino) == self.identity
 
+    def has_writer(self) -> bool:
+        """Tell whether somebody writes to it now, as far as this process may know."""
+        if not self.writable:
+            return False
+        with contextlib.suppress(PenstockError):
+            locks = LockFile(self.descriptor)
+            try:
+                is_many = HeaderFlag.MANY_WRITERS in self.flags
+                return locks.is_locked(LIVE_WRITER, _ALL_WRITERS if is_many else 1)
+            finally:
+                locks.close()
+        return False
+
     def is_current(self) -> bool:
         """Tell whether there is nothing better by that name: this queue, or none now."""
         return self.is_named() or not os.path.lexists(self.path)
@@ -179,6 +201,21 @@ class QueueFile:
             return
         with contextlib.suppress(OSError):  # an older kernel: pages come one by one, later
             self.mapping.madvise(_POPULATE_WRITE)
+
+    def cut_off(self) -> DamagedQueue:
+        """Return the error for a file that has lost pages while it was mapped."""
+        try:
+            size: object = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            size = error
+        return DamagedQueue(
+            self.path,
+            "the file",
+            0,
+            f"{self.geometry.file_size} bytes, with their disk space",
+            size,
+            hint="it was cut off, or the disk is full, while it was in use: create it anew",
+        )
 
     def close(self) -> None:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.

@@ -283,6 +283,9 @@ class WideWriter(_ring.RingWriter, Writer):
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
 
+    def _raise_cut(self) -> None:
+        raise self._file.cut_off()
+
     def close(self) -> None:
         if self._is_closed or not self._detach(False):
             return

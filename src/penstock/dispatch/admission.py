@@ -153,7 +153,7 @@ class Admission:
             (plan.priority,) * count,
             (0,) * count,
             times,
-            (plan.source,) * count,
+            (plan.order,) * count,
             (plan.type,) * count,
             messages,
         )
@@ -207,7 +207,7 @@ class Admission:
                     copy = plan.copies[0]
                     ends = _ends(now_ms, copy.max_age_ms)
                     add = entries.setdefault(copy.outlet, []).append
-                priority, source, kind = plan.priority, plan.source, plan.type
+                priority, order, kind = plan.priority, plan.order, plan.type
                 source_bytes, topic, refusal = plan.source_bytes, plan.topic, plan.refusal
                 sender = plan.sender
             if refusal is not None:
@@ -232,7 +232,7 @@ class Admission:
             if kind == _PUBLISH:
                 published[topic] = raw
             if add is not None:
-                add(make(entry, (priority, 0, ends, source, kind, raw)))
+                add(make(entry, (priority, 0, ends, order, kind, raw)))
                 routed += 1
             elif self._copy(raw, id, shape, now_ms, intake.leg, found):
                 routed += 1
@@ -269,7 +269,7 @@ class Admission:
             of_outlet = found.entries.setdefault(copy.outlet, [])
             if copy.latest is not None:
                 found.latest.setdefault(copy.outlet, {})[len(of_outlet)] = copy.latest, copy.most
-            of_outlet.append(Entry(plan.priority, 0, ends, plan.source, plan.type, own))
+            of_outlet.append(Entry(plan.priority, 0, ends, plan.order, plan.type, own))
         found.failures += [_refused(raw, refusal, leg) for refusal in plan.refused_copies]
         if plan.copies or plan.refused_copies:
             return True

@@ -270,8 +270,10 @@ class Outlet:
 
     def _hold(self, item: Item, due: float) -> None:
         """Let the messages behind one that failed wait, as far as their order asks for it."""
+        # At an authority it may be one of many entities that is away, not all of them.
+        is_alone = self._leg.scope == "authority" and self._leg.is_up
         with self._lock:
-            if self.order == "arrival":
+            if self.order == "arrival" and not is_alone:
                 self._rests_until = due
             else:
                 self._held[item.source] = due

@@ -89,6 +89,8 @@ class Plan:
     ttl: int = 0
     priority: int = 1
     source: int = 0
+    #: What is kept in order: all of a source that is for one entity, or for all subscribers.
+    order: int = 0
     #: The entity that it comes from.
     sender: int = 0
     #: The source as it is in the keys of the window of duplicates.
@@ -233,7 +235,9 @@ class Planner:
         plan.topic = topic_of(own) or source
         plan.ttl = own.ttl or 0
         plan.priority = min(max(own.effective_priority - 1, 0), 6)
-        plan.source = key_of(source.to_bytes())
+        plan.source = plan.order = key_of(source.to_bytes())
+        if own.sink is not None and plan.type != UMessageType.PUBLISH:
+            plan.order = key_of(source.to_bytes() + own.sink.with_resource(0).to_bytes())
         plan.sender = key_of(source.with_resource(0).to_bytes())
         plan.source_bytes = plan.source.to_bytes(8, "little")
         hops = self._routing.hops(own, leg)

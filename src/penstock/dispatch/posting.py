@@ -13,6 +13,7 @@ from penstock.protocols.uprotocol import (
     DeadLetterReason,
     UCode,
     UMessage,
+    UMessageType,
     expires_at_ms,
 )
 
@@ -115,6 +116,8 @@ def _entry(message: UMessage) -> Entry:
     attributes = message.attributes
     end = expires_at_ms(attributes)
     source = b"" if attributes.source is None else attributes.source.to_bytes()
+    if attributes.sink is not None and attributes.type != UMessageType.PUBLISH:
+        source += attributes.sink.with_resource(0).to_bytes()
     return Entry(
         min(max(attributes.effective_priority - 1, 0), 6),
         0,

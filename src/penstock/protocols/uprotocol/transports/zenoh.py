@@ -10,7 +10,7 @@ from penstock.protocols.uprotocol.codes import UMessageType
 from penstock.protocols.uprotocol.filters import check_filter
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
 from penstock.protocols.uprotocol.transports.pumping import Pump
 from penstock.protocols.uprotocol.transports.zenoh_link import ZenohLink
 from penstock.protocols.uprotocol.uuri import UUri
@@ -155,19 +155,27 @@ class ZenohLeg(Leg):
     def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
         del address  # a message is put to the key of its own addresses
         found: list[UStatus | None] = []
+        failed: set[tuple[UUri | None, UUri | None]] = set()
         for message in messages:
+            # Where one is away, others may be there: only what is behind it has to wait.
+            sink = message.attributes.sink
+            between = message.attributes.source, sink and sink.with_resource(0)
+            if between in failed:
+                found.append(NOT_TRIED)
+                continue
             status = self.link.put(message, must_be_heard=self._must_be_heard)
+            found.append(status)
             if status is not None:
                 self._counts.add("failed")
-                self._counts.add("delivered", len(found))
-                return found + not_tried_after(status, len(messages) - len(found) - 1)
-            found.append(None)
-        self._counts.add("delivered", len(found))
-        return found
+                failed.add(between)
+                if not self.link.is_connected:
+                    break
+        self._counts.add("delivered", found.count(None))
+        return found + [NOT_TRIED] * (len(messages) - len(found))
 
     @property
     def links_lost(self) -> int:
-        return self.link.counts["links_lost"]
+        return self.link.losses
 
     def stop(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import UnknownScheme, Unsupported
 from penstock.core.position import Position, PositionLike
+from penstock.core.redaction import shown
 from penstock.core.url import URL
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ def create(url: str, *, replace: bool = False, **options: object) -> None:
 def describe(url: str, **options: object) -> StreamInfo:
     """Tell what a stream holds now."""
     parsed = URL.parse(url, options)
-    return _endpoint(parsed).describe(parsed)
+    found = _endpoint(parsed).describe(parsed)
+    return dataclasses.replace(found, url=shown(found.url))
 
 
 def schemes() -> list[str]:

@@ -97,7 +97,7 @@ def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = Non
 def _open(
     folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
 ) -> Opened:
-    _make_folder(folder)
+    _make_folder(folder, options.mode)
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
@@ -123,13 +123,18 @@ def _open(
     return Opened(settings, file, lock, recovered.recovery)
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int | None) -> None:
     """Make the directory; leave alone one that holds other things.
+
+    Its files can be used by those who can use it: the owner alone, unless `mode` says more.
 
     :raises AlreadyExists: it does.
     """
     with storage_errors("creating", str(folder)):
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        if is_new:  # who may read it may also look into it
+            folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
         names = {path.name for path in folder.iterdir()}
     if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
         raise AlreadyExists(

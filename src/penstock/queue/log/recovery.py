@@ -34,7 +34,9 @@ __all__ = ["Recovered", "Recovery", "is_unsettled", "recover", "set_aside"]
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
-_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.\d+\.new|{re.escape(SETTINGS)}\.new")
+_UNFINISHED: Final = re.compile(
+    rf"\.\d{{20}}\.fmq\.\d+(-[0-9a-f]+)?\.new|{re.escape(SETTINGS)}\.new"
+)
 
 
 @dataclass(slots=True)

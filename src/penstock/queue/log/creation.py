@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.core.interfaces import Ancestor
+from penstock.core.whole_files import sync_names
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.places import Places
-from penstock.queue.log.recovery import Recovery, recover, set_aside
+from penstock.queue.log.recovery import Recovery, is_left_over, recover, set_aside
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import (
     begin_segment,
@@ -129,8 +130,11 @@ def _make_folder(folder: Path) -> None:
     :raises AlreadyExists: it does.
     """
     with storage_errors("creating", str(folder)):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in folder.iterdir()}
+        for made in missing:  # what is synced in it is to be found by its name
+            sync_names(made.parent)
+        names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
         raise AlreadyExists(
             f"the directory {folder} holds other things than a log",

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from penstock.queue.log.settings import Settings
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Recovered", "Recovery", "is_unsettled", "recover", "set_aside"]
+__all__ = ["Recovered", "Recovery", "is_left_over", "is_unsettled", "recover", "set_aside"]
 
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
-_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.\d+\.new|{re.escape(SETTINGS)}\.new")
+_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.[0-9a-f-]+(\.new)?|{re.escape(SETTINGS)}\.new")
+#: One that a reader made, and what was put aside.
+_LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|.+\.(damaged|torn)-\d+")
 
 
 @dataclass(slots=True)
@@ -104,6 +106,11 @@ def recover(folder: Path, settings: Settings) -> Recovered:
     for file in files[1:]:
         file.close()
     return Recovered(found, settings, *((newest, None) if is_open else (None, newest)))
+
+
+def is_left_over(name: str) -> bool:
+    """Tell whether a file is what a log leaves behind when its machine goes down."""
+    return bool(_UNFINISHED.fullmatch(name) or _LEFT.fullmatch(name))
 
 
 def is_unsettled(folder: Path) -> bool:

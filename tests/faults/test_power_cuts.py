@@ -14,6 +14,7 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.dispatch.outbox import Entry, Outbox, Reason
+from penstock.queue.wide.writer import WideWriter
 from support.power_cuts import Disk, Image, unsynced
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Stream:
             policy = chance.choice(self._policies)
             url = self._url.format(folder / "stream")
             writer = stack.enter_context(open_writer(f"{url}&sync={policy}"))
+            assert isinstance(writer, WideWriter)
             plain = url.partition("?")[0]
             consumer = stack.enter_context(open_reader(f"{plain}?{self._consumer}"))
             epoch = consumer.bounds().epoch

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.errors import CursorInUse, DamagedQueue, NotFound
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import seal
-from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.retention import CLOCK, CURSORS
 from penstock.queue.log.segments import numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, save_settings
 from penstock.queue.storage import storage_errors
@@ -29,14 +29,22 @@ if TYPE_CHECKING:
     from penstock.queue.log.settings import Settings
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Recovered", "Recovery", "is_left_over", "is_unsettled", "recover", "set_aside"]
+__all__ = [
+    "Recovered",
+    "Recovery",
+    "is_left_over",
+    "is_unsettled",
+    "recover",
+    "remove_unfinished",
+    "set_aside",
+]
 
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
 _UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.[0-9a-f-]+(\.new)?|{re.escape(SETTINGS)}\.new")
-#: One that a reader made, and what was put aside.
-_LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|.+\.(damaged|torn)-\d+")
+#: What a reader made, what a clock was, and what was put aside.
+_LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|{CLOCK}(\.new)?|.+\.(damaged|torn)-\d+")
 
 
 @dataclass(slots=True)
@@ -79,7 +87,6 @@ def recover(folder: Path, settings: Settings) -> Recovered:
     :raises StorageError: the operating system refuses.
     """
     found = Recovery()
-    _remove_unfinished(folder)
     with contextlib.ExitStack() as undo:
         files = _unsettled(folder, settings, found, undo)
         newest = files[0] if files else None
@@ -302,7 +309,11 @@ def _free_name(path: Path, what: str) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a writer was making when it died. The caller is the writer now.
+
+    :raises StorageError: the operating system refuses.
+    """
     with storage_errors("looking at", str(folder)):
         for path in folder.iterdir():
             if _UNFINISHED.fullmatch(path.name):

@@ -15,7 +15,7 @@ import pytest
 from penstock import open_reader, open_writer
 from penstock.dispatch.outbox import Entry, Outbox, Reason
 from penstock.queue.wide.writer import WideWriter
-from support.power_cuts import Disk, Image, unsynced
+from support.disk_images import Disk, Image, unsynced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.core.interfaces import Ancestor
+from penstock.core.whole_files import sync_names
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.places import Places
-from penstock.queue.log.recovery import Recovery, recover, set_aside
+from penstock.queue.log.recovery import (
+    Recovery,
+    is_left_over,
+    recover,
+    remove_unfinished,
+    set_aside,
+)
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import (
     begin_segment,
@@ -102,6 +109,7 @@ def _open(
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
         sync = options.sync != "none"
+        remove_unfinished(folder)
         if replace:
             settings = _replace(folder, options, sync=sync)
         else:
@@ -131,11 +139,13 @@ def _make_folder(folder: Path, mode: int | None) -> None:
     :raises AlreadyExists: it does.
     """
     with storage_errors("creating", str(folder)):
-        is_new = not folder.exists()
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        if is_new:  # who may read it may also look into it
+        if folder in missing:  # who may read it may also look into it
             folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
-        names = {path.name for path in folder.iterdir()}
+        for made in missing:  # what is synced in it is to be found by its name
+            sync_names(made.parent)
+        names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
         raise AlreadyExists(
             f"the directory {folder} holds other things than a log",
@@ -150,6 +160,10 @@ def _settings(
     kept = _load(folder)
     if kept is not None:
         _remove_previous(folder, kept)
+    if kept is not None and not _has_any_of(folder, kept):
+        path = set_aside(folder / SETTINGS)
+        log.warning("%s is of another log than all segments; it was put aside as %s", folder, path)
+        kept = None
     if numbers_of(folder):
         settings = (kept or _adopt(folder, options)).given(options)
     elif kept is not None:
@@ -159,6 +173,21 @@ def _settings(
     if settings != kept:
         save_settings(folder, settings, sync=sync)
     return settings
+
+
+def _has_any_of(folder: Path, settings: Settings) -> bool:
+    """Tell whether a segment is of this log, if any can be read.
+
+    An old version of the log's own file, which a power failure can bring back, is no reason to put
+    all segments aside.
+    """
+    readable = 0
+    for number in reversed(numbers_of(folder)):
+        with contextlib.suppress(DamagedQueue, NotFound):
+            if look(folder, number).epoch in settings.epochs:
+                return True
+            readable += 1
+    return not readable
 
 
 def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:

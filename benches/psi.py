@@ -146,7 +146,7 @@ def _line(process: subprocess.Popen[str], word: str) -> list[str]:
     for line in process.stdout:
         if line.startswith(word):
             return line.split()
-    raise SystemExit(f"{process.args}: ended without {word}")
+    raise SystemExit(f"{process.args!r} ended without {word}")
 
 
 if __name__ == "__main__":

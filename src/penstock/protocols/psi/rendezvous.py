@@ -366,8 +366,8 @@ class RendezvousClient(Closable):
                 case AddProcess(process):
                     self._keep(process)
                 case RemoveProcess(name):
-                    process = self.processes.pop(name, None)
-                    self._bytes -= 0 if process is None else process.memory
+                    gone = self.processes.pop(name, None)
+                    self._bytes -= 0 if gone is None else gone.memory
             self._changed.notify_all()
 
     def _keep(self, process: Process) -> None:

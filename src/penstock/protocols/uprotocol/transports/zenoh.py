@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.codes import UStatus
     from penstock.protocols.uprotocol.message import UMessage
-    from penstock.protocols.uprotocol.transports.interface import Ingest
+    from penstock.protocols.uprotocol.transports.interface import Ingest, Unreadable
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
 
 __all__ = ["ZenohLeg", "ZenohLink", "ZenohTransport"]
@@ -99,7 +99,7 @@ class ZenohLeg(Leg):
         self.settle_after = settle_after
         self.link = link
         self._must_be_heard = must_be_heard
-        self._pump: Pump[UMessage] | None = None
+        self._pump: Pump[UMessage | Unreadable] | None = None
         self._lock = threading.Lock()
         self._topics: dict[UUri, Any] = {}
         self._subscribers: list[Any] = []
@@ -108,8 +108,8 @@ class ZenohLeg(Leg):
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
         counts, authority = self._counts, self.link.authority
 
-        def take(messages: Sequence[UMessage]) -> None:
-            ingest(messages)
+        def take(messages: Sequence[UMessage | Unreadable]) -> None:
+            self.hand_over(messages, ingest)
             counts.add("received", len(messages))
 
         with self._lock:
@@ -123,7 +123,8 @@ class ZenohLeg(Leg):
             )
             for name in ["*"] if "*" in authorities else sorted(set(authorities)):
                 key = key_of_filter(UUri.ANY, UUri.ANY.with_authority(name), authority)
-                self._subscribers.append(self.link.subscribe(key, self._point_to_point))
+                subscriber = self.link.subscribe(key, self._point_to_point, self._unreadable)
+                self._subscribers.append(subscriber)
             for topic in self._topics:
                 self._topics[topic] = self._subscribed(topic)
 
@@ -132,10 +133,14 @@ class ZenohLeg(Leg):
         if self._pump is not None and message.attributes.type != UMessageType.PUBLISH:
             self._pump.put(message)
 
+    def _unreadable(self, what: Unreadable) -> None:
+        if self._pump is not None and self.on_unreadable is not None:
+            self._pump.put(what)
+
     def _subscribed(self, topic: UUri) -> Any:
         assert self._pump is not None
         key = key_of_filter(topic, None, self.link.authority)
-        return self.link.subscribe(key, self._pump.put)
+        return self.link.subscribe(key, self._pump.put, self._unreadable)
 
     def listen(self, topic: UUri) -> None:
         check_filter(topic, None)

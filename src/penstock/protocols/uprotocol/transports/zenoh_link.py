@@ -15,6 +15,7 @@ from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.counts import Counts
 from penstock.protocols.uprotocol.transports.forking import Owner
+from penstock.protocols.uprotocol.transports.interface import Unreadable
 from penstock.protocols.uprotocol.zenoh_wire import (
     decode_attachment,
     encode_attachment,
@@ -168,9 +169,15 @@ class ZenohLink:
             self._publishers[key, priority] = found, listening
             return found
 
-    def subscribe(self, key: str, arrived: Callable[[UMessage], object]) -> Any:
+    def subscribe(
+        self,
+        key: str,
+        arrived: Callable[[UMessage], object],
+        unreadable: Callable[[Unreadable], object] = lambda _: None,
+    ) -> Any:
         """Call `arrived` for each message at keys that match; returned is what `unsubscribe` takes.
 
+        :param unreadable: called for what is not a message.
         :raises UStatusError: FAILED_PRECONDITION, this process was forked from that of the link.
         """
         forked = self._owner.why_not
@@ -179,7 +186,9 @@ class ZenohLink:
 
         def take(sample: zenoh.Sample) -> None:
             message = self._message(sample)
-            if message is not None:
+            if isinstance(message, Unreadable):
+                unreadable(message)
+            else:
                 arrived(message)
 
         # Called by the thread that reads from the link, not by one for each subscriber: so all
@@ -195,19 +204,24 @@ class ZenohLink:
         if subscriber is not None and self._owner.is_here:
             subscriber.undeclare()
 
-    def _message(self, sample: zenoh.Sample) -> UMessage | None:
-        attachment = sample.attachment
+    def _message(self, sample: zenoh.Sample) -> UMessage | Unreadable:
+        found = sample.attachment
+        attachment = b"" if found is None else found.to_bytes()
+        payload, at = sample.payload.to_bytes(), str(sample.key_expr)
         try:
-            attributes = decode_attachment(b"" if attachment is None else attachment.to_bytes())
+            attributes = decode_attachment(attachment)
             key = _key(attributes, self.authority)
-        except InvalidMessage:
+        except InvalidMessage as error:
             self.counts.add("undecodable")
-            return None
-        if key != str(sample.key_expr):
+            return Unreadable(_raw(at, attachment, payload), error.reason)
+        message = UMessage.from_parts(attributes, payload)
+        if key != at:
             # Who may put what is decided by keys: a message must not claim to be from another.
             self.counts.add("mismatched")
-            return None
-        return UMessage.from_parts(attributes, sample.payload.to_bytes())
+            reason = f"it came at the key {at[:200]!r}, which is not its own"
+            raw = _raw(at, attachment, payload)
+            return Unreadable(raw, reason, UCode.UNAUTHENTICATED, message)
+        return message
 
     def close(self) -> None:
         if not self._owner.is_here:
@@ -221,6 +235,10 @@ class ZenohLink:
 
 #: Keys by the addresses that they are of: the messages of a topic all have one.
 _keys: dict[tuple[object, ...], str] = {}
+
+
+def _raw(key: str, attachment: bytes, payload: bytes) -> bytes:
+    return f"key: {key}\nattachment: {attachment.hex()}\n\n".encode() + payload
 
 
 def _key(attributes: UAttributes, authority: str) -> str:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def begin(url: str, folder: Path) -> None:
     unfinished(url, folder, parts)
 
 
-def unfinished(url: str, folder: Path, parts: list[Staged], **changes: int) -> None:
+def unfinished(url: str, folder: Path, parts: list[Staged], **changes: Any) -> None:
     notes = Notes(url, folder)
     note = notes.get("q")
     assert note is not None

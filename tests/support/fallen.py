@@ -40,7 +40,7 @@ class History:
         limit = {"maxOffsetsPerTrigger": per_batch} if per_batch else {}
         urls = [f"log:{folder}/{name}" for name in "ab"]
         source = Pipeline("p").source("a", url=urls, **limit)
-        self._pipeline = source.sink("out", from_="a", **self.target())  # type: ignore[arg-type]
+        self._pipeline = source.sink("out", from_="a", **self.target())
         self.write(2)
 
     def target(self) -> dict[str, str]:

@@ -114,6 +114,8 @@ class Note(NamedTuple):
     #: The name of the query from its start to its end, and where Spark keeps how far it is.
     run: str | None = None
     checkpoint: str | None = None
+    #: What Spark called the query before, when its checkpoint had lost the name.
+    names: tuple[str, ...] = ()
     #: Messages of the batch that were there before: of others, which it includes.
     before: tuple[Piece, ...] = ()
     #: Batches before this one, and how far each stream was delivered before those.
@@ -148,6 +150,7 @@ class Note(NamedTuple):
         base = {key: (int(epoch), int(end)) for key, (epoch, end) in note.base.items()}
         return note._replace(
             files=tuple((str(p), int(n), int(m)) for p, n, m in note.files),
+            names=tuple(map(str, note.names)),
             ranges=ranges_from_json(note.ranges),
             before=tuple(Piece(*map(int, piece)) for piece in note.before),
             earlier=tuple(_delivered_from_json(one) for one in fields.get("earlier", ())),
@@ -176,6 +179,8 @@ class Notes:
         self._local = NoteFile(notes_of(url, folder))
         self._kept: StreamNotes = self._local
         self._suffix = ""
+        #: Under which name the note was found, if that was another.
+        self._old: str | None = None
         self._queries = None if is_here(url) else self._read_there(url)
         if self._queries is None:
             self._queries = self._local.read()
@@ -205,19 +210,33 @@ class Notes:
         found = self._queries.get(f"{query}{self._suffix}")
         if found is None and self._kept is not self._local:  # of before servers kept notes
             found = self._local.read().get(query)
-        if found is None and origin.has_new_name():
-            others = (
-                note
-                for name, note in self._queries.items()
-                if name.endswith(self._suffix) and note.get("checkpoint") == origin.checkpoint
-            )
-            found = max(others, key=lambda note: int(note.get("batch", 0)), default=None)
+        if found is None:
+            found = self._renamed(query, origin)
         if found is None:
             return None
         try:
             return Note.from_json(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._local.damaged(found) from error
+
+    def _renamed(self, query: str, origin: Origin) -> dict[str, Any] | None:
+        """Return the note of a query that had another name, or has the one of before again."""
+        assert self._queries is not None
+        is_new = origin.has_new_name()
+        others = {
+            name: note
+            for name, note in self._queries.items()
+            if name.endswith(self._suffix)
+            and origin.checkpoint is not None
+            and note.get("checkpoint") == origin.checkpoint
+            and (is_new or query in note.get("names", ()))
+        }
+        if not others:
+            return None
+        self._old = max(others, key=lambda name: int(others[name].get("batch", 0)))
+        note = others[self._old]
+        name = self._old.removesuffix(self._suffix)
+        return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
 
     def put(self, query: str, note: Note) -> None:
         """Keep a note: one that is not done is there also after a power failure.
@@ -227,6 +246,9 @@ class Notes:
         :raises StorageError: there is no space, or no permission.
         """
         self._kept.write(f"{query}{self._suffix}", note.to_json(), sync=not note.is_done)
+        if self._old is not None:
+            self._kept.write(self._old, None, sync=False)
+            self._old = None
 
 
 def is_here(url: str) -> bool:
@@ -324,7 +346,7 @@ class _Appending:
         ranges = self._origin.ranges
         verdict, at = judge(self._url, known, note.base, self._batch, ranges, self._digest)
         if verdict is Verdict.NEW:
-            return parts, 0, self._begin(parts, known, note.base)
+            return parts, 0, self._begin(parts, note, known)
         if verdict is Verdict.SAME and (note.is_done or at < len(known) - 1):
             return parts, 0, None
         return self._complete(note, known, at, parts)
@@ -338,12 +360,12 @@ class _Appending:
     def _begin(
         self,
         parts: Sequence[Staged],
+        last: Note | None = None,
         earlier: Sequence[Delivered] = (),
-        base: Ends | None = None,
         before: Sequence[Piece] = (),
     ) -> Note:
-        """Note that a batch is about to be appended."""
-        bounds, base = self._bounds, dict(base or {})
+        """Note that a batch is about to be appended, after the note that is there."""
+        bounds, base = self._bounds, {} if last is None else last.base
         dropped = room_for([_delivered_to_json(one) for one in earlier])
         for one in earlier[:dropped]:
             base = ends_after(base, one.ranges)
@@ -358,6 +380,7 @@ class _Appending:
             digest=self._digest,
             run=self._origin.run,
             checkpoint=self._origin.checkpoint,
+            names=() if last is None else last.names,
             before=tuple(before),
             earlier=tuple(earlier[dropped:]),
             base=base,
@@ -371,7 +394,7 @@ class _Appending:
         """Bring an attempt to its end."""
         bounds = self._bounds
         if bounds is None or note.start is None or not _may_be_in(note, bounds):
-            return parts, 0, self._begin(parts, note.earlier, note.base)
+            return parts, 0, self._begin(parts, note, note.earlier)
         first = _first_attempt(self._url, note)
         if first or not note.count:
             return first, _check_there(self._url, note, first, bounds), note
@@ -411,7 +434,7 @@ class _Appending:
             "%s: of batch %d, %d messages are there already, and %d are new",
             *(self._url, self._batch, there, sum(part.messages for part in rest)),
         )
-        return rest, 0, self._begin(rest, known[:at], note.base, pieces)
+        return rest, 0, self._begin(rest, note, known[:at], pieces)
 
     def _another(self, known: Sequence[Delivered], why: str) -> AnotherBatch:
         last = known[-1]

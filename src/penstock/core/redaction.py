@@ -27,10 +27,11 @@ _PARTS: Final = re.compile(r"passwd|password|secret|signature|token|apikey", re.
 _FILES: Final = re.compile(r"file|path|dir", re.IGNORECASE)
 _WORD: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
-#: Who asks, before the host: by RFC 3986, and as people write it who do not quote a slash.
+#: Who asks, before the host: by RFC 3986, and as people write it who do not quote a slash. The
+#: lengths are bounded, so that no text takes long.
 _USER: Final = re.compile(
-    r"(?<=://)(?:[^/?#\s]*@|(?![^/?#\s@:]*:\d*(?:[/?#\s]|$))[^/?#\s@:]*:[^\s?]*@)"
-    r"|(?<=[a-z0-9]:)(?!/)[^/?#\s@:]+:[^/?#\s@]+@"
+    r"(://)(?:[^/?#\s]{0,2048}@|(?![^/?#\s@:]*:\d*(?:[/?#\s]|$))[^/?#\s@:]*:[^\s?]{0,2048}@)"
+    r"|(?<![\w:.+-])([a-z][\w+.-]*:)(?!/)[^/?#\s@:]{1,2048}:[^/?#\s@]{1,2048}@"
 )
 #: `name=value`, up to the next option, or the quote that an error puts around it.
 _OPTION: Final = re.compile(
@@ -76,7 +77,7 @@ def shown(text: str) -> str:
         if value in text:
             text = _replaced(text, value, name)
     if "@" in text:
-        text = _USER.sub(f"{_HIDDEN}@", text)
+        text = _USER.sub(lambda found: f"{found[1] or found[2]}{_HIDDEN}@", text)
     if "=" in text:
         text = _OPTION.sub(_without_value, text)
     return text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
 from penstock.core.statistics import ReaderStatistics
@@ -132,7 +132,12 @@ class Source:
         )
 
     def _renew_bounds(self) -> Bounds:
-        self._bounds = self._reader.bounds()
+        try:
+            self._bounds = self._reader.bounds()
+        except NotFound:  # it was removed; its reader still has some of it
+            books = self._reader.statistics()
+            end = max(self._bounds.end, (books.next_seq or 0) + books.backlog)
+            self._bounds = self._bounds._replace(end=end)
         return self._bounds
 
     # --- reading --------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Source:
 
     def _check(self, seq: int) -> None:
         """Make sure that a number from outside is one that the stream has had, or the next."""
-        check_seek(seq, self._bounds.oldest, self._bounds.end)
+        check_seek(self.place.url, seq, self._bounds.oldest, self._bounds.end)
 
     def stand_at(self, mark: Mark | None) -> None:
         """Go on where a client was, in this life of the stream or in an earlier one.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock import MessageTooLarge, open_reader, open_writer
+from penstock import MessageTooLarge, create, open_reader, open_writer
 from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.overflow import DropReason
@@ -455,3 +455,16 @@ def test_a_batch_with_many_gaps_is_cut_to_fit_a_note(
     books = relay(f"{source}?type=1", target, state=tmp_path / "state", batch=4000)
     assert books.copied == 2000
     assert numbers(target) == list(range(1, 4000, 2))
+
+
+def test_a_loss_that_no_message_follows_is_in_the_books(tmp_path: Path) -> None:
+    source, target = f"log:{tmp_path}/source", f"log:{tmp_path}/target"
+    with open_writer(source, segment_slots=4) as writer:
+        writer.write_many([b"%d" % i for i in range(20)])
+    with open_reader(source) as reader, open_writer(target) as writer:
+        create(source, replace=True)  # and nothing is written to it
+        options = relay_options(source=source, target=target, follow=False)
+        books = Relay(reader, writer, options).run()
+        assert books.lost == reader.statistics().lost > 0
+    assert books.copied + books.lost == 20
+    assert books.read == books.copied + books.held

@@ -97,21 +97,21 @@ def test_positions_are_values() -> None:
 
 @pytest.mark.parametrize("seq", [0, 9, 10, 15, 20])
 def test_a_reader_may_stand_at_any_number_up_to_the_next_one(seq: int) -> None:
-    assert check_seek(seq, 10, 20) == seq
+    assert check_seek("fmq:a", seq, 10, 20) == seq
 
 
 @pytest.mark.parametrize("seq", [21, 2**63 - 2])
 def test_a_number_beyond_the_end_is_refused_and_the_error_says_both(seq: int) -> None:
     with pytest.raises(PositionError, match=rf"{seq} .* 10 to 19, .* 20$") as caught:
-        check_seek(seq, 10, 20)
+        check_seek("fmq:a", seq, 10, 20)
     error = caught.value
     assert (error.seq, error.oldest, error.end) == (seq, 10, 20)
     assert error.hint is not None
 
 
 def test_of_an_empty_stream_only_the_next_number_is_in_range() -> None:
-    assert check_seek(7, 7, 7) == 7
-    with pytest.raises(PositionError, match="has none, and the next will be 7"):
-        check_seek(8, 7, 7)
+    assert check_seek("fmq:a", 7, 7, 7) == 7
+    with pytest.raises(PositionError, match="has none, and the next is 7"):
+        check_seek("fmq:a", 8, 7, 7)
     with pytest.raises(PositionError, match="not negative"):
-        check_seek(-1, 7, 7)
+        check_seek("fmq:a", -1, 7, 7)

@@ -14,8 +14,6 @@ from relay.background import Background, fill, numbers, until
 from support.log_files import after_power_failure
 from support.power_cuts import forget_boot
 
-KINDS = ["fmq"]
-
 
 class Machine:
     """A stream whose machine loses its power, with what was on the disk at some moment."""
@@ -40,7 +38,7 @@ class Machine:
             self._path.write_bytes(forget_boot(self._image.read_bytes()))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["fmq", "log"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     """A stream that has had 150 messages, of which 100 are on the disk."""
     root = tmp_path / "machine"

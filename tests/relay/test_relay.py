@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 
-from penstock import MessageTooLarge, open_reader, open_writer
-from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption
-from penstock.core.interfaces import BytesLike, Writer
+from penstock import MessageTooLarge, create, open_reader, open_writer
+from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.interfaces import BytesLike, Reader, Writer
+from penstock.core.message import Message
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import WriterStatistics
+from penstock.core.position import PositionLike
+from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.core.stream_id import StreamId
 from penstock.core.units import format_time
+from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
 from penstock.relay.journal import Journal, Note
+from relay.background import until
 
 
 @pytest.fixture
@@ -455,3 +459,63 @@ def test_a_batch_with_many_gaps_is_cut_to_fit_a_note(
     books = relay(f"{source}?type=1", target, state=tmp_path / "state", batch=4000)
     assert books.copied == 2000
     assert numbers(target) == list(range(1, 4000, 2))
+
+
+def test_a_loss_that_no_message_follows_is_in_the_books(tmp_path: Path) -> None:
+    source, target = f"log:{tmp_path}/source", f"log:{tmp_path}/target"
+    with open_writer(source, segment_slots=4) as writer:
+        writer.write_many([b"%d" % i for i in range(20)])
+    with open_reader(source) as reader, open_writer(target) as writer:
+        create(source, replace=True)  # and nothing is written to it
+        options = relay_options(source=source, target=target, follow=False)
+        books = Relay(reader, writer, options).run()
+        assert books.lost == reader.statistics().lost > 0
+    assert books.copied + books.lost == 20
+    assert books.read == books.copied + books.held
+
+
+class LiveReader(Reader):
+    """A source that gives every message once."""
+
+    def __init__(self) -> None:
+        super().__init__("live:")
+        self.there: list[Message] = []
+        self._given = 0
+
+    def _take(self, limit: int) -> list[Message]:
+        found, self.there = self.there[:limit], self.there[limit:]
+        self._given += len(found)
+        return found
+
+    def seek(self, position: PositionLike) -> None:
+        raise Unsupported(f"live: gives every message once, and has no {position}")
+
+    def statistics(self) -> ReaderStatistics:
+        return ReaderStatistics(self._given, 0, 0, 0, 0, self._given, len(self.there), ())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("policy", [None, "unlimited"])
+def test_what_a_live_source_gave_and_nobody_got_is_dropped_with_its_reason(
+    tmp_path: Path, policy: str | None
+) -> None:
+    """The target is away when the relay shall stop."""
+    reader, stop, found = LiveReader(), threading.Event(), list[RelayStatistics]()
+    with FlightServer(ServerOptions(root=tmp_path, port=0)) as server:
+        target = f"{server.url}target?retry=0&call_timeout=3s"
+        writer = open_writer(target)
+        options = relay_options(source=f"fmq:{tmp_path}/live", target=target, policy=policy)
+        relay = Relay(reader, writer, options, should_stop=stop.is_set)
+        thread = threading.Thread(target=lambda: found.append(relay.run()))
+        thread.start()
+        until(lambda: relay._feed is not None)
+    reader.there = [Message(i, 0, 0, 0, 0, None, None, b"%d" % i) for i in range(10)]
+    until(lambda: relay.trouble is not None)
+    stop.set()
+    thread.join(20)
+    writer.close()
+    (books,) = found
+    assert books.dropped == {DropReason.ABANDONED: 10}
+    assert (books.read, books.copied, books.held, books.missing) == (10, 0, 0, 10)

@@ -151,7 +151,7 @@ def cp(
         typer.echo(_json_line("end", RelayStatus("cp", state_now, None, done)))
     else:
         typer.echo(describe(done))
-    if lost:
+    if lost or done.missing:
         raise typer.Exit(LOST)
 
 

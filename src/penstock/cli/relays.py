@@ -70,7 +70,7 @@ def relay(
             os._exit(1)  # Python would take away what its thread is using
     if any(one.state == "failed" for one in statuses):
         raise typer.Exit(1)
-    if any(one.books.lost for one in statuses):
+    if any(one.books.missing for one in statuses):
         raise typer.Exit(LOST)
 
 

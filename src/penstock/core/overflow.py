@@ -60,6 +60,8 @@ class DropReason(StrEnum):
     FILTERED = "filtered"
     #: It happened after the end that its source then declared.
     AFTER_END = "after_end"
+    #: It was taken from a source that gives it once, and not delivered when all was stopped.
+    ABANDONED = "abandoned"
 
 
 class QueueFull(PenstockError):

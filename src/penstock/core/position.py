@@ -112,7 +112,7 @@ Position.LAST = Position("last")
 PositionLike: TypeAlias = Position | int | dt.datetime | str
 
 
-def check_seek(seq: int, oldest: int, end: int) -> int:
+def check_seek(url: str, seq: int, oldest: int, end: int) -> int:
     """Return the number if a reader of a stream may stand there; `end` is that of the next message.
 
     Below the oldest it may: what is gone is then counted as lost. Beyond the end it would pass over
@@ -124,11 +124,11 @@ def check_seek(seq: int, oldest: int, end: int) -> int:
         return seq
     held = f"{oldest} to {end - 1}" if oldest < end else "none"
     raise PositionError(
-        f"message {seq} is beyond the end: the stream has {held}, and the next will be {end}"
+        f"{url} has no message {seq} yet: it has {held}, and the next is {end}"
         if seq > end
         else f"a sequence number is not negative, found {seq}",
         seq=seq,
         oldest=oldest,
         end=end,
-        hint="start or end, or a number that the stream has; penstock info shows them",
+        hint="seek('end') waits for the next one",
     )

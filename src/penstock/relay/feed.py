@@ -102,9 +102,9 @@ class Feed:
             self._on_outage,
         )
         self._on_return()
+        self.books = self._reader.statistics()  # a loss may be all that there is to tell
         if batch.num_rows:
             self._adapt(batch)
-            self.books = self._reader.statistics()
             if (known := self._reader.epoch) is not None:
                 self.epoch = known
             elif self.books.restarts != self._restarts:

@@ -137,7 +137,15 @@ class Relay:
                 else:
                     self._copy_through(self._queue)
                 self._note_end(is_synced=self._flush())
+            self._abandon_held()
         return self.statistics()
+
+    def _abandon_held(self) -> None:
+        """Count what is in hand as dropped, where the source will not give it again."""
+        if self._feed is not None and self._feed.epoch is None and (held := self.statistics().held):
+            log.warning("%d messages were taken from %s for nothing", held, self._reader.url)
+            with self._lock:
+                self._dropped.add(DropReason.ABANDONED, held)
 
     def _start_again(self, error: TargetCut) -> None:
         """Go back to what the target has, if there are notes about it."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from penstock.core.overflow import DropReason
+from penstock.core.overflow import DropReason
 
 __all__ = ["RelayStatistics"]
 
@@ -21,7 +20,8 @@ class RelayStatistics(NamedTuple):
     bytes: int
     #: Messages left out, by reason: by the policy, or because the target will never take them.
     dropped: dict[DropReason, int]
-    #: Messages taken and not yet in the target. A relay with a state reads them again.
+    #: Messages taken and not yet in the target. A relay with a state reads them again; where the
+    #: source gives each once, they are dropped as `abandoned` when the relay stops.
     held: int
     #: Messages that were gone before they could be read.
     lost: int
@@ -31,3 +31,8 @@ class RelayStatistics(NamedTuple):
     outages: int
     #: Messages in the source that were not reached yet, when it was last looked at.
     backlog: int
+
+    @property
+    def missing(self) -> int:
+        """Messages that are gone and that nobody chose to leave out."""
+        return self.lost + self.dropped.get(DropReason.ABANDONED, 0)

@@ -382,7 +382,7 @@ def test_a_number_beyond_the_end_is_refused_and_the_reader_stays_where_it_was(
     with open_writer(f"{kind}:{local}") as writer, open_reader(url) as reader:
         writer.write_many([b"%d" % i for i in range(10)])
         assert len(reader.read_many(4, 5)) == 4
-        with pytest.raises(PositionError, match="the next will be 10") as caught:
+        with pytest.raises(PositionError, match="the next is 10") as caught:
             reader.seek(BEYOND)
         error = caught.value
         assert (error.seq, error.oldest, error.end) == (BEYOND, 0, 10)
@@ -420,7 +420,7 @@ def test_what_a_client_says_it_has_done_with_is_checked_on_the_server(
         epoch = reader.bounds().epoch
         beyond = Mark(epoch=epoch, seq=BEYOND)
         ask = reader._connection.ask
-        with pytest.raises(PositionError, match="the next will be 10"):
+        with pytest.raises(PositionError, match="the next is 10"):
             ask(
                 ActionKind.ACKNOWLEDGE,
                 Acknowledge(stream=name, reader=reader._id, name="archive", done=beyond),

@@ -28,6 +28,7 @@ from penstock.core.errors import (
 from penstock.core.interfaces import Writer
 from penstock.core.overflow import QueueFull
 from penstock.core.stream_id import StreamId
+from penstock.protocols.flight import AccessRefused
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.wire import ActionKind, OpenWriter, Outcome, Piece, Put, WriterOpened
 from penstock.queue.wide.writer import WideWriter
@@ -392,3 +393,27 @@ def test_what_fails_on_the_server_in_the_middle_of_a_batch_is_not_appended_again
     if isinstance(error, OSError):
         assert isinstance(caught.value, StorageError)
         assert caught.value.errno == 24
+
+
+def test_every_message_that_was_offered_is_in_the_books_as_written_or_refused(
+    tmp_path: Path,
+) -> None:
+    """Whatever the server has against it."""
+    with served(tmp_path) as server:
+        port = server.port
+        writer = open_writer(f"{server.url}a", retry="1s")
+        writer.write_many([b"x"] * 10)
+    with served(tmp_path, port=port, read_only=True):
+        with pytest.raises(AccessRefused):
+            writer.write_many([b"x"] * 7)
+        books = writer.statistics()
+        assert (books.messages, books.refused) == (10, 7)
+        with pytest.raises(AccessRefused):
+            writer.write(b"x")
+        with pytest.raises(AccessRefused):
+            writer.write_batch(batch_from_messages([Message(0, 0, 0, 0, 0, None, None, b"x")] * 4))
+    with served(tmp_path, port=port):
+        writer.write_many([b"x"] * 5)
+        writer.close()
+    books = writer.statistics()
+    assert (books.messages, books.refused, books.last_seq) == (15, 12, 14)

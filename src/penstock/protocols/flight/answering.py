@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
 from penstock.core.endpoints import create, describe, notes_of, storage_of
-from penstock.core.errors import Malformed, PenstockError
+from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.appending import Writers
 from penstock.protocols.flight.arrivals import check_buffers
@@ -37,6 +37,7 @@ from penstock.protocols.flight.wire import (
     Stream,
     WriteNote,
     WriterOpened,
+    decode_name,
 )
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ class Readers:
             source.close()
             return None
         return source
+
+    def place_of(self, id: str) -> Place | None:
+        """Return what the reader of a client reads, if it is kept."""
+        with self._lock:
+            _, source = self._idle.get(id, (0.0, None))
+        return None if source is None else source.place
 
     def keep(self, id: str, source: Source) -> None:
         with self._lock:
@@ -194,7 +201,7 @@ class Answers:
 
     def take(self, asked: Take, is_cancelled: Callable[[], bool]) -> Iterator[tuple[Batch, Told]]:
         """Yield the messages that are there, from the client's mark on."""
-        place = self._place(asked)
+        place = self._place_read(asked, asked.reader)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
         source = self._source(place, asked.reader, self._reading(asked.options), asked.at)
@@ -258,7 +265,8 @@ class Answers:
     def _acknowledge(self, body: bytes, peer: str) -> Record:
         del peer
         asked = Acknowledge.from_bytes(body)
-        self.holds.move(self._place(asked), asked.name, asked.reader, asked.done)
+        place = self._place_read(asked, asked.reader)
+        self.holds.move(place, asked.name, asked.reader, asked.done)
         return Record()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -357,6 +365,20 @@ class Answers:
                 yield place.name, info.count, info.bytes
             except PenstockError:
                 yield place.name, -1, -1
+
+    def _place_read(self, asked: Stream, reader: str) -> Place:
+        """Return the place of a stream that somebody reads; it may have been removed meanwhile.
+
+        What its reader has not read yet is delivered all the same, and then what comes in its
+        place.
+        """
+        try:
+            return self._place(asked)
+        except NotFound:
+            place = self.readers.place_of(reader)
+            if place is None or decode_name(place.name) != decode_name(asked.stream):
+                raise
+            return place
 
     def _place(self, asked: Stream, *, may_make: bool = False) -> Place:
         return self._root.place(asked.stream, asked.kind, may_make=may_make)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import CursorInUse
+from penstock.core.errors import CursorInUse, NotFound
 from penstock.core.position import Position
 from penstock.protocols.flight.errors import HoldLost
 from penstock.protocols.flight.sources import Source
@@ -58,10 +59,13 @@ class _Held:
                 # The stream was created anew, or goes on after a power failure: nobody has the one
                 # that is held any more.
                 self._source.close()
+                self._is_closed = True  # until the new one is held
                 self._source = self._open(Position.START)
+                self._is_closed = False
             place = self._source.successor(done)
             if place is not None:
-                self._source.seek(Position.sequence(place))
+                with suppress(NotFound):  # removed, and its names with it
+                    self._source.seek(Position.sequence(place))
 
     def close(self) -> None:
         with self._lock:

@@ -114,7 +114,7 @@ class FlightReader(Concluding, Reader):
         question = Locate(**self._names(at=spot, hold=hold))
         located = Located.from_bytes(self._connection.ask(ActionKind.LOCATE, question))
         if position is not None and position.anchor == "seq":
-            check_seek(position.value, located.oldest, located.end)  # not every server does
+            check_seek(self.url, position.value, located.oldest, located.end)  # not all servers do
         return located
 
     def _hold(self, start: Position, done: Mark | None) -> Told:

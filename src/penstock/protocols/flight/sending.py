@@ -40,8 +40,10 @@ class Sent:
 class Call:
     """One call of a user: what it still has to send, and what the server said so far."""
 
-    def __init__(self, batches: Iterator[tuple[Batch, Piece]]) -> None:
+    def __init__(self, batches: Iterator[tuple[Batch, Piece]], offered: int | None = None) -> None:
         self._coming = batches
+        #: Messages that the user gave; None: nobody knows, they come one by one.
+        self.offered = offered
         self.sent: deque[Sent] = deque()
         self.written = 0
         self.last_seq: int | None = None

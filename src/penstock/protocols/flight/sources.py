@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
 from penstock.core.statistics import ReaderStatistics
@@ -93,7 +93,7 @@ class Source:
 
     def _check(self, seq: int) -> None:
         """Make sure that a number from outside is one that the stream has had, or the next."""
-        check_seek(seq, self._bounds.oldest, self._bounds.end)
+        check_seek(self.place.url, seq, self._bounds.oldest, self._bounds.end)
 
     def stand_at(self, mark: Mark | None) -> None:
         """Go on where a client was, in this life of the stream or in an earlier one.
@@ -132,7 +132,12 @@ class Source:
         )
 
     def _renew_bounds(self) -> Bounds:
-        self._bounds = self._reader.bounds()
+        try:
+            self._bounds = self._reader.bounds()
+        except NotFound:  # it was removed; its reader still has some of it
+            books = self._reader.statistics()
+            end = max(self._bounds.end, (books.next_seq or 0) + books.backlog)
+            self._bounds = self._bounds._replace(end=end)
         return self._bounds
 
     # --- reading --------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class FlightWriter(BookedWriter):
         kept = now if created_ns is None else created_ns
         message = Message(0, time_ns, kept, type, subtype, stream, attributes, bytes(payload))
         batch = batch_from_messages([message])
-        last = self._append([batch], exact=created_ns is not None)
+        last = self._append([batch], exact=created_ns is not None, offered=1)
         assert last is not None
         return last
 
@@ -147,7 +147,7 @@ class FlightWriter(BookedWriter):
     def write_batch(self, batch: Batch) -> int | None:
         self._check_open()
         check_batch(batch)
-        return self._append([batch])
+        return self._append([batch], offered=batch.num_rows)
 
     def flush(self) -> None:
         """Do on the server what the stream's own `flush` does: bring it to the disk, or nothing."""
@@ -158,14 +158,16 @@ class FlightWriter(BookedWriter):
 
         self._deliver(Call(piece()))
 
-    def _append(self, batches: Iterable[Batch], *, exact: bool = False) -> int | None:
+    def _append(
+        self, batches: Iterable[Batch], *, exact: bool = False, offered: int | None = None
+    ) -> int | None:
         def pieces() -> Iterator[tuple[Batch, Piece]]:
             for batch in batches:
                 for piece in pieces_of(batch, min(self._target.options.chunk, self._largest)):
                     self._check_size(piece)
                     yield piece, self._piece(exact=exact)
 
-        return self._deliver(Call(pieces()))
+        return self._deliver(Call(pieces(), offered))
 
     def _piece(self, *, flush: bool = False, exact: bool = False) -> Piece:
         self._number += 1
@@ -183,6 +185,7 @@ class FlightWriter(BookedWriter):
     # --- one call, over as many connections as it takes ------------------------------------------
 
     def _deliver(self, call: Call) -> int | None:
+        refused = self._refused
         try:
             # The time to mend a connection is counted from when it broke, and each time anew.
             while not retry(
@@ -192,18 +195,30 @@ class FlightWriter(BookedWriter):
             ):
                 pass
         except ConnectionLost as error:
-            self._refused += sum(one.batch.num_rows for one in call.sent)
+            self._refuse_rest(call, refused)
             self._begin_afresh()
             if isinstance(error, Unacknowledged) or not call.in_doubt:
                 error.add_note(f"{call.written:,} messages of this call are appended")
                 raise
             raise self._unacknowledged(call, error.reason) from error
         except BaseException:
+            self._refuse_rest(call, refused)
             self._begin_afresh()
             raise
         if call.failure is not None:
+            self._refuse_rest(call, refused)
             raise call.failure
         return call.last_seq
+
+    def _refuse_rest(self, call: Call, before: int) -> None:
+        """Count what of a call is not appended, for all that is known: an error tells the caller.
+
+        Of payloads that are made as they are sent, those that were not asked for are not offered.
+        """
+        if call.offered is None:
+            self._refused += sum(one.batch.num_rows for one in call.sent)
+        else:
+            self._refused = before + call.offered - call.written
 
     def _get_on_with(self, call: Call) -> bool:
         """Send what is left; False: the connection broke, but it got on."""
@@ -305,7 +320,6 @@ class FlightWriter(BookedWriter):
 
     def _refusal(self, call: Call, outcome: Outcome) -> PenstockError:
         assert outcome.failure is not None
-        self._refused += sum(one.batch.num_rows for one in call.sent)
         error = error_from(outcome.failure)
         error.add_note(f"{call.written:,} messages of this call are appended")
         return error

@@ -13,13 +13,12 @@ from penstock.core.errors import (
     DamagedQueue,
     NotFound,
     PenstockError,
-    PositionError,
     StorageError,
     Unsupported,
 )
 from penstock.core.interfaces import Bounds
 from penstock.core.overflow import DropReason
-from penstock.core.position import Position
+from penstock.core.position import Position, check_seek
 from penstock.queue.log.places import LOOK_AGAIN, Places, Tip
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, load_settings
@@ -204,10 +203,7 @@ class LogReader(WideReader):
         :raises PositionError: it is none of these.
         """
         if seq > self._head and seq > (end := self._places.end()) and self._places.is_readable():
-            raise PositionError(
-                f"{self.url} has no message {seq} yet: the next is {end}",
-                hint="seek('end') waits for the next one",
-            )
+            check_seek(self.url, seq, self._places.oldest(), end)
         return seq
 
     def newest_seq(self) -> int | None:

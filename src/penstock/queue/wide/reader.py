@@ -16,12 +16,11 @@ from penstock.core.errors import (
     DamagedQueue,
     Overrun,
     PenstockError,
-    PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
-from penstock.core.position import Position
+from penstock.core.position import Position, check_seek
 from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.core.stream_id import StreamId
 from penstock.queue.cursor_entries import POSITION_AT
@@ -198,12 +197,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
         :raises PositionError: it is none of these.
         """
-        if seq > self._head:
-            raise PositionError(
-                f"{self.url} has no message {seq} yet: the next is {self._head}",
-                hint="seek('end') waits for the next one",
-            )
-        return seq
+        return check_seek(self.url, seq, self._oldest, self._head)
 
     def _first_at(self, created_ns: int) -> int:
         """Find the first message that was appended at this time or later: halve, and halve."""

@@ -6,6 +6,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from penstock import open_reader, open_writer
+from penstock.queue.log.segments import path_of
+from penstock.queue.wide.layout import HEADER
 from support.log_files import after_power_failure
 from support.power_cuts import forget_boot
 
@@ -46,6 +48,17 @@ class Machine:
         else:
             self._place.unlink()
             self._place.write_bytes(forget_boot(self._disk.read_bytes()))
+
+    def forget_all_but(self, count: int) -> None:
+        """Lose power while it is written, with so many messages on the disk."""
+        self.sync()
+        disk = path_of(self._disk, 0) if self.kind == "log" else self._disk
+        assert HEADER.fields is not None
+        with disk.open("r+b") as file:
+            for name, value in (("head", count.to_bytes(8, "little")), ("boot_id", b"x" * 16)):
+                file.seek(HEADER.fields[name][1])
+                file.write(value)
+        self.lose_power()
 
     def numbers(self) -> list[int]:
         with open_reader(self.url, "start") as reader:

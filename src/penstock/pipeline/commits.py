@@ -79,6 +79,14 @@ class Piece(NamedTuple):
     start: int
     messages: int
 
+    def now(self, bounds: Bounds) -> Piece:
+        """Return what is left of it, by the numbers of a stream that a power failure cut."""
+        end = bounds.successor(self.epoch, self.start + self.messages)
+        if end is None:
+            return self
+        start = min(self.start, end)
+        return Piece(bounds.epoch, start, end - start)
+
 
 class Delivered(NamedTuple):
     """What is known of a batch that is in the stream."""
@@ -121,6 +129,20 @@ class Note(NamedTuple):
     #: Batches before this one, and how far each stream was delivered before those.
     earlier: tuple[Delivered, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
+
+    def now(self, bounds: Bounds) -> Note:
+        """Return the note by the numbers of a stream that a power failure cut since."""
+        note = self
+        if self.start is not None and self.epoch is not None:
+            epoch, start, _ = Piece(self.epoch, self.start, 0).now(bounds)
+            note = note._replace(epoch=epoch, start=start)
+        return note._replace(
+            before=tuple(piece.now(bounds) for piece in self.before),
+            earlier=tuple(
+                one._replace(pieces=tuple(piece.now(bounds) for piece in one.pieces))
+                for one in self.earlier
+            ),
+        )
 
     def delivered(self, bounds: Bounds | None) -> Delivered:
         """Return what is in the stream of the batch."""
@@ -311,12 +333,16 @@ class _Appending:
         self._digest: str | None = None
         self._bounds = _bounds(url)
 
+    def _note(self) -> Note | None:
+        note = self.notes.get(self._query, self._origin)
+        return note if note is None or self._bounds is None else note.now(self._bounds)
+
     def settle(self, writer: Writer) -> None:
         """Bring an attempt at an earlier batch to its end, which Spark takes for done.
 
         Its note says that it is not, after a power failure; only that is on the disk for sure.
         """
-        note, bounds = self.notes.get(self._query, self._origin), self._bounds
+        note, bounds = self._note(), self._bounds
         if note is None or note.is_done or note.batch >= self._batch or bounds is None:
             return
         if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
@@ -337,7 +363,7 @@ class _Appending:
         """Return what to append, how many of it are there, and the note; None: it is all there."""
         if self._origin.ranges is None:
             self._digest = _digest(parts)
-        note = self.notes.get(self._query, self._origin)
+        note = self._note()
         if note is None:
             return parts, 0, self._begin(parts)
         if not note.is_done and self._is_attempt_at_it(note):

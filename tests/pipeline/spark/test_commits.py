@@ -24,6 +24,7 @@ from penstock.pipeline.provenance import AnotherBatch, Origin, Span
 from penstock.pipeline.sink import StreamSink, _Message
 from penstock.pipeline.staging import Staged, Staging, remove_batch
 from support.commit_lives import stage
+from support.machine import Machine
 from support.spark_streams import fill, payloads
 
 TESTS = Path(__file__).parents[2]
@@ -113,6 +114,22 @@ def test_a_batch_that_is_there_and_not_noted_as_done_is_found(tmp_path: Path, fo
     url = f"log:{tmp_path}/out"
     begin(url, folder)
     assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 0
+    assert rows_of(url) == sorted(list(range(30)) * 2)
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+@pytest.mark.parametrize(("on_disk", "new"), [(60, 0), (40, 20), (30, 30)])
+def test_a_batch_is_completed_in_a_stream_that_lost_power(
+    tmp_path: Path, folder: Path, scheme: str, on_disk: int, new: int
+) -> None:
+    machine = Machine(scheme, tmp_path / "machine")
+    url = machine.url
+    parts = staged(url, folder)
+    append_once(url, parts, "q", 6, folder)
+    append_once(url, parts, "q", 7, folder)
+    unfinished(url, folder, parts)
+    machine.forget_all_but(on_disk)
+    assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == new
     assert rows_of(url) == sorted(list(range(30)) * 2)
 
 

@@ -67,7 +67,7 @@ class Syncing:
         if failure is not None:
             raise failure
         with self._lock:
-            self._sync(self._next_guard())
+            self._sync(self._next_guard(may_overwrite=False))
 
     def make_room(self) -> None:
         """Return when the disk knows that more may be overwritten.
@@ -82,7 +82,11 @@ class Syncing:
                 # It goes around faster than it is synced: what was synced is overwritten anyway.
                 self._sync(_EVERYTHING)
 
-    def _next_guard(self) -> int:
+    def _next_guard(self, *, may_overwrite: bool = True) -> int:
+        """Return up to where the writer may pass next; `may_overwrite`: also all of it, as before.
+
+        Who asks for a sync is told that these messages are safe.
+        """
         tail = self._file.field("tail")
         count = self._file.field("head") - tail
         guard, freed = self._file.field("guard"), tail - self._freed
@@ -91,7 +95,8 @@ class Syncing:
         else:
             ahead = max(count // 4, 2 * freed, 1) << min(self._overrun, 40)
             goal = min(tail + ahead, self._synced)
-        if guard == _EVERYTHING and self._synced >= 0 and freed > count // 2:
+        is_overwritten = guard == _EVERYTHING and self._synced >= 0 and freed > count // 2
+        if is_overwritten and may_overwrite:
             return guard
         if guard in (0, _EVERYTHING):  # there was none: from now on
             guard = max(goal, 1)

@@ -310,9 +310,11 @@ class FmqReader(Reader):
                 messages = self._go_behind_newest(link, place.value)
                 self._check_reached(place.value, self._next or 0)
                 if place.value != self._next:
+                    link.is_another = False
                     self._next = place.value
                     self._place(link, place.value)
                     return
+        link.is_another = False  # who seeks means the queue that there is
         if messages.ids:
             self._take_in(link, messages)
         elif self._next is None and self._wanted < 0:
@@ -380,6 +382,10 @@ class FmqReader(Reader):
 
     def _take_in(self, link: QueueLink, messages: Messages) -> bool:
         """Check the ids of what came, and hold it ready; False: ask again, from elsewhere."""
+        if link.is_another:  # whatever its ids are
+            link.is_another = False
+            self._restart(link)
+            return False
         ids = messages.ids
         if not ids:
             return self._is_right_place(link)
@@ -598,7 +604,10 @@ class FmqReader(Reader):
         before = self._next, self._restarts
         self._take_in(link, link.read())
         if (self._next, self._restarts) == before and not self._ready:
-            self._find_place(link)
+            if newest >= self._next:  # and the server does not see it
+                self._restart(link)
+            else:
+                self._find_place(link)
         return True
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:

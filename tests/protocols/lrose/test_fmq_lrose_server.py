@@ -149,6 +149,26 @@ def test_a_queue_that_is_removed_and_made_anew_is_read_on_with_short_timeouts(
     assert (books.lost, books.restarts) == (0, 1)
 
 
+def test_a_server_without_room_for_a_second_connection_is_read_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, b"first")
+    with (
+        served_as_lrose(tmp_path, max_clients=1) as url,
+        open_reader(f"{url}/q", "start") as reader,
+    ):
+        assert reader.read(0) is not None
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert [reader.read(0) for _ in range(50)] == [None] * 50
+        assert time.monotonic() - began < 5
+        write(tmp_path, b"second")
+        message = reader.read(5)
+        assert message is not None
+        assert message.payload == b"second"
+    assert caplog.text.count("cannot see whether it is made anew") == 1
+
+
 def test_what_a_new_queue_lost_before_it_was_met_is_counted_from_its_first_message(
     tmp_path: Path, any_server: str
 ) -> None:

@@ -98,6 +98,7 @@ class FmqReader(Reader):
         self._proof: Proof | None = None
         self._delivered = Delivered()
         self._looked_at_path = self._asked = time.monotonic()
+        self._could_look = True
         self._lost_since: float | None = None
         self._link: QueueLink | None = open_to_read(target, 0.0)
         try:
@@ -328,12 +329,10 @@ class FmqReader(Reader):
         link.seek(SeekTo.LAST)
         messages = link.read(most=1)
         self._next = unwrap(messages.ids[0], near) + 1 if messages.ids else 0
-        if self._wanted >= 0 and messages.ids:
-            # What came meanwhile is of all types.
-            link.seek(SeekTo.LAST)
-            link.read(most=1)
-            return messages.rows(len(messages.ids))
-        return messages.rows(1)
+        behind = messages.rows(1)  # of all types
+        if self._wanted < 0:
+            return behind
+        return behind.chosen([row for row, t in enumerate(behind.types) if t == self._wanted])
 
     def _skip_before(self, link: QueueLink, messages: Messages, second: int) -> Messages:
         """Pass over messages that were appended earlier; the protocol cannot look for a time."""
@@ -594,10 +593,18 @@ class FmqReader(Reader):
             return False
         self._looked_at_path = now
         try:
-            found = self._scout.newest()
+            found = self._scout.newest(patience=0)
         except NotFound:
             self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
             return False
+        except (ConnectionLost, RequestRefused) as error:
+            # It may have no room for a second connection. What comes over this one is read.
+            if self._could_look:
+                log.warning("%s: cannot see whether it is made anew: %s", self.url, error)
+            self._could_look = False
+            self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
+            return False
+        self._could_look = True
         newest = unwrap(found.ids[0], self._next) if found.ids else -1
         if newest == self._next - 1 and self._delivered.is_same(found, 0, newest) is not False:
             return False

@@ -172,8 +172,8 @@ class LroseSession(FmqSession):
 
 
 @contextmanager
-def served_as_lrose(root: Path) -> Iterator[str]:
-    options = FmqServerOptions(root=root, port=0)
+def served_as_lrose(root: Path, max_clients: int = 256) -> Iterator[str]:
+    options = FmqServerOptions(root=root, port=0, max_clients=max_clients)
 
     def make() -> DsServer:
         shared = Shared(options)

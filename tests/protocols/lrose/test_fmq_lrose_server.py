@@ -149,6 +149,46 @@ def test_a_queue_that_is_removed_and_made_anew_is_read_on_with_short_timeouts(
     assert (books.lost, books.restarts) == (0, 1)
 
 
+def test_a_server_without_room_for_a_second_connection_is_read_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, b"first")
+    with (
+        served_as_lrose(tmp_path, max_clients=1) as url,
+        open_reader(f"{url}/q", "start") as reader,
+    ):
+        assert reader.read(0) is not None
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert [reader.read(0) for _ in range(50)] == [None] * 50
+        assert time.monotonic() - began < 5
+        write(tmp_path, b"second")
+        message = reader.read(5)
+        assert message is not None
+        assert message.payload == b"second"
+    assert caplog.text.count("cannot see whether it is made anew") == 1
+
+
+def test_what_a_new_queue_lost_before_it_was_met_is_counted_from_its_first_message(
+    tmp_path: Path, any_server: str
+) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic&slots=10&size=10K")
+    write(tmp_path, *[b"old %d" % n for n in range(5)])
+    with open_reader(f"{any_server}/q", "start") as reader:
+        assert len(list(reader.available())) == 5
+        for part in ("stat", "buf"):
+            (tmp_path / f"q.{part}").unlink()
+        create(f"fmq:{tmp_path}/q?layout=classic&slots=10&size=10K")
+        write(tmp_path, *[b"new %d" % n for n in range(40)])  # 30 to 39 are left
+        found: list[bytes] = []
+        deadline = time.monotonic() + 20
+        while len(found) < 10 and time.monotonic() < deadline:
+            found += [message.payload for message in reader.read_many(100, timeout=0.05)]
+        books = reader.statistics()
+        assert found == [b"new %d" % n for n in range(30, 40)]
+        assert (books.restarts, books.lost) == (1, 30)
+
+
 @pytest.mark.parametrize("count", [5, 20, 21, 60])
 def test_a_queue_that_is_emptied_in_place_and_filled_again_is_noticed(
     tmp_path: Path, lrose: str, count: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from penstock import Position, open_reader, open_writer
 from penstock.queue.classic.layout import FREE_SLOT, ID_COUNT, MESSAGE_MAGIC, SLOT_SIZE
 from support import self_describing
+from support.lrose_programs import needs_lrose, program
 from support.peer import LAST_TYPE
 from support.processes import peers, shared_memory_path
 from support.queue_files import QueueBytes, check_queue, read_all, reader_of, writer_of
@@ -148,6 +150,35 @@ def test_a_kill_leaves_a_small_queue_that_lroses_writers_do_not_empty(
             nursery.say(json.dumps({**order, "seconds": chance.uniform(0, 0.02)}))
             assert nursery.hear()["killed"]
             assert what_lrose_would_clear(QueueBytes.load(path)) is None
+
+
+@needs_lrose
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.timeout(600)
+def test_lroses_own_writer_goes_on_with_a_small_queue_after_a_kill(
+    kills: int, tmp_path: Path
+) -> None:
+    chance = random.Random(kills)
+    url = f"fmq:{tmp_path}/queue?layout=classic"
+    commands = f"open rw {tmp_path}/queue 100 50000 0 5 start 0\nw 1 1 50 1 ramp\nclose\n"
+    with peers() as started:
+        open_writer(url, create="always", slots=100, size=50_000).close()
+        nursery = started.start("nursery")
+        assert nursery.hear()["ready"]
+        for life in range(kills):
+            order = {"url": url, "writer": life, "batch": 1, "smallest": 0, "largest": 3000}
+            nursery.say(json.dumps({**order, "seconds": chance.uniform(0, 0.02)}))
+            assert nursery.hear()["killed"]
+            with open_reader(url) as reader:
+                before = reader.bounds()
+                subprocess.run(
+                    [program("fmq_driver")],
+                    input=commands,
+                    text=True,
+                    capture_output=True,
+                    check=True,
+                )
+                assert reader.bounds().end == before.end + 1
 
 
 # --- every state that a death can leave, made by hand ---------------------------------------

@@ -49,14 +49,19 @@ _NOTHING: Final = Messages([], [], [], [], [], [], [])
 class _StoredReader(ClassicReader):
     """Takes messages as they are stored."""
 
+    #: How often the queue was created anew before those that were taken last.
+    taken_restarts = 0
+
     def take_reply(self, wanted: int, most: int) -> Encoded:
         found: list[Messages] = []
         count = size = 0
         end = None
         while count <= most and size <= MOST_BYTES:
+            restarts = self._restarts
             run = self._fetch_run(most + 1 - count)
-            if not run:
-                break
+            if not run or (found and self._restarts != restarts):
+                break  # those of another queue are for the next reply
+            self.taken_restarts = self._restarts
             if end is None:
                 end = self._youngest  # a filter must not follow a busy writer for ever
             lens = _wire_lens(run)
@@ -223,7 +228,9 @@ class ServedClassic(ServedQueue):
         return self._reader or self._open_reader(self._start)
 
     def take(self, wanted: int, most: int) -> Encoded:
-        return self._reading.take_reply(wanted, most)
+        reply = self._reading.take_reply(wanted, most)
+        self.restarts = self._reading.taken_restarts
+        return reply
 
     def seek(self, place: SeekTo) -> None:
         if place is SeekTo.BACK:

@@ -93,6 +93,9 @@ class QueueLink:
         self._ahead: int | None = None
         self._was_ahead = False
         self._most = _FIRST
+        #: A server of ours said that the queue was created anew, since it was looked at last.
+        self.is_another = False
+        self._restarts = 0
         #: The id of the message that the server read last, if that is known.
         self.last_id: int | None = None
         self._init = Init(
@@ -193,6 +196,9 @@ class QueueLink:
             raise self._error(DsMessage.from_bytes(payload))
         if messages.ids:
             self.last_id = messages.ids[-1]
+        if self.is_ours and head.serial_num > self._restarts:
+            self._restarts = head.serial_num
+            self.is_another = True
         return messages
 
     def _ask_for_messages(self, wanted: int, wait: float, most: int | None) -> None:

@@ -73,6 +73,8 @@ class ServedQueue(ABC):
         self.path = path
         #: Messages that the last call of `append` appended, also if it failed.
         self.appended = 0
+        #: How often the queue was created anew before the messages that `take` returned last.
+        self.restarts = 0
         #: Appends a payload that is not compressed, of a type and a subtype, and lies between two
         #: places of a buffer; returns its number, or None: that takes more, and nothing is done.
         #: There is no such way where all takes more.

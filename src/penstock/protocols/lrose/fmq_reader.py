@@ -98,6 +98,7 @@ class FmqReader(Reader):
         self._proof: Proof | None = None
         self._delivered = Delivered()
         self._looked_at_path = self._asked = time.monotonic()
+        self._could_look = True
         self._lost_since: float | None = None
         self._link: QueueLink | None = open_to_read(target, 0.0)
         try:
@@ -310,9 +311,11 @@ class FmqReader(Reader):
                 messages = self._go_behind_newest(link, place.value)
                 self._check_reached(place.value, self._next or 0)
                 if place.value != self._next:
+                    link.is_another = False
                     self._next = place.value
                     self._place(link, place.value)
                     return
+        link.is_another = False  # who seeks means the queue that there is
         if messages.ids:
             self._take_in(link, messages)
         elif self._next is None and self._wanted < 0:
@@ -326,12 +329,10 @@ class FmqReader(Reader):
         link.seek(SeekTo.LAST)
         messages = link.read(most=1)
         self._next = unwrap(messages.ids[0], near) + 1 if messages.ids else 0
-        if self._wanted >= 0 and messages.ids:
-            # What came meanwhile is of all types.
-            link.seek(SeekTo.LAST)
-            link.read(most=1)
-            return messages.rows(len(messages.ids))
-        return messages.rows(1)
+        behind = messages.rows(1)  # of all types
+        if self._wanted < 0:
+            return behind
+        return behind.chosen([row for row, t in enumerate(behind.types) if t == self._wanted])
 
     def _skip_before(self, link: QueueLink, messages: Messages, second: int) -> Messages:
         """Pass over messages that were appended earlier; the protocol cannot look for a time."""
@@ -380,6 +381,10 @@ class FmqReader(Reader):
 
     def _take_in(self, link: QueueLink, messages: Messages) -> bool:
         """Check the ids of what came, and hold it ready; False: ask again, from elsewhere."""
+        if link.is_another:  # whatever its ids are
+            link.is_another = False
+            self._restart(link)
+            return False
         ids = messages.ids
         if not ids:
             return self._is_right_place(link)
@@ -588,17 +593,28 @@ class FmqReader(Reader):
             return False
         self._looked_at_path = now
         try:
-            found = self._scout.newest()
+            found = self._scout.newest(patience=0)
         except NotFound:
             self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
             return False
+        except (ConnectionLost, RequestRefused) as error:
+            # It may have no room for a second connection. What comes over this one is read.
+            if self._could_look:
+                log.warning("%s: cannot see whether it is made anew: %s", self.url, error)
+            self._could_look = False
+            self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
+            return False
+        self._could_look = True
         newest = unwrap(found.ids[0], self._next) if found.ids else -1
         if newest == self._next - 1 and self._delivered.is_same(found, 0, newest) is not False:
             return False
         before = self._next, self._restarts
         self._take_in(link, link.read())
         if (self._next, self._restarts) == before and not self._ready:
-            self._find_place(link)
+            if newest >= self._next:  # and the server does not see it
+                self._restart(link)
+            else:
+                self._find_place(link)
         return True
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:

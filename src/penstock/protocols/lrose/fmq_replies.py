@@ -17,12 +17,13 @@ from penstock.protocols.lrose.ds_message import DsMessage, ErrorCode, error_repl
 from penstock.protocols.lrose.fmq_messages import Messages, encode_message, encode_messages
 from penstock.protocols.lrose.fmq_wire import OURS, SOCKET_ID, Failure, Op
 
-__all__ = ["NOTHING_THERE", "failure_reply", "reply_header", "reply_with"]
+__all__ = ["NOTHING_THERE", "failure_reply", "marked_reply", "reply_header", "reply_with"]
 
 _REPLY_TO_READ: Final = DsMessage(Op.REPLY, Op.READ)
 NOTHING_THERE: Final = _REPLY_TO_READ.to_bytes()
-#: Where the number of parts is in it.
+#: Where the number of parts, and serialNum, are in it.
 _N_PARTS: Final = 36
+_SERIAL: Final = 24
 
 #: Requests that are answered with their own number, also when they fail.
 _KNOWN: Final = frozenset(Op) - {Op.REPLY}
@@ -49,6 +50,11 @@ def failure_reply(
 def reply_header(n_parts: int) -> bytes:
     """Return what the reply to a READ begins with."""
     return b"".join((NOTHING_THERE[:_N_PARTS], n_parts.to_bytes(4), NOTHING_THERE[_N_PARTS + 4 :]))
+
+
+def marked_reply(reply: bytes | bytearray, restarts: int) -> bytes:
+    """Return a reply to a READ that says in serialNum how often the queue was created anew."""
+    return b"".join((reply[:_SERIAL], restarts.to_bytes(4), reply[_SERIAL + 4 :]))
 
 
 def reply_with(messages: Messages) -> bytes:

@@ -140,13 +140,15 @@ class Scout:
         self._target = target
         self._link: QueueLink | None = None
 
-    def newest(self) -> Messages:
+    def newest(self, patience: float | None = None) -> Messages:
         """Return the newest message, perhaps with some after it; none if there is none.
 
+        :param patience: how long (seconds) to try to reach the server, if not as the URL says.
         :raises ConnectionLost: the server cannot be reached, also not with a new connection.
+        :raises RequestRefused: it has too many clients already.
         :raises NotFound: there is no queue.
         """
-        return self._look(SeekTo.LAST)
+        return self._look(SeekTo.LAST, patience)
 
     def bounds(self, near: int) -> tuple[int, int] | None:
         """Return the numbers of the oldest and the newest message; None: there are none.
@@ -163,11 +165,12 @@ class Scout:
         last = unwrap(newest.ids[0], near)
         return unwrap(oldest.ids[0], last), last
 
-    def _look(self, place: SeekTo) -> Messages:
+    def _look(self, place: SeekTo, patience: float | None = None) -> Messages:
+        retry = self._target.options.retry if patience is None else patience
         for attempt in range(2):
             try:
                 if self._link is None:
-                    self._link = open_to_read(self._target, self._target.options.retry)
+                    self._link = open_to_read(self._target, retry)
                 if self._link.is_ours:
                     self._link.seek(place)
                     return self._link.read(most=1)

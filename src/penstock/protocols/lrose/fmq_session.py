@@ -25,7 +25,7 @@ from penstock.protocols.lrose.fmq_classic import ServedClassic
 from penstock.protocols.lrose.fmq_creation import check_geometry, check_replaceable, creation_of
 from penstock.protocols.lrose.fmq_messages import Messages, decode_messages, is_write, written_reply
 from penstock.protocols.lrose.fmq_queues import MOST_MESSAGES, ServedQueue, layout_of, unpacked
-from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply
+from penstock.protocols.lrose.fmq_replies import NOTHING_THERE, failure_reply, marked_reply
 from penstock.protocols.lrose.fmq_short import PAYLOAD_AT, encode_written, find_write
 from penstock.protocols.lrose.fmq_wide import ServedWide
 from penstock.protocols.lrose.fmq_wire import OURS, SOCKET_ID, Op, OpenMode, SeekTo, decode_init
@@ -250,8 +250,14 @@ class FmqSession:
         if isinstance(found, bytes | bytearray):
             if found == NOTHING_THERE and self._is_ours and request.mode > 0:
                 return self._wait_and_read(queue, request, most)
-            return found
+            return self._marked(queue, found)
         return self._read_slowly(found, queue, request, most)
+
+    def _marked(self, queue: ServedQueue, reply: Encoded) -> Encoded:
+        """Tell a client of ours how often its queue was created anew: ids alone may not show it."""
+        if not self._is_ours or not queue.restarts or reply == NOTHING_THERE:
+            return reply
+        return marked_reply(reply, queue.restarts)
 
     async def _read_slowly(
         self, found: Awaitable[Encoded], queue: ServedQueue, request: DsMessage, most: int
@@ -259,7 +265,7 @@ class FmqSession:
         reply = await found
         if reply == NOTHING_THERE and self._is_ours and request.mode > 0:
             return await self._wait_and_read(queue, request, most)
-        return reply
+        return self._marked(queue, reply)
 
     async def _wait_and_read(self, queue: ServedQueue, request: DsMessage, most: int) -> Answer:
         """Answer when there is something, or the time is over."""
@@ -277,7 +283,7 @@ class FmqSession:
                 found = self._call(queue.take, request.sub_type, most)
                 reply = found if isinstance(found, bytes | bytearray) else await found
                 if reply != NOTHING_THERE:
-                    return reply
+                    return self._marked(queue, reply)
         finally:
             waiting.discard(event)
             if not waiting:

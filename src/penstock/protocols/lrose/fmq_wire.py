@@ -32,6 +32,8 @@ SOCKET_ID: Final = 43000
 #: (milliseconds) the reply may wait for messages, that `flags` of a READ is the most messages
 #: wanted (0: the server's own limit), that `time` of a written message counts if it is not 0,
 #: that SEEK_TO_ID works, and that the reply to a WRITE has the id of the last message in `mode`.
+#: The reply to a READ has in `serialNum`, if it is above 0, how often the queue was created anew
+#: since it was opened, before the messages in it.
 #: A reply that says that something failed has its kind (`Failure`) in `mode` then, the number of
 #: messages of a WRITE that were appended all the same in `serialNum`, and `OURS` in `flags`. One
 #: that is too large has two INT parts: its size, and what would fit.

@@ -61,6 +61,7 @@ bench-more: $(PEERS) ## Spark, decoding, remote queues, relay and dispatcher, ea
 	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/relaying.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/psi.py
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

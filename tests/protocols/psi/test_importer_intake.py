@@ -131,3 +131,25 @@ def test_a_stream_is_not_ended_while_its_last_messages_wait_to_be_stored(store: 
     intake.end_streams(REPLAY_ALL, may_lose=False)
     assert store.metadata(id).is_closed
     assert store.last_sequence(id) == 3
+
+
+def test_a_stream_with_gaps_in_its_numbers_ends_with_its_last_message(store: Store) -> None:
+    """psi counts what it stored, and numbers what was posted, also what a policy dropped."""
+    intake = Intake(store, Arrivals(from_first=True))
+    last = message(7, 9)
+    stream = StreamMetadata(
+        "S",
+        7,
+        qualify("int"),
+        StreamFlags.CLOSED,
+        message_count=3,
+        last_originating_ns=last.originating_ns,
+    )
+    intake.take_records([stream])
+    id = store.catalog.stream("S").id
+    intake.take_messages([message(7, 2), message(7, 5)])
+    intake.end_streams(REPLAY_ALL, may_lose=False)
+    assert not store.metadata(id).is_closed
+    intake.take_messages([last])
+    intake.end_streams(REPLAY_ALL, may_lose=False)
+    assert store.metadata(id).is_closed

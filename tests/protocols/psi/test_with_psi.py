@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from cli.command import PENSTOCK
 from penstock.core.endpoints import open_reader
+from penstock.core.errors import NotFound
 from penstock.protocols.psi import REPLAY_ALL, DateTime, DateTimeKind, RemoteExporter
 from penstock.protocols.psi.importer import RemoteImporter
 from penstock.protocols.psi.store_set import Store
 from protocols.psi.judge import Driver, driver, free_port, needs_psi
+from support.until import until
 
 pytestmark = needs_psi
 
@@ -167,3 +170,67 @@ def test_shared_objects_interfaces_and_arrays_of_times_of_psi_are_read_as_they_a
                 if importer.store.catalog.stream(message.type).name in {"shared", "animal"}
             ]
             assert sorted(len(message.payload) for message in stored) == [4, 8, 19, 31]
+
+
+def test_what_the_default_ring_forgot_of_psis_streams_is_counted() -> None:
+    port, count = free_port(), 8000
+    with driver("Gen", port, "Tcp", "mixed", "-", count, 8) as gen:
+        gen.wait_for("READY")
+        with RemoteImporter(HOST, port, REPLAY_ALL) as importer:
+            until(lambda: importer.statistics().messages == 3 * count, 60)
+            assert importer.statistics().lost == 0
+            kept = 0
+            for name in ("I", "S", "B"):
+                with importer.open_stream(name) as stream:
+                    while stream.read_messages(1000, 0.5):
+                        pass
+                    assert stream.messages + stream.lost == count
+                    kept += stream.messages
+            slots, _ = importer.store.capacity()
+            assert kept == slots < 3 * count
+
+
+def test_a_copy_from_psi_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    port = free_port()
+    target = f"log:{tmp_path}/copy"
+    copy = [
+        PENSTOCK, "cp", f"psi://{HOST}:{port}/I", target, "--follow",
+        "--state", str(tmp_path / "state"), "--progress", "none",
+    ]  # fmt: skip
+    with driver("Gen", port, "Tcp", "live", "-", 5, 10) as gen:
+        gen.wait_for("READY")
+        for goal in (100, 300, 500):
+            with subprocess.Popen(copy) as process:
+                try:
+                    until(partial(_has, target, goal), 40)
+                finally:
+                    process.kill()
+        with open_reader(target) as reader:
+            values = [int.from_bytes(each.payload, "little") for each in reader.available()]
+        assert values == list(range(len(values)))
+
+
+def _has(url: str, count: int) -> bool:
+    try:
+        with open_reader(url) as reader:
+            return reader.bounds().end >= count
+    except NotFound:
+        return False
+
+
+def test_signs_of_life_do_not_grow_the_catalog_that_psi_keeps() -> None:
+    port = free_port()
+    with RemoteExporter(port=port, keep_alive=0.02) as exporter:
+        numbers = exporter.exporter.write(None, "Numbers", "int")
+        numbers.post(1)
+        with driver("Imp", HOST, port, 20, "all", "v", "Numbers:int") as imp:
+            imp.wait_for("MSG Numbers")
+
+            def used() -> int:
+                # psi's memory is here a file that is named after its process.
+                (path,) = Path("/dev/shm/psi-judge").glob(f"{imp.process.pid}_*Catalog*")
+                return len(path.read_bytes().rstrip(b"\0"))
+
+            before = used()
+            imp.wait_for("RemoteImporter meta update", count=len(imp.lines) + 50)
+            assert used() == before > 0

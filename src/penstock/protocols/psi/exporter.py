@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 _TRANSPORTS: Final = {"tcp": Transport.TCP, "udp": Transport.UDP, "pipe": Transport.NAMED_PIPES}
 #: How often (seconds) a client is looked at, whether it has left.
 _LOOK: Final = 0.1
+#: Hosts of which it is remembered what was sent there.
+_MOST_HOSTS: Final = 1000
 #: Between the end of a data connection and that of its meta connection (seconds).
 _LAST_WORDS: Final = 0.1
 #: A data connection that ends is noticed by then (seconds), before another takes its place.
@@ -295,7 +297,9 @@ class RemoteExporter(Closable):
     def _note_sent(self, sender: Sender) -> None:
         if sender.messages:
             host = _host(sender.session.peer)
-            self._sent_to[host] = max(self._sent_to.get(host, 0), sender.next_seq)
+            self._sent_to[host] = max(self._sent_to.pop(host, 0), sender.next_seq)
+            if len(self._sent_to) > _MOST_HOSTS:
+                del self._sent_to[next(iter(self._sent_to))]  # who has not been here for longest
 
     def _sent_before(self, peer: str) -> int | None:
         """Return from where on nothing was sent to a client's host; None: that is not known."""

@@ -144,6 +144,11 @@ class Arrivals:
         last = self._last.get(stream)
         return 0 if last is None else last.sequence
 
+    def last_originating_ns(self, stream: str) -> int:
+        """Return the originating time of a stream's newest message; `MIN_NS` if none came."""
+        last = self._last.get(stream)
+        return MIN_NS if last is None else last.originating_ns
+
     def gaps(self) -> tuple[Gap, ...]:
         """Return the latest gaps, oldest first."""
         return tuple(self._gaps)

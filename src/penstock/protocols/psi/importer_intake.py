@@ -225,9 +225,11 @@ class Intake:
             if self.store.metadata(id).is_closed:
                 continue
             reached = self.arrivals.last_sequence(name)
-            if self._is_taking:  # asked for behind the number: those up to it may be on their way
+            # A count is less than the last number where psi dropped messages before it stored them.
+            reached_ns = self.arrivals.last_originating_ns(name)
+            if self._is_taking:  # asked for behind these: what is up to them may be on its way
                 return
-            if reached < stream.message_count:
+            if reached < stream.message_count or reached_ns < stream.last_originating_ns:
                 is_due = asked.end_ns == MAX_NS and (
                     reached > 0 or stream.last_creation_ns >= (asked.start_ns or MAX_NS)
                 )

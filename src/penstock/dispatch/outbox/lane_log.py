@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue
 from penstock.core.position import Position
-from penstock.core.whole_files import sync_names
+from penstock.core.whole_files import sync_files, sync_names
 from penstock.queue.log.consuming import open_log_reader
-from penstock.queue.log.creation import create_log
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import numbers_of
@@ -43,13 +42,12 @@ class LaneLog:
         self._url = f"log:{folder}"
         slots = max(2, segment // _PER_SLOT)
         options = LogOptions(segment=segment, segment_slots=slots, sync=sync)
-        if not numbers_of(folder):
-            create_log(folder, options, replace=False)
         # All lanes of a process have one thread that syncs them. So a write need not wait for the
         # disk when it begins a segment, and with it all who want something of the outbox.
         self._is_synced_later = isinstance(sync, float)
         if self._is_synced_later:
             options = options.model_copy(update={"sync": "none"})
+        self._is_new = not numbers_of(folder)
         self._options = options
         self._named: list[int] = []
         self._writer: LogWriter | None = None
@@ -149,6 +147,10 @@ class LaneLog:
             self._writer.sync()
             if self._is_synced_later and self._named != (names := numbers_of(self._folder)[-1:]):
                 with storage_errors("syncing", str(self._folder)):
+                    if self._is_new:
+                        sync_files(self._folder)
+                        sync_names(self._folder.parent)
+                        self._is_new = False
                     sync_names(self._folder)
                 self._named = names
             self._synced = head

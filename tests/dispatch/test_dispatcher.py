@@ -18,6 +18,7 @@ from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule, outle
 from penstock.dispatch.outbox import Entry, Outbox
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
+from support.waiting import background, waits
 
 THERE = UUri("there", 0, 0, 0)
 
@@ -437,3 +438,34 @@ def test_a_pause_that_ends_between_two_looks_at_the_clock_is_not_overlooked(
         assert outlet.next_due() == due
     world.run(1)
     assert world.queued == 0
+
+
+def test_files_for_many_new_receivers_of_one_leg_hold_up_no_other_leg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, is_making = threading.Event(), threading.Event()
+    world = World(tmp_path)
+    world.ingest(world.notify(b"known", sink=CAROL))
+    made = outlets.Outbox
+
+    def slow(*given: Any, **options: Any) -> Any:
+        is_making.set()
+        assert go_on.wait(20)
+        return made(*given, **options)
+
+    monkeypatch.setattr(outlets, "Outbox", slow)
+    absent = [world.notify(sink=UUri("here", 0x100 + number, 1, 0)) for number in range(5)]
+    with background(world.ingest, *absent) as call:
+        assert is_making.wait(10)
+        with background(
+            lambda: world.ingest(world.notify(b"now", CAROL.with_resource(0x8001)), leg="far")
+        ) as other:
+            assert waits(other)  # its receiver is new, too
+            world.ingest(world.notify(b"passes", sink=CAROL))
+            go_on.set()
+            other.result(10)
+        call.result(10)
+    world.run()
+    assert world.far.payloads(UUri("there", 0, 0, 0)) == [b"known", b"passes"]
+    world.balance()
+    world.close()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["make_whole", "open_new", "sync_names", "write_whole"]
+__all__ = ["make_whole", "open_new", "sync_files", "sync_names", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool, is_shared: bool = False) -> None:
@@ -53,6 +53,20 @@ def sync_names(folder: Path) -> None:
         os.fsync(names)
     finally:
         os.close(names)
+
+
+def sync_files(folder: Path) -> None:
+    """Return when the files of a folder are on the disk; not those in folders below it.
+
+    :raises OSError: the operating system refuses.
+    """
+    for path in folder.iterdir():
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:

@@ -13,7 +13,7 @@ from penstock.dispatch.books import NO_COPIES, added
 from penstock.dispatch.delivering import Outlet
 from penstock.dispatch.outbox import Outbox, OutboxBooks
 from penstock.dispatch.outbox.sidecar import save_notes
-from penstock.dispatch.plans import NoRoom
+from penstock.dispatch.plans import NoRoom, NotMade
 from penstock.dispatch.receivers import Receiver
 from penstock.protocols.uprotocol import UCode, UStatus, UUri
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after
@@ -108,9 +108,10 @@ class Outlets:
         leg = self._legs.get(receiver.leg) or _Missing(receiver.leg)
         return Outlet(receiver, leg, outbox, self._around)
 
-    def outlet(self, receiver: Receiver) -> Outlet:
+    def outlet(self, receiver: Receiver, *, make: bool = True) -> Outlet:
         """Return the outlet of a receiver; make it if there is none.
 
+        :raises NotMade: there is none, and none is to be made.
         :raises NoRoom: there are too many receivers that messages wait for.
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: its outbox cannot be read.
@@ -118,6 +119,8 @@ class Outlets:
         outlet = self._outlets.get(receiver)
         if outlet is not None:
             return outlet
+        if not make:
+            raise NotMade
         with self._lock:
             outlet = self._outlets.get(receiver)
             if outlet is None:
@@ -127,7 +130,8 @@ class Outlets:
                 with storage_errors("creating", str(folder)):
                     folder.mkdir(parents=True, exist_ok=True)
                 name = {"leg": receiver.leg, "address": str(receiver.address)}
-                save_notes(folder / _NAME, json.dumps(name).encode(), sync=self._sync != "none")
+                # With a time between, the outbox brings it to the disk with its own files.
+                save_notes(folder / _NAME, json.dumps(name).encode(), sync=self._sync == "batch")
                 outlet = self._open(receiver)
                 self._outlets = {**self._outlets, receiver: outlet}
             return outlet

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.closing import Closable
-from penstock.core.errors import InvalidOption, LockTimeout, NotFound
+from penstock.core.errors import InvalidOption, LockTimeout, NotFound, StorageError
 from penstock.core.units import format_time
 from penstock.dispatch.building import build
 from penstock.dispatch.control import ControlServer
@@ -85,6 +85,19 @@ def save_letters_to_retry(state: Path, ids: list[str]) -> None:
     save_notes(state / _AGAIN, json.dumps(ids).encode(), sync=True)
 
 
+def _save_name(config: BusConfig) -> None:
+    """Note down whose state this is, for people; a disk that is full is no reason not to start."""
+    name = json.dumps({"dispatcher": config.dispatcher, "authority": config.authority}).encode()
+    path = config.state / NAME_FILE
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == name:
+            return
+    try:
+        save_notes(path, name, sync=False)
+    except StorageError as error:
+        log.warning("the name of the state is not noted down: %s", error)
+
+
 class Running(Closable):
     """A dispatcher with threads, a lock on its state, and a socket to ask it by."""
 
@@ -101,8 +114,7 @@ class Running(Closable):
         self._control: ControlServer | None = None
         with contextlib.ExitStack() as opened:
             opened.enter_context(state_lock(config.state))
-            name = {"dispatcher": config.dispatcher, "authority": config.authority}
-            save_notes(config.state / NAME_FILE, json.dumps(name).encode(), sync=False)
+            _save_name(config)
             self.bus: Bus = build(config, clock=clock)
             opened.callback(self.bus.close)
             self._opened = opened.pop_all()
@@ -114,7 +126,11 @@ class Running(Closable):
         """
         self.bus.start()
         self._try_letters_again()
-        self._control = ControlServer(self.config.state, self._answer)
+        try:
+            self._control = ControlServer(self.config.state, self._answer)
+        except StorageError as error:
+            # It delivers, and so gives back room; but nobody can ask it.
+            log.warning("%s; the dispatcher runs without it until the next start", error)
 
     def _try_letters_again(self) -> None:
         ids = letters_to_retry(self.config.state)

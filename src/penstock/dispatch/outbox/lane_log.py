@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue
 from penstock.core.position import Position
+from penstock.core.whole_files import sync_files, sync_names
 from penstock.queue.log.consuming import open_log_reader
-from penstock.queue.log.creation import create_log
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import numbers_of
@@ -41,12 +41,11 @@ class LaneLog:
         self._url = f"log:{folder}"
         slots = max(2, segment // _PER_SLOT)
         options = LogOptions(segment=segment, segment_slots=slots, sync=sync)
-        if not numbers_of(folder):
-            create_log(folder, options, replace=False)
         # All lanes of a process have one thread that syncs them. So a write need not wait for the
         # disk when it begins a segment, and with it all who want something of the outbox.
         if isinstance(sync, float):
             options = options.model_copy(update={"sync": "none"})
+        self._is_new = not numbers_of(folder)
         self._options = options
         self._writer: LogWriter | None = None
         #: One that reads on, and one that goes where it is sent.
@@ -155,6 +154,11 @@ class LaneLog:
         head = self.head
         if self._writer is not None and head != self._synced:
             self._writer.sync()
+            if self._is_new:  # its files were made without waiting for the disk
+                with storage_errors("syncing", str(self._folder)):
+                    sync_files(self._folder)
+                    sync_names(self._folder.parent)
+                self._is_new = False
             self._synced = head
 
     def free(self, floor: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.whole_files import sync_files, sync_names
 from penstock.dispatch.outbox.lane import Lane
 from penstock.dispatch.outbox.latest import Keyed
 from penstock.dispatch.outbox.records import CLASSES, encode
@@ -55,7 +56,9 @@ class Lanes:
         with contextlib.ExitStack() as undo:
             owner = WriterLock(folder, lock_timeout)
             undo.callback(owner.close)
-            self._state = StateFile(folder / _STATE, sync=self._syncs)
+            # With a time between, whoever brings things to the disk does it with these files, too.
+            self._state = StateFile(folder / _STATE, sync=options.sync == "batch")
+            self._is_new = isinstance(options.sync, float) and self._state.is_new
             undo.callback(self._state.close)
             undo.callback(self._suspend)
             self._open()
@@ -193,6 +196,12 @@ class Lanes:
             for lane in lanes:
                 lane.log.sync()
             self._state.sync()
+            if self._is_new:
+                with storage_errors("syncing", str(self._folder)):
+                    sync_files(self._folder)
+                    sync_names(self._folder)
+                    sync_names(self._folder.parent)
+                self._is_new = False
 
     def save_notes(self, notes: bytes) -> None:
         """Keep what is known above the floors; without the lock, but not while this closes.

@@ -104,7 +104,7 @@ def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = Non
 def _open(
     folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
 ) -> Opened:
-    _make_folder(folder, options.mode)
+    _make_folder(folder, options.mode, sync=options.sync != "none")
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
@@ -131,7 +131,7 @@ def _open(
     return Opened(settings, file, lock, recovered.recovery)
 
 
-def _make_folder(folder: Path, mode: int | None) -> None:
+def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
     """Make the directory; leave alone one that holds other things.
 
     Its files can be used by those who can use it: the owner alone, unless `mode` says more.
@@ -143,7 +143,7 @@ def _make_folder(folder: Path, mode: int | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if folder in missing:  # who may read it may also look into it
             folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
-        for made in missing:  # what is synced in it is to be found by its name
+        for made in missing if sync else ():  # what is synced in it is to be found by its name
             sync_names(made.parent)
         names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):

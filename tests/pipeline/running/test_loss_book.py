@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def book_of(checkpoint: Path) -> LossBook:
-    book = LossBook.of(str(checkpoint), [Source(url=URL, failOnDataLoss=False)])
+    book = LossBook.of(str(checkpoint), [Source(url=(URL,), failOnDataLoss=False)])
     assert book is not None
     return book
 

@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.errors import DamagedQueue
+from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.notes import StreamNotes
 from penstock.core.whole_files import sync_names, write_whole
 from penstock.queue.storage import storage_errors
@@ -22,6 +23,8 @@ __all__ = ["NoteFile"]
 #: Writers that are remembered for each stream.
 _MOST_WRITERS: Final = 1000
 _VERSION: Final = 2
+#: Seconds to wait for others who write notes in the same folder.
+_PATIENCE: Final = 20.0
 
 
 class NoteFile(StreamNotes):
@@ -72,10 +75,24 @@ class NoteFile(StreamNotes):
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep others out meanwhile; the lock of a folder leaves no file behind."""
+    """Keep others out meanwhile; the lock of a folder leaves no file behind.
+
+    :raises LockTimeout: somebody does not let go of it.
+    """
     names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(names, fcntl.LOCK_EX)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(names, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise LockTimeout(
+                        f"somebody has locked {folder} for {_PATIENCE:.0f} s",
+                        hint="lsof shows who; it is locked while a note of a writer is kept there",
+                    ) from None
+                time.sleep(0.01)
         yield
     finally:
         os.close(names)

@@ -79,10 +79,17 @@ def check(history: History, seed: int) -> str:
     return "all there"
 
 
+_FULL = [pytest.mark.full, pytest.mark.timeout(3600)]
+
+
 @pytest.mark.parametrize(
-    "histories", [1, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    ("sink", "histories"),
+    [
+        ("log", 1),
+        ("parquet", 1),  # the others are below
+        *(pytest.param(sink, 50, marks=_FULL) for sink in SINKS),
+    ],
 )
-@pytest.mark.parametrize("sink", SINKS)
 def test_whatever_happens_to_a_file_of_a_checkpoint_no_row_is_lost_or_doubled(
     spark: SparkSession, tmp_path: Path, server: str, sink: str, histories: int
 ) -> None:

@@ -71,6 +71,8 @@ class LossBook:
         with storage_errors("reading", str(self.folder)):
             try:
                 stored = json.loads((self.folder / _TOLD).read_text())
+                if stored["query"] not in (None, self._query()):
+                    return None  # of a query whose checkpoint was removed
                 lost = {str(url): int(count) for url, count in stored["lost"].items()}
                 return Losses(lost, int(stored["unknown"]))
             except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
@@ -80,7 +82,15 @@ class LossBook:
         """Remember what was told."""
         with storage_errors("writing", str(self.folder)):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / _TOLD, json.dumps(losses._asdict()).encode(), sync=True)
+            stored = {**losses._asdict(), "query": self._query()}
+            write_whole(self.folder / _TOLD, json.dumps(stored).encode(), sync=True)
+
+    def _query(self) -> str | None:
+        """Return the name that Spark has given the query; None: it has not begun yet."""
+        try:
+            return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def total(self) -> Losses:
         """Return all that was lost, counted in the checkpoint or not yet.
@@ -126,10 +136,10 @@ class LossBook:
         batch, _ = last_offsets(self._checkpoint) or (None, [])
         if batch is None or (self._checkpoint / "commits" / str(batch)).exists():
             return
+        query = self._query()
         try:
-            query = json.loads((self._checkpoint / "metadata").read_text())["id"]
-            runs = {_run_of(sink, query, batch) for sink in sinks}
-        except (OSError, ValueError, KeyError, TypeError, PenstockError):
+            runs = set() if query is None else {_run_of(sink, query, batch) for sink in sinks}
+        except (OSError, PenstockError):
             return  # what is wrong with it is said when it runs
         run = runs.pop() if len(runs) == 1 else None
         if run is not None:

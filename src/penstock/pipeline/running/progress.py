@@ -131,7 +131,8 @@ class Watch:
     def _since(self, lost: Mapping[str, int], unknown: int) -> tuple[dict[str, int], int]:
         before, unknown_before = self._before or ({}, 0)
         new = {url: count - before.get(url, 0) for url, count in lost.items()}
-        return {url: count for url, count in new.items() if count}, unknown - unknown_before
+        # Fewer than before: the checkpoint has fallen back.
+        return {url: n for url, n in new.items() if n > 0}, max(0, unknown - unknown_before)
 
 
 def _lag(sources: list[dict[str, Any]]) -> dict[str, int]:

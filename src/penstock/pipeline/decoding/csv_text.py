@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["CsvDecoder", "check_csv_schema"]
 
 _MARK: Final = b"\xef\xbb\xbf"
-_ZERO, _SMALL_X, _TO_SMALL = b"0x "
 
 
 def check_csv_schema(schema: pa.Schema) -> None:
@@ -231,8 +230,8 @@ def _other_lines(lines: Lines, columns: int) -> list[Failure]:
 
 
 def _may_be_hexadecimal(text: pa.Buffer) -> bool:
-    data = np.frombuffer(text, np.uint8)
-    return bool(((data[:-1] == _ZERO) & (data[1:] | _TO_SMALL == _SMALL_X)).any())
+    data = text.to_pybytes()
+    return b"0x" in data or b"0X" in data
 
 
 def _without_marks(payloads: pa.LargeBinaryArray) -> pa.LargeBinaryArray:

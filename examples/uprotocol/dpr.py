@@ -54,15 +54,16 @@ def main() -> None:
             subscriber = Subscriber(right, client, service=USUBSCRIPTION)
             status = subscriber.subscribe(TOPIC, listener, options=CallOptions(ttl=20_000))
             print(f"device2: {status.result(20).name}")
-            client.close()
 
             publisher = Publisher(left, LocalUriProvider("device1", 0x10, 1))
             for number in range(3):
                 until_heard(partial(publisher.publish, 0x8001, b"%d" % number))
             wait_until(lambda: len(heard) == 3, "that device2 heard of it")
             print(f"device2 heard {b' '.join(heard).decode()}")
-            # zenoh acknowledges nothing: whoever goes at once gets its last messages again.
+            # zenoh acknowledges nothing: whoever goes at once gets its last messages again. The
+            # client is what hears of the subscription's change; without it that would wait here.
             wait_until(lambda: is_delivered(state), "that the router knows it")
+            client.close()
 
         # Now it is off. What is published meanwhile waits in the router, once that has noticed:
         # zenoh acknowledges nothing.

@@ -64,3 +64,46 @@ def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     done = run("plan", EXAMPLE, "--svg", str(tmp_path / "none" / "plan.svg"))
     assert done.returncode == 1
     assert b"plan.svg: No such file or directory" in done.stderr
+
+
+SECRETS = """
+pipeline: p
+sources:
+  one: {url: "flight://ann:${ANYTHING}@host:5000/x"}
+stages:
+  kept: {from: one, sql: "SELECT payload FROM one WHERE '${DB_SECRET}' = ''"}
+sinks:
+  out: {from: kept, url: "up+mqtt://host/?topic=up://v/1/1/8001&password=${ANYTHING}"}
+settings:
+  spark: {spark.hadoop.fs.s3a.secret.key: "${ANYTHING}", spark.app.name: "${DB_SECRET}"}
+"""
+
+
+def test_plan_shows_no_secret_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYTHING", "hunter2")
+    monkeypatch.setenv("DB_SECRET", "correct horse")
+    file, svg = tmp_path / "p.yaml", tmp_path / "plan.svg"
+    file.write_text(SECRETS)
+    for more in (["--json"], ["--svg", str(svg)]):
+        done = run("plan", str(file), *more)
+        assert done.returncode == 0, done.stderr
+        said = (done.stdout + done.stderr).decode()
+        assert "hunter2" not in said
+        assert "correct horse" not in said
+        assert "${DB_SECRET}" in said
+    drawn = svg.read_text()
+    assert "flight://…@host:5000/x" in drawn
+    assert "hunter2" not in drawn
+
+
+def test_no_error_shows_a_password(tmp_path: Path) -> None:
+    url = "nosuch://ann:hunter2@host/x?token=hunter2"
+    file = tmp_path / "relays.yaml"
+    file.write_text(f"relays:\n  one: {{source: '{url}', target: 'fmq:/x'}}\n")
+    for command in (["info", url], ["relay", str(file)]):
+        done = run(*command)
+        assert done.returncode == 1
+        assert b"hunter2" not in done.stdout + done.stderr
+        assert b"nosuch" in done.stderr

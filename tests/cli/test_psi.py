@@ -19,6 +19,8 @@ from penstock.core.endpoints import open_reader
 from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
 from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
 from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.ticks import DateTime, DateTimeKind
+from protocols.psi.damaged_stores import DAMAGES, write_store
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "psi"
 
@@ -168,3 +170,42 @@ def test_serve_psi_serves_psis_own_files_by_name(tmp_path: Path) -> None:
         server.wait(10)
         assert server.stdout is not None
         server.stdout.close()
+
+
+@pytest.mark.parametrize("damage", ["tail zeroed", "data missing", "catalog empty"])
+def test_of_a_damaged_store_it_is_said_what_is_missing_and_the_exit_code_is_3(
+    tmp_path: Path, damage: str
+) -> None:
+    folder = write_store(tmp_path / "s")
+    DAMAGES[damage](folder)
+    refused = command("export", folder, tmp_path / "out", "-f", "csv")
+    assert refused.exit_code == 3
+    assert "--salvage" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    salvaged = command("export", folder, tmp_path / "out", "-f", "csv", "--salvage")
+    assert salvaged.exit_code == 3
+    assert "S: " in salvaged.stderr
+    listed = command("ls", folder, "--json")
+    assert listed.exit_code == 3
+    json.loads(listed.stdout)
+    if damage == "tail zeroed":
+        assert "A: " in salvaged.stdout
+        assert "of 1,000 messages are missing" in salvaged.stderr
+    served = CliRunner().invoke(app, ["serve", "psi", str(folder), "--port", "0"])
+    assert served.exit_code == 3
+    assert "--salvage" in served.stderr
+
+
+def test_times_in_arrays_and_members_are_exported_as_they_are(tmp_path: Path) -> None:
+    store = VECTORS / "store_types"
+    assert command("export", store, tmp_path / "out", "-f", "csv").exit_code == 0
+    rows = (tmp_path / "out" / "nestedstruct.csv").read_text().splitlines()
+    assert "2024-01-02T03:04:05Z" in rows[1]
+    with Store.create(tmp_path, "rig") as made:
+        stream = made.add_stream("Times", "System.DateTime[]")
+        moments = [DateTime(0, DateTimeKind.UNSPECIFIED), DateTime(638397614450000001)]
+        made.append(stream.id, made.catalog.codec(stream).encode(moments))
+    assert command("export", tmp_path / "rig", tmp_path / "times", "-f", "csv").exit_code == 0
+    with (tmp_path / "times" / "Times.csv").open(newline="") as file:
+        *_, row = csv.reader(file)
+    assert json.loads(row[-1]) == ["0001-01-01T00:00:00", "2024-01-02T03:04:05.0000001Z"]

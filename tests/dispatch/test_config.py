@@ -74,9 +74,9 @@ def test_a_queue_is_bounded_in_the_words_of_every_stream() -> None:
     )
     policies = [it.policy() for it in parse_config(SMALL + more, BusConfig).policies]
     assert [(it.most_waiting, it.longest_wait) for it in policies] == [
-        (100, 7 * 86_400),
+        (100, None),
         (None, 2),
-        (1, 7 * 86_400),
+        (1, None),
     ]
 
 

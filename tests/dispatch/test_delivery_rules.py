@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.clock import SYSTEM_CLOCK, ManualClock
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.errors import InvalidOption
-from penstock.dispatch import Delivery, Limits, Policy, Routes, dead_letter_topic
+from penstock.dispatch import Delivery, Limits, Policy, Retry, Routes, dead_letter_topic
 from penstock.protocols.uprotocol import (
     UCode,
     UPayloadFormat,
@@ -101,12 +101,48 @@ def test_r3_what_will_not_work_later_is_a_dead_letter_at_once(world: World, code
     assert world.local.payloads(BOB) == [b"good"]
 
 
-def test_r3_a_message_that_never_expires_has_ten_attempts(world: World) -> None:
+def test_r3_a_message_that_never_expires_is_tried_until_it_is_delivered(world: World) -> None:
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(*(world.notify(b"%d" % number) for number in range(3)))
+    world.run(3600)
+    assert len(world.local.calls) > 300
+    assert isinstance(world.clock, ManualClock)
+    world.clock.advance(30 * 86_400)
+    world.run(60)
+    assert world.letters == []
+    world.local.always = None
+    world.run(20)
+    assert world.local.payloads(BOB) == [b"0", b"1", b"2"]
+    world.balance()
+
+
+def test_r3_a_limit_of_attempts_holds_where_it_is_asked_for(tmp_path: Path) -> None:
+    world = World(tmp_path, retry=Retry(max_attempts=10))
     world.local.always = status("UNAVAILABLE")
     world.ingest(world.notify())
     world.run(600)
     assert len(world.local.calls) == 10
     assert [(letter.code, letter.attempts) for letter in world.letters] == [(UCode.UNAVAILABLE, 10)]
+    world.close()
+
+
+def test_r5_an_entity_that_is_away_delays_no_other_of_its_authority(world: World) -> None:
+    away = CAROL
+    here = UUri("there", 0x31, 1, 0)
+    world.far.judge = lambda _, message: (
+        status("UNAVAILABLE") if message.attributes.sink == away else None
+    )
+    for number in range(5):
+        world.ingest(
+            world.notify(b"away %d" % number, sink=away), world.notify(b"%d" % number, sink=here)
+        )
+    world.run(1)
+    device = UUri("there", 0, 0, 0)
+    assert world.far.payloads(device) == [b"0", b"1", b"2", b"3", b"4"]
+    world.far.judge = None
+    world.run(20)
+    assert world.far.payloads(device)[5:] == [b"away %d" % number for number in range(5)]
+    world.balance()
 
 
 def test_r3_a_message_with_a_ttl_is_tried_for_as_long_as_it_lives(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.protocols.uprotocol import (
     UPriority,
     UStatus,
     UUri,
+    response,
 )
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, status
 
@@ -65,7 +67,7 @@ def _expired_on_arrival(world: World) -> UMessage:
 
 
 def _expired_in_queue(world: World) -> UMessage:
-    world.far.always = status("UNAVAILABLE")
+    world.dispatcher.stop_topic(METHOD)
     asked = world.request(ttl=100)
     world.ingest(asked)
     return asked
@@ -277,3 +279,58 @@ def test_r17_the_letter_has_the_code_of_the_response(world: World) -> None:
     told = [answer.attributes.commstatus for answer in world.responses()]
     assert told == world.codes
     assert told == [14, 3, 14, 3]
+
+
+@pytest.mark.parametrize(("ttl", "notice"), [(10_000, 100), (1000, 100), (500, 50)])
+def test_whoever_calls_an_absent_receiver_hears_of_it_while_he_listens(
+    tmp_path: Path, ttl: int, notice: int
+) -> None:
+    world = World(tmp_path)
+    world.far.always = status("UNAVAILABLE")
+    asked = world.request(ttl=ttl)
+    world.ingest(asked)
+    world.run((ttl - notice - 5) / 1000)
+    assert world.responses() == []
+    world.run(0.01)
+    (answer,) = world.responses()
+    assert answer.attributes.commstatus == UCode.UNAVAILABLE
+    assert answer.attributes.reqid == asked.attributes.id
+    assert world.codes == [UCode.UNAVAILABLE]
+    world.far.always = None
+    world.run(ttl / 1000)
+    assert world.far.arrived == {}  # it was answered: nobody gets it any more
+    assert len(world.responses()) == 1
+    world.balance()
+    world.close()
+
+
+def test_a_response_without_a_ttl_has_what_its_request_has_left(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    asked = world.request(ttl=5000)
+    world.ingest(asked)
+    world.run(1)
+    answer = response(asked, b"late but good", id=world.id()).with_attributes(ttl=None)
+    world.ingest(answer, leg="far")
+    world.run(0.1)
+    (got,) = world.responses()
+    assert (got.payload, got.attributes.ttl) == (b"late but good", 4000)
+    assert got.attributes.id == answer.attributes.id
+    world.run(5)
+    late = response(asked, b"too late", id=world.id()).with_attributes(ttl=None)
+    world.ingest(late, leg="far")
+    world.run(1)
+    assert len(world.responses()) == 1
+    assert world.codes == [UCode.DEADLINE_EXCEEDED]
+    world.balance()
+    world.close()
+
+
+def test_a_response_without_a_ttl_to_a_request_that_is_not_known_is_delivered(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    asked = world.request(ttl=5000)  # which came before a restart, or by another way
+    world.ingest(response(asked, b"yes", id=world.id()).with_attributes(ttl=None), leg="far")
+    world.run(0.1)
+    assert [got.payload for got in world.responses()] == [b"yes"]
+    world.close()

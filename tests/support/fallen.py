@@ -27,33 +27,34 @@ class History:
     """Two streams, one query of both, one sink, and a checkpoint that things happen to."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, sink: str, server: str, per_batch: int = 0
+        self, spark: SparkSession | None, folder: Path, sink: str, server: str, per_batch: int = 0
     ) -> None:
         self._spark = spark
-        self._folder = folder
+        self.folder = folder
         self.sink = sink
         self._far = f"{server}{folder.name}-far?kind=log"
         self.checkpoint = folder / "checkpoints" / "p-out"
         self._backups: list[Path] = []
         self.written = 0
+        self.per_batch = per_batch
         limit = {"maxOffsetsPerTrigger": per_batch} if per_batch else {}
         urls = [f"log:{folder}/{name}" for name in "ab"]
-        source = Pipeline("p").source("a", url=urls, **limit)  # type: ignore[arg-type]
-        self._pipeline = source.sink("out", from_="a", **self._target())  # type: ignore[arg-type]
+        source = Pipeline("p").source("a", url=urls, **limit)
+        self._pipeline = source.sink("out", from_="a", **self.target())
         self.write(2)
 
-    def _target(self) -> dict[str, str]:
+    def target(self) -> dict[str, str]:
         return {
-            "log": {"url": f"log:{self._folder}/log"},
-            "ring": {"url": f"fmq:{self._folder}/ring?slots=4096&size=1M"},
+            "log": {"url": f"log:{self.folder}/log"},
+            "ring": {"url": f"fmq:{self.folder}/ring?slots=4096&size=1M"},
             "flight": {"url": self._far},
-            "parquet": {"parquet": f"{self._folder}/parquet"},
+            "parquet": {"parquet": f"{self.folder}/parquet"},
         }[self.sink]
 
     def write(self, count: int) -> None:
         """Append numbers to both streams."""
         for i, name in enumerate("ab"):
-            with open_writer(f"log:{self._folder}/{name}?sync=none") as writer:
+            with open_writer(f"log:{self.folder}/{name}?sync=none") as writer:
                 numbers = range(self.written, self.written + count)
                 writer.write_many([b"%d" % n for n in numbers if n % 2 == i])
         self.written += count
@@ -74,11 +75,11 @@ class History:
     def found(self) -> list[int]:
         """Return the numbers that were delivered."""
         if self.sink == "parquet":
-            files = (self._folder / "parquet").glob("*.parquet")
+            files = (self.folder / "parquet").glob("*.parquet")
             return sorted(
                 int(payload.as_py()) for file in files for payload in pq.read_table(file)["payload"]
             )
-        url = self._target()["url"].partition("?")[0]
+        url = self.target()["url"].partition("?")[0]
         try:
             with open_reader(url) as reader:
                 return sorted(int(message.payload) for message in reader.available())
@@ -94,7 +95,7 @@ class History:
     def keep(self) -> None:
         """Keep a copy, as of yesterday."""
         if self.checkpoint.exists():
-            copy = self._folder / "backups" / str(len(self._backups))
+            copy = self.folder / "backups" / str(len(self._backups))
             shutil.copytree(self.checkpoint, copy)
             self._backups.append(copy)
 

@@ -32,6 +32,7 @@ from penstock.cli import (
 from penstock.cli import map as data_map
 from penstock.cli.output import drop_output, note, one_line
 from penstock.cli.stopping import INTERRUPTED
+from penstock.core.redaction import Redacted
 
 __all__ = ["app", "main"]
 
@@ -108,6 +109,8 @@ def main() -> None:
     logging.basicConfig(
         level=logging.DEBUG if debug else logging.WARNING, format="penstock: %(message)s"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Redacted())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may have any bytes
     try:

@@ -21,6 +21,7 @@ from penstock.cli.output import bar, console, note
 from penstock.cli.stopping import StopSign, stop_on_signal
 from penstock.core import endpoints
 from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.core.redaction import shown
 from penstock.core.units import format_size, format_time, parse_duration
 
 if TYPE_CHECKING:
@@ -324,6 +325,7 @@ def _list(samples: Iterator[_Sample]) -> None:
 
 def _show(url: str, samples: Iterator[_Sample]) -> None:
     latest: deque[_Sample] = deque(maxlen=_SHOWN)
+    url = shown(url)
     messages = lost = 0
     with Live(console=console, auto_refresh=False) as live:
         live.update(Table(title=escape(f"{url}: watching …"), box=None), refresh=True)

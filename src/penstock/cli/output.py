@@ -14,6 +14,7 @@ from rich.console import Console
 
 from penstock.core.config import ConfigErrors
 from penstock.core.errors import ConfigError, PenstockError, StorageError
+from penstock.core.redaction import shown
 from penstock.core.units import format_time
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _PREVIEW = 48
 def note(text: str) -> None:
     """Say something beside the output."""
     with contextlib.suppress(OSError):  # there is no other place to say it
-        typer.echo(text, err=True)
+        typer.echo(shown(text), err=True)
 
 
 def one_line(error: Exception) -> str:
@@ -65,7 +66,8 @@ def one_line(error: Exception) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     said = "; ".join([text, *getattr(error, "__notes__", ())])
-    return " ".join(f"{said} (hint: {hint or '--debug shows where it comes from'})".splitlines())
+    said = f"{said} (hint: {hint or '--debug shows where it comes from'})"
+    return shown(" ".join(said.splitlines()))
 
 
 @contextlib.contextmanager

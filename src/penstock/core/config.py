@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.redaction import remember
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -239,6 +240,7 @@ class _Tree:
 
     def _expand(self, text: str, node: yaml.Node, path: _Path) -> str:
         """Put the environment in."""
+        taken: dict[str, str] = {}
 
         def replacement(match: re.Match[str]) -> str:
             name, default = match["name"], match["default"]
@@ -251,10 +253,10 @@ class _Tree:
                     "'${' should be followed by the name of an environment variable and '}'",
                     hint="write $${ for the characters ${ themselves",
                 )
-            if default is not None:
-                return os.environ.get(name) or default
+            if default is not None and not os.environ.get(name):
+                return default
             try:
-                return os.environ[name]
+                taken[name] = os.environ[name]
             except KeyError:
                 raise self._error(
                     node,
@@ -262,8 +264,11 @@ class _Tree:
                     f"the environment variable {name} is not set",
                     hint=f"set it, or give a default: ${{{name}:-default}}",
                 ) from None
+            return taken[name]
 
-        return _VARIABLE.sub(replacement, text)
+        expanded = _VARIABLE.sub(replacement, text)
+        remember(text, taken, expanded)
+        return expanded
 
     def _error(
         self, node: yaml.Node, path: _Path, reason: str, hint: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from dataclasses import replace
 from functools import lru_cache
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidURL, UnknownScheme, Unsupported
 from penstock.core.position import Position, PositionLike
+from penstock.core.redaction import shown
 from penstock.core.url import URL
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ def create(url: str, *, replace: bool = False, **options: object) -> None:
 def describe(url: str, **options: object) -> StreamInfo:
     """Tell what a stream holds now."""
     parsed = URL.parse(url, options)
-    return _endpoint(parsed).describe(parsed)
+    found = _endpoint(parsed).describe(parsed)
+    return dataclasses.replace(found, url=shown(found.url))
 
 
 def storage_of(url: str, **options: object) -> str | None:

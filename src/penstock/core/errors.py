@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.redaction import as_written, is_secret, shown
+
 __all__ = [
     "AlreadyExists",
     "Closed",
@@ -35,8 +37,8 @@ class PenstockError(Exception):
     """The root of the tree. `hint` says what the person can do next."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(shown(message))
+        self.hint = None if hint is None else shown(hint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Python's own way calls the class with the finished message, which is not what those
@@ -62,7 +64,7 @@ class InvalidURL(PenstockError, ValueError):
 
     def __init__(self, url: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{url!r} is not a URL that Penstock can open: {reason}", hint=hint)
-        self.url = url
+        self.url = shown(url)
 
 
 class UnknownScheme(InvalidURL):
@@ -73,10 +75,14 @@ class InvalidOption(PenstockError, ValueError):
     """An option has a value that does not fit, or no endpoint knows it."""
 
     def __init__(self, option: str, value: object, reason: str, *, hint: str | None = None) -> None:
+        if is_secret(option.rpartition(".")[2]):
+            value = None if value is None else "…"
+        elif isinstance(value, str):
+            value = shown(value)
         super().__init__(f"option {option}={value!r}: {reason}", hint=hint)
         self.option = option
         self.value = value
-        self.reason = reason
+        self.reason = shown(reason)
 
 
 class PositionError(PenstockError, ValueError):
@@ -135,6 +141,7 @@ class ConfigError(PenstockError, ValueError):
         *,
         hint: str | None = None,
     ) -> None:
+        reason = as_written(reason)
         place = file if line is None else f"{file}:{line}"
         what = reason if field is None else f"{field}: {reason}"
         super().__init__(f"{place}: {what}", hint=hint)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.core.errors import InvalidURL
+from penstock.core.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE | re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class URL:
     """An endpoint URL, taken apart: `scheme://host:port/path?option=value`.
 
@@ -69,7 +70,11 @@ class URL:
         return cls(text, parts.scheme, parts.hostname, port, path, found)
 
     def __str__(self) -> str:
-        return self.text
+        """Write it for people, who need not know its secrets."""
+        return shown(self.text)
+
+    def __repr__(self) -> str:
+        return f"URL({str(self)!r})"
 
 
 def _options(text: str, query: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.dispatch.deadlines import Deadlines, id_key, too_late_ms
 from penstock.dispatch.duplicates import LEGS
 from penstock.dispatch.giving_up import Failure
 from penstock.dispatch.headers import ID_SIZE, places, with_attributes
@@ -23,6 +24,7 @@ from penstock.protocols.uprotocol import (
     UMessage,
     UMessageType,
 )
+from penstock.protocols.uprotocol.transports import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +40,7 @@ __all__ = ["Admission", "Admitted", "Intake"]
 
 _PLANS: Final = 8192
 _PUBLISH: Final = int(UMessageType.PUBLISH)
+_REQUEST: Final = int(UMessageType.REQUEST)
 #: The beginning of 2020: a clock that shows less is not set.
 _CLOCK_IS_SET_MS: Final = 1_577_836_800_000
 #: Bytes that decode to nothing.
@@ -82,9 +85,15 @@ class Admission:
     """Decides about messages that come."""
 
     def __init__(
-        self, planner: Planner, window: Window, limits: Limits, rates: Rates | None = None
+        self,
+        planner: Planner,
+        window: Window,
+        limits: Limits,
+        rates: Rates | None = None,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self._planner = planner
+        self._deadlines = deadlines or Deadlines()
         self._rates = rates
         self._window = window
         self._limits = limits
@@ -125,7 +134,7 @@ class Admission:
             return False
         shape = self._shape(intake, messages[0], len(messages[0]))
         plan = shape.plan
-        if plan is None or not (plan.is_simple and shape.begin and shape.is_lasting):
+        if plan is None or not (shape.begin and shape.is_lasting and plan.is_run):
             return False
         keys = keys_of(messages, shape.begin, shape.head, shape.rest, plan.source_bytes)
         if keys is None:
@@ -153,7 +162,7 @@ class Admission:
             (plan.priority,) * count,
             (0,) * count,
             times,
-            (plan.source,) * count,
+            (plan.order,) * count,
             (plan.type,) * count,
             messages,
         )
@@ -181,6 +190,9 @@ class Admission:
         for message in messages:
             raw = message
             if raw.__class__ is not bytes:
+                if raw.__class__ is Unreadable:
+                    self._refuse_unreadable(raw, intake.leg, found)
+                    continue
                 raw = _bytes_of(message)
             size = len(raw)
             if not (
@@ -207,7 +219,7 @@ class Admission:
                     copy = plan.copies[0]
                     ends = _ends(now_ms, copy.max_age_ms)
                     add = entries.setdefault(copy.outlet, []).append
-                priority, source, kind = plan.priority, plan.source, plan.type
+                priority, order, kind = plan.priority, plan.order, plan.type
                 source_bytes, topic, refusal = plan.source_bytes, plan.topic, plan.refusal
                 sender = plan.sender
             if refusal is not None:
@@ -232,7 +244,7 @@ class Admission:
             if kind == _PUBLISH:
                 published[topic] = raw
             if add is not None:
-                add(make(entry, (priority, 0, ends, source, kind, raw)))
+                add(make(entry, (priority, 0, ends, order, kind, raw)))
                 routed += 1
             elif self._copy(raw, id, shape, now_ms, intake.leg, found):
                 routed += 1
@@ -240,6 +252,20 @@ class Admission:
             found.counts["routed"] = routed
             if not all(entries.values()):
                 found.entries = {outlet: own for outlet, own in entries.items() if own}
+
+    def _refuse_unreadable(self, came: Unreadable, leg: str, found: Admitted) -> None:
+        """Make a letter of what is not a message as it should be, or keep its bytes."""
+        raw = _NOTHING if came.message is None else _bytes_of(came.message)
+        if raw == _NOTHING:
+            found.count("undecodable")
+            found.strays.append(came.raw)
+            return
+        is_anothers = came.code == UCode.UNAUTHENTICATED
+        counter = "unauthenticated" if is_anothers else "invalid"
+        reason = DeadLetterReason.UNAUTHENTICATED if is_anothers else DeadLetterReason.INVALID
+        found.count(counter)
+        refusal = Refusal(counter, came.code, reason, came.reason)
+        found.failures.append(_refused(raw, refusal, leg))
 
     def _copy(
         self, raw: bytes, id: bytes, shape: _Shape, now_ms: int, leg: str, found: Admitted
@@ -256,6 +282,9 @@ class Admission:
                 found.count(_EXPIRED.counter)
                 found.failures.append(_refused(raw, _EXPIRED, leg))
                 return False
+        if plan.type == _REQUEST and expires:
+            self._deadlines.add(id, expires - 1)
+            expires = too_late_ms(now_ms, expires, plan.ttl)
         for copy in plan.copies:
             ends = _ends(now_ms, copy.max_age_ms)
             if expires and (not ends or expires < ends):
@@ -269,7 +298,7 @@ class Admission:
             of_outlet = found.entries.setdefault(copy.outlet, [])
             if copy.latest is not None:
                 found.latest.setdefault(copy.outlet, {})[len(of_outlet)] = copy.latest, copy.most
-            of_outlet.append(Entry(plan.priority, 0, ends, plan.source, plan.type, own))
+            of_outlet.append(Entry(plan.priority, 0, ends, plan.order, plan.type, own))
         found.failures += [_refused(raw, refusal, leg) for refusal in plan.refused_copies]
         if plan.copies or plan.refused_copies:
             return True
@@ -302,9 +331,7 @@ class Admission:
             return _NO_SHAPE._replace(plan=plan)
         id = UMessage.attributes_of(raw).id
         assert id is not None
-        # As in the usual place: little-endian, with the tag of the second half between.
-        both = id.msb.to_bytes(8, "little") + b"\x11" + id.lsb.to_bytes(8, "little")
-        return _NO_SHAPE._replace(plan=plan, id=both)
+        return _NO_SHAPE._replace(plan=plan, id=id_key(id))
 
 
 _EXPIRED: Final = Refusal(
@@ -382,7 +409,8 @@ class _Shape(NamedTuple):
         """Return a message with the addresses of a copy."""
         if not self.begin or copy.attributes is None:
             message = UMessage.from_bytes(raw)
-            return message.with_attributes(source=copy.source, sink=copy.sink).to_bytes()
+            changed = message.with_attributes(source=copy.source, sink=copy.sink, ttl=copy.ttl)
+            return changed.to_bytes()
         return with_attributes(raw, self.begin, self.end, copy.attributes)
 
 

@@ -23,6 +23,7 @@ from penstock.dispatch.services import (
     USubscription,
     UTwin,
 )
+from penstock.dispatch.services.switching import Switching
 from penstock.dispatch.services.usubscription import CHANGES
 from penstock.dispatch.tokens import Tokens
 from penstock.protocols.uprotocol import UUri
@@ -124,6 +125,8 @@ def build(
         table = SubscriptionTable(config.state / "subscriptions", static)
         opened.callback(table.close)
         services = _services(config, table, access, clock)
+        running: list[Dispatcher] = []
+        services.append(Switching(own, clock, lambda: running[0]))
         services_leg = ServicesLeg(SERVICES_LEG, services, clock, threads=threads)
         buses: dict[str, InProcessBus] = {}
         made: dict[str, Leg] = {}
@@ -149,6 +152,7 @@ def build(
             on_publish=_tell_of_publishes(services),
         )
         opened.pop_all()
+    running.append(dispatcher)
     services_leg.on_change(_Listening(table, dispatcher))
     return Bus(config, dispatcher, made, services_leg, table, buses)
 
@@ -171,7 +175,7 @@ class _Listening:
 def _rules_of_services(authority: str) -> list[Rule]:
     """Allow what the services do, and to ask them: they look at the rights themselves."""
     rules = []
-    for service in (USubscription, UDiscovery, UTwin):
+    for service in (USubscription, UDiscovery, UTwin, Switching):
         here = UUri(authority, service.service_id, ANY_VERSION, ANY_RESOURCE)
         rules += [Rule(allow=action, source=here) for action in ("publish", "notify", "call")]
         rules += [Rule(allow=action, sink=here) for action in ("call", "notify")]

@@ -168,7 +168,7 @@ class RetryConfig(ConfigModel):
     factor: float = Backoff().factor
     maximum: Duration = Backoff().maximum
     jitter: float = Backoff().jitter
-    max_attempts: Annotated[int, Field(ge=1)] = Retry().max_attempts
+    max_attempts: Annotated[int, Field(ge=1)] | None = Retry().max_attempts
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

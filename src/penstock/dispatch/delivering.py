@@ -17,6 +17,7 @@ from penstock.dispatch.traffic import Traffic, topic_of_item
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
     UCode,
+    UMessageType,
     UStatus,
     UStatusError,
     UUri,
@@ -25,7 +26,7 @@ from penstock.protocols.uprotocol.transports import NOT_TRIED
 from penstock.protocols.uprotocol.transports.handed_over import HandedOver
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.dispatch.attempts import Verdict
     from penstock.dispatch.outbox import Entry, Item, Order, Outbox
@@ -68,6 +69,8 @@ class Outlet:
         self._is_delivering = False
         #: Why the last delivery failed; empty after one that did not.
         self.trouble = ""
+        #: Called when messages were delivered, by whoever waits for their room.
+        self.on_room: Callable[[Outlet], None] | None = None
         self._storing = Storing(receiver, outbox, around.ledger)
 
     # --- in -------------------------------------------------------------------------------------
@@ -267,11 +270,15 @@ class Outlet:
         self.outbox.settle(items, Reason.ACKED)
         if self._attempts:
             self._attempts.forget(items)
+        if self.on_room is not None:
+            self.on_room(self)
 
     def _hold(self, item: Item, due: float) -> None:
         """Let the messages behind one that failed wait, as far as their order asks for it."""
+        # At an authority it may be one of many entities that is away, not all of them.
+        is_alone = self._leg.scope == "authority" and self._leg.is_up
         with self._lock:
-            if self.order == "arrival":
+            if self.order == "arrival" and not is_alone:
                 self._rests_until = due
             else:
                 self._held[item.source] = due
@@ -326,11 +333,17 @@ class Outlet:
 
     def _expired(self, item: Item) -> Failure:
         tried = self._attempts.end(item)
+        code, reason = UCode.DEADLINE_EXCEEDED, DeadLetterReason.EXPIRED
+        text = f"its time was over before {self.receiver} had it"
+        if item.type == UMessageType.REQUEST and self.trouble:
+            # Whoever called may try again: it was not that nobody answered in time.
+            code, reason = UCode.UNAVAILABLE, DeadLetterReason.UNREACHABLE
+            text = f"{text}: {self.trouble}"
         return Failure(
             item.raw,
-            UCode.DEADLINE_EXCEEDED,
-            DeadLetterReason.EXPIRED,
-            f"its time was over before {self.receiver} had it",
+            code,
+            reason,
+            text,
             receiver=self.receiver,
             stored=Stored(self.outbox, item, Reason.EXPIRED),
             attempts=tried.made,

@@ -16,6 +16,7 @@ from penstock.dispatch.access import Access
 from penstock.dispatch.admission import Admission, Intake
 from penstock.dispatch.books import Books, Ledger
 from penstock.dispatch.dead_letters import DeadLetters
+from penstock.dispatch.deadlines import Deadlines
 from penstock.dispatch.duplicates import Window
 from penstock.dispatch.expiring import Expiring
 from penstock.dispatch.giving_up import Failure, GivingUp
@@ -26,6 +27,7 @@ from penstock.dispatch.policies import Policies
 from penstock.dispatch.posting import Posting
 from penstock.dispatch.quarantine import QUARANTINE, Quarantine
 from penstock.dispatch.rates import Rates
+from penstock.dispatch.receivers import Receiver
 from penstock.dispatch.routing import Nobody, Routes, Routing
 from penstock.dispatch.settings import Limits, Retry
 from penstock.dispatch.surroundings import Surroundings
@@ -40,11 +42,10 @@ if TYPE_CHECKING:
     from penstock.dispatch.delivering import Outlet
     from penstock.dispatch.letters import Letter
     from penstock.dispatch.policies import Policy
-    from penstock.dispatch.receivers import Receiver
     from penstock.dispatch.routing import Subscriptions
     from penstock.dispatch.tokens import Tokens
     from penstock.protocols.uprotocol import UUID7
-    from penstock.protocols.uprotocol.transports import Leg
+    from penstock.protocols.uprotocol.transports import Leg, Unreadable
     from penstock.queue.options import Sync
 
 __all__ = ["Dispatcher"]
@@ -142,10 +143,13 @@ class Dispatcher(Closable):
         self._posting.outlets = self._outlets
 
         others = all_policies, self.switches, self._limits, self._outlets
-        self._planner = Planner(self._routing, access or Access(), *others, tokens=tokens)
+        deadlines = Deadlines()
+        self._planner = Planner(
+            self._routing, access or Access(), *others, tokens=tokens, deadlines=deadlines
+        )
         rates = Rates(self._limits.leg_rates, clock)
         window = Window(self._limits.dedupe)
-        self._admission = Admission(self._planner, window, self._limits, rates)
+        self._admission = Admission(self._planner, window, self._limits, rates, deadlines)
         self._quarantine = Quarantine(self._state / QUARANTINE, self._limits.quarantine)
         self._keeping = threading.Lock()
         # For dead letters that a person lets go again: they were here before, and may.
@@ -167,8 +171,16 @@ class Dispatcher(Closable):
             raise Closed("the dispatcher takes no more messages")
         self._take(self._admission, self._intakes[leg], messages)
 
+    def _take_unreadable(self, leg: str, what: Sequence[Unreadable]) -> None:
+        if self._is_stopped:
+            raise Closed("the dispatcher takes no more messages")
+        self._take(self._admission, self._intakes[leg], what)
+
     def _take(
-        self, admission: Admission, intake: Intake, messages: Sequence[bytes | UMessage]
+        self,
+        admission: Admission,
+        intake: Intake,
+        messages: Sequence[bytes | UMessage] | Sequence[Unreadable],
     ) -> None:
         now_ms = self._clock.now_ns() // 1_000_000
         admitted = admission.admit(intake, messages, now_ms)
@@ -229,6 +241,7 @@ class Dispatcher(Closable):
         self.subscriptions_changed()
         for leg in self._legs.values():
             ingest = functools.partial(self.ingest, leg.name)
+            leg.on_unreadable = functools.partial(self._take_unreadable, leg.name)
             leg.start(ingest, self._routing.received_by(leg))
 
     def _wake(self, outlet: Outlet) -> None:
@@ -320,6 +333,7 @@ class Dispatcher(Closable):
         self.stop()
         for leg in self._legs.values():
             leg.close()
+        self._posting.close()
         try:
             self._outlets.close()
         finally:
@@ -342,6 +356,11 @@ class Dispatcher(Closable):
         for outlet in self._all_outlets():
             if receiver.matches(outlet.receiver.address):
                 outlet.settle_down(timeout)
+
+    def receiver_of(self, entity: UUri) -> UUri | None:
+        """Return the address of the queue that an entity gets its messages from."""
+        leg = self._routing.leg_to(entity)
+        return None if leg is None else Receiver.behind(leg, entity).address
 
     def start_topic(self, topic: UUri, receiver: UUri = UUri.ANY) -> bool:
         """Deliver again what `stop_topic` with the same arguments stopped; tell whether it was."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from penstock.core.errors import DamagedQueue
+from penstock.dispatch.deadlines import Deadlines
 from penstock.dispatch.headers import ID_SIZE
 from penstock.dispatch.outbox.records import key_of
 from penstock.dispatch.tokens import Tokens
@@ -78,6 +79,7 @@ class Copy(NamedTuple):
     attributes: bytes | None
     source: UUri
     sink: UUri | None
+    ttl: int | None
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class Plan:
     ttl: int = 0
     priority: int = 1
     source: int = 0
+    #: What is kept in order: all of a source that is for one entity, or for all subscribers.
+    order: int = 0
     #: The entity that it comes from.
     sender: int = 0
     #: The source as it is in the keys of the window of duplicates.
@@ -101,6 +105,11 @@ class Plan:
     is_there: bool = False
     #: Whether there is one copy, which is as the message came.
     is_simple: bool = False
+
+    @property
+    def is_run(self) -> bool:
+        """Whether many of them can be taken in at once; requests are each known by their id."""
+        return self.is_simple and self.type != UMessageType.REQUEST
 
 
 def topic_of(attributes: UAttributes) -> UUri | None:
@@ -122,8 +131,10 @@ class Planner:
         *,
         tokens: Tokens | None = None,
         is_trusted: bool = False,
+        deadlines: Deadlines | None = None,
     ) -> None:
         """Take over what it decides by; `is_trusted`: whoever sends may do so."""
+        self._deadlines = deadlines or Deadlines()
         self._tokens = tokens or Tokens()
         self._routing = routing
         self._access = access
@@ -183,12 +194,20 @@ class Planner:
                 f"{size:,} bytes are more than the limit of {self._limits.message:,}",
             )
         broken = validate(attributes, has_payload)
-        if broken:
+        # Some SDKs leave the ttl of a response out: it has what the request has left.
+        if broken and broken != ["response-ttl"]:
             return Refusal(
                 "invalid",
                 UCode.INVALID_ARGUMENT,
                 DeadLetterReason.INVALID,
                 "; ".join(f"{rule} ({RULES[rule]})" for rule in broken),
+            )
+        if broken and self._deadlines.left_for(attributes) <= 0:
+            return Refusal(
+                "expired_on_arrival",
+                UCode.DEADLINE_EXCEEDED,
+                DeadLetterReason.EXPIRED,
+                "it has no ttl, and that of its request is over",
             )
         own = self._resolved(attributes)
         source = own.source
@@ -216,7 +235,9 @@ class Planner:
         return None
 
     def _resolved(self, attributes: UAttributes) -> UAttributes:
-        """Name the authority of addresses that are local (1.4)."""
+        """Name the authority of addresses that are local (1.4), and the ttl of a response."""
+        if attributes.type == UMessageType.RESPONSE and not attributes.ttl:
+            attributes = attributes.replace(ttl=max(1, self._deadlines.left_for(attributes)))
         source, sink = attributes.source, attributes.sink
         assert source is not None
         if source.authority_name and (sink is None or sink.authority_name):
@@ -233,7 +254,9 @@ class Planner:
         plan.topic = topic_of(own) or source
         plan.ttl = own.ttl or 0
         plan.priority = min(max(own.effective_priority - 1, 0), 6)
-        plan.source = key_of(source.to_bytes())
+        plan.source = plan.order = key_of(source.to_bytes())
+        if own.sink is not None and plan.type != UMessageType.PUBLISH:
+            plan.order = key_of(source.to_bytes() + own.sink.with_resource(0).to_bytes())
         plan.sender = key_of(source.with_resource(0).to_bytes())
         plan.source_bytes = plan.source.to_bytes(8, "little")
         hops = self._routing.hops(own, leg)
@@ -269,13 +292,14 @@ class Planner:
             if plan.type == UMessageType.PUBLISH:
                 sink = self._routing.sink_to(receiver, own)
             changed = None
-            if sink != attributes.sink or source != attributes.source:
-                changed = attributes.replace(source=source, sink=sink).to_bytes()[ID_SIZE:]
+            if (sink, source, own.ttl) != (attributes.sink, attributes.source, attributes.ttl):
+                made = attributes.replace(source=source, sink=sink, ttl=own.ttl)
+                changed = made.to_bytes()[ID_SIZE:]
             key = latest if latest is not None or not period else source.to_bytes()
             most = 1 if policy.most_waiting is None else policy.most_waiting
             age = FOR_EVER if policy.longest_wait is None else int(policy.longest_wait * 1000)
             limit = self._limits.leg_messages.get(receiver.leg, FOR_EVER)
-            copies.append(Copy(outlet, limit, age, key, most, changed, source, sink))
+            copies.append(Copy(outlet, limit, age, key, most, changed, source, sink, own.ttl))
         plan.copies, plan.refused_copies = tuple(copies), tuple(refused)
         plan.is_simple = (
             len(copies) == 1

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivery", "Policies", "Policy"]
 
-#: A week: nothing stays in a queue for ever because nobody said how long it may.
-_DEFAULT_MAX_AGE = 7 * 86_400.0
-
 
 class Delivery(Enum):
     """What is promised."""
@@ -48,7 +45,7 @@ class Policy:
     #: A receiver has one order: that of priority, if a topic that goes to it asks for that.
     order: Order = "arrival"
     #: Seconds in a queue at most, whatever the ttl says; None is no limit.
-    max_age: float | None = _DEFAULT_MAX_AGE
+    max_age: float | None = None
     #: Attempts at most. None: without limit for messages that have a ttl, for the others as many
     #: as the dispatcher's `retry` says.
     max_attempts: int | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from penstock.dispatch.giving_up import Failure
 from penstock.dispatch.outbox import Entry
@@ -13,6 +15,7 @@ from penstock.protocols.uprotocol import (
     DeadLetterReason,
     UCode,
     UMessage,
+    UMessageType,
     expires_at_ms,
 )
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.dispatch.books import Ledger
+    from penstock.dispatch.delivering import Outlet
     from penstock.dispatch.letters import Letter
     from penstock.dispatch.outlets import Outlets
     from penstock.dispatch.routing import Routing
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.transports import Leg
 
 __all__ = ["Posting"]
+
+#: Bytes of letters that wait for room in one queue, at most.
+_MOST_WAITING: Final = 16 << 20
 
 
 class Posting:
@@ -40,6 +47,9 @@ class Posting:
         self._routing = routing
         self._switches = switches
         self._ledger = ledger
+        self._lock = threading.RLock()
+        #: Letters that wait for room in the queue of one who subscribed to them.
+        self._waiting: dict[Outlet, deque[Entry]] = {}
 
     def post_response(self, response: UMessage, came_by: str) -> list[Failure]:
         """Store the response to a request; return what could not be delivered because of it."""
@@ -95,14 +105,57 @@ class Posting:
             except NoRoom:
                 self._ledger.add(letters_unpublished=len(letters))
                 continue
-            # A letter takes no other message's place: that one would be a letter, too, and so on.
-            size = sum(len(entry.raw) for entry in entries)
-            if (stop is not None and not stop.queue) or not outlet.has_room(len(entries), size):
+            if stop is not None and not stop.queue:
                 self._ledger.add(letters_unpublished=len(letters))
                 continue
-            failures += self.outlets.store(outlet, entries)
-            self._ledger.add(letters_published=len(letters))
+            with self._lock:
+                waiting = self._waiting.setdefault(outlet, deque())
+                left = _MOST_WAITING - sum(map(_size, waiting))
+                for entry in entries:
+                    left -= _size(entry)
+                    if left >= 0:
+                        waiting.append(entry)
+                    else:
+                        self._ledger.add(letters_unpublished=1)
+            failures += self._post_waiting(outlet)
         return failures
+
+    def _post_waiting(self, outlet: Outlet) -> list[Failure]:
+        """Store letters that wait for room in a receiver's queue, in order, as far as there is.
+
+        A letter takes no other message's place: that one would be a letter, too, and so on.
+        """
+        with self._lock:
+            waiting = self._waiting.get(outlet, deque())
+            some: list[Entry] = []
+            size = 0
+            while waiting and outlet.has_room(len(some) + 1, size + len(waiting[0].raw)):
+                some.append(waiting.popleft())
+                size += len(some[-1].raw)
+            if waiting:
+                outlet.on_room = self._room_came
+            else:
+                self._waiting.pop(outlet, None)
+                outlet.on_room = None
+            if not some:
+                return []
+            failures = self.outlets.store(outlet, some)
+        self._ledger.add(letters_published=len(some))
+        return failures
+
+    def _room_came(self, outlet: Outlet) -> None:
+        for failure in self._post_waiting(outlet):
+            if failure.stored is not None:  # somebody was quicker with the room
+                failure.stored.outbox.give_back([failure.stored.item])
+            else:
+                self._ledger.add(letters_published=-1, letters_unpublished=1)
+
+    def close(self) -> None:
+        """Count the letters that nobody was told of."""
+        with self._lock:
+            left = sum(map(len, self._waiting.values()))
+            self._ledger.add(letters_unpublished=left)
+            self._waiting.clear()
 
     def post_again(self, letter: Letter) -> list[Failure]:
         """Store the message of a dead letter for the receiver that did not get it."""
@@ -111,10 +164,16 @@ class Posting:
         return self._store_for(letter.original, Receiver(letter.leg, letter.receiver), "")
 
 
+def _size(entry: Entry) -> int:
+    return len(entry.raw)
+
+
 def _entry(message: UMessage) -> Entry:
     attributes = message.attributes
     end = expires_at_ms(attributes)
     source = b"" if attributes.source is None else attributes.source.to_bytes()
+    if attributes.sink is not None and attributes.type != UMessageType.PUBLISH:
+        source += attributes.sink.with_resource(0).to_bytes()
     return Entry(
         min(max(attributes.effective_priority - 1, 0), 6),
         0,

@@ -123,7 +123,8 @@ class Routing:
         """Tell whether what comes by a leg may have this source (E21)."""
         name = source.authority_name
         if self.dispatcher is not None and source.with_resource(0) == self.dispatcher:
-            return False  # who publishes dead letters does not get them from a leg
+            # Who publishes dead letters does not get them from a leg, but answers itself.
+            return name == self.authority and self.routes.services.get(source.service_id) == leg
         if name == self.authority and source.service_id in self.routes.services:
             return self.routes.services[source.service_id] == leg  # no other entity is a service
         authorities = self.routes.authorities.get(leg, ())

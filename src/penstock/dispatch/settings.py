@@ -71,8 +71,9 @@ class Retry:
 
     backoff: Backoff = field(default_factory=Backoff)
     #: Attempts in all for a message that never expires; one with a ttl has as many as it needs.
-    max_attempts: int = 10
+    #: None: without limit, for it may be discarded only when it is expired or its queue is full.
+    max_attempts: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_attempts < 1:
+        if self.max_attempts is not None and self.max_attempts < 1:
             raise InvalidOption("max_attempts", self.max_attempts, "must be at least 1")

@@ -79,6 +79,14 @@ class Piece(NamedTuple):
     start: int
     messages: int
 
+    def now(self, bounds: Bounds) -> Piece:
+        """Return what is left of it, by the numbers of a stream that a power failure cut."""
+        end = bounds.successor(self.epoch, self.start + self.messages)
+        if end is None:
+            return self
+        start = min(self.start, end)
+        return Piece(bounds.epoch, start, end - start)
+
 
 class Delivered(NamedTuple):
     """What is known of a batch that is in the stream."""
@@ -114,11 +122,27 @@ class Note(NamedTuple):
     #: The name of the query from its start to its end, and where Spark keeps how far it is.
     run: str | None = None
     checkpoint: str | None = None
+    #: What Spark called the query before, when its checkpoint had lost the name.
+    names: tuple[str, ...] = ()
     #: Messages of the batch that were there before: of others, which it includes.
     before: tuple[Piece, ...] = ()
     #: Batches before this one, and how far each stream was delivered before those.
     earlier: tuple[Delivered, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
+
+    def now(self, bounds: Bounds) -> Note:
+        """Return the note by the numbers of a stream that a power failure cut since."""
+        note = self
+        if self.start is not None and self.epoch is not None:
+            epoch, start, _ = Piece(self.epoch, self.start, 0).now(bounds)
+            note = note._replace(epoch=epoch, start=start)
+        return note._replace(
+            before=tuple(piece.now(bounds) for piece in self.before),
+            earlier=tuple(
+                one._replace(pieces=tuple(piece.now(bounds) for piece in one.pieces))
+                for one in self.earlier
+            ),
+        )
 
     def delivered(self, bounds: Bounds | None) -> Delivered:
         """Return what is in the stream of the batch."""
@@ -148,6 +172,7 @@ class Note(NamedTuple):
         base = {key: (int(epoch), int(end)) for key, (epoch, end) in note.base.items()}
         return note._replace(
             files=tuple((str(p), int(n), int(m)) for p, n, m in note.files),
+            names=tuple(map(str, note.names)),
             ranges=ranges_from_json(note.ranges),
             before=tuple(Piece(*map(int, piece)) for piece in note.before),
             earlier=tuple(_delivered_from_json(one) for one in fields.get("earlier", ())),
@@ -176,6 +201,8 @@ class Notes:
         self._local = NoteFile(notes_of(url, folder))
         self._kept: StreamNotes = self._local
         self._suffix = ""
+        #: Under which name the note was found, if that was another.
+        self._old: str | None = None
         self._queries = None if is_here(url) else self._read_there(url)
         if self._queries is None:
             self._queries = self._local.read()
@@ -205,19 +232,33 @@ class Notes:
         found = self._queries.get(f"{query}{self._suffix}")
         if found is None and self._kept is not self._local:  # of before servers kept notes
             found = self._local.read().get(query)
-        if found is None and origin.has_new_name():
-            others = (
-                note
-                for name, note in self._queries.items()
-                if name.endswith(self._suffix) and note.get("checkpoint") == origin.checkpoint
-            )
-            found = max(others, key=lambda note: int(note.get("batch", 0)), default=None)
+        if found is None:
+            found = self._renamed(query, origin)
         if found is None:
             return None
         try:
             return Note.from_json(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._local.damaged(found) from error
+
+    def _renamed(self, query: str, origin: Origin) -> dict[str, Any] | None:
+        """Return the note of a query that had another name, or has the one of before again."""
+        assert self._queries is not None
+        is_new = origin.has_new_name()
+        others = {
+            name: note
+            for name, note in self._queries.items()
+            if name.endswith(self._suffix)
+            and origin.checkpoint is not None
+            and note.get("checkpoint") == origin.checkpoint
+            and (is_new or query in note.get("names", ()))
+        }
+        if not others:
+            return None
+        self._old = max(others, key=lambda name: int(others[name].get("batch", 0)))
+        note = others[self._old]
+        name = self._old.removesuffix(self._suffix)
+        return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
 
     def put(self, query: str, note: Note) -> None:
         """Keep a note: one that is not done is there also after a power failure.
@@ -227,6 +268,9 @@ class Notes:
         :raises StorageError: there is no space, or no permission.
         """
         self._kept.write(f"{query}{self._suffix}", note.to_json(), sync=not note.is_done)
+        if self._old is not None:
+            self._kept.write(self._old, None, sync=False)
+            self._old = None
 
 
 def is_here(url: str) -> bool:
@@ -289,12 +333,16 @@ class _Appending:
         self._digest: str | None = None
         self._bounds = _bounds(url)
 
+    def _note(self) -> Note | None:
+        note = self.notes.get(self._query, self._origin)
+        return note if note is None or self._bounds is None else note.now(self._bounds)
+
     def settle(self, writer: Writer) -> None:
         """Bring an attempt at an earlier batch to its end, which Spark takes for done.
 
         Its note says that it is not, after a power failure; only that is on the disk for sure.
         """
-        note, bounds = self.notes.get(self._query, self._origin), self._bounds
+        note, bounds = self._note(), self._bounds
         if note is None or note.is_done or note.batch >= self._batch or bounds is None:
             return
         if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
@@ -315,7 +363,7 @@ class _Appending:
         """Return what to append, how many of it are there, and the note; None: it is all there."""
         if self._origin.ranges is None:
             self._digest = _digest(parts)
-        note = self.notes.get(self._query, self._origin)
+        note = self._note()
         if note is None:
             return parts, 0, self._begin(parts)
         if not note.is_done and self._is_attempt_at_it(note):
@@ -324,7 +372,7 @@ class _Appending:
         ranges = self._origin.ranges
         verdict, at = judge(self._url, known, note.base, self._batch, ranges, self._digest)
         if verdict is Verdict.NEW:
-            return parts, 0, self._begin(parts, known, note.base)
+            return parts, 0, self._begin(parts, note, known)
         if verdict is Verdict.SAME and (note.is_done or at < len(known) - 1):
             return parts, 0, None
         return self._complete(note, known, at, parts)
@@ -338,12 +386,12 @@ class _Appending:
     def _begin(
         self,
         parts: Sequence[Staged],
+        last: Note | None = None,
         earlier: Sequence[Delivered] = (),
-        base: Ends | None = None,
         before: Sequence[Piece] = (),
     ) -> Note:
-        """Note that a batch is about to be appended."""
-        bounds, base = self._bounds, dict(base or {})
+        """Note that a batch is about to be appended, after the note that is there."""
+        bounds, base = self._bounds, {} if last is None else last.base
         dropped = room_for([_delivered_to_json(one) for one in earlier])
         for one in earlier[:dropped]:
             base = ends_after(base, one.ranges)
@@ -358,6 +406,7 @@ class _Appending:
             digest=self._digest,
             run=self._origin.run,
             checkpoint=self._origin.checkpoint,
+            names=() if last is None else last.names,
             before=tuple(before),
             earlier=tuple(earlier[dropped:]),
             base=base,
@@ -371,7 +420,7 @@ class _Appending:
         """Bring an attempt to its end."""
         bounds = self._bounds
         if bounds is None or note.start is None or not _may_be_in(note, bounds):
-            return parts, 0, self._begin(parts, note.earlier, note.base)
+            return parts, 0, self._begin(parts, note, note.earlier)
         first = _first_attempt(self._url, note)
         if first or not note.count:
             return first, _check_there(self._url, note, first, bounds), note
@@ -411,7 +460,7 @@ class _Appending:
             "%s: of batch %d, %d messages are there already, and %d are new",
             *(self._url, self._batch, there, sum(part.messages for part in rest)),
         )
-        return rest, 0, self._begin(rest, known[:at], note.base, pieces)
+        return rest, 0, self._begin(rest, note, known[:at], pieces)
 
     def _another(self, known: Sequence[Delivered], why: str) -> AnotherBatch:
         last = known[-1]

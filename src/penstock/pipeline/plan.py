@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.core.redaction import as_written, shown_data
 from penstock.pipeline.checking import check, warnings
 from penstock.pipeline.graph import Graph
 from penstock.pipeline.links import Node, streams_between, whole_graph
@@ -104,7 +105,7 @@ def plan(pipelines: Pipeline | Iterable[Pipeline]) -> Plan:
     for pipeline in all_:
         _check_holds(pipeline, queries)
         _check_staging(pipeline, queries)
-    return Plan(all_, queries, _session(all_), tuple(warnings(all_)))
+    return Plan(all_, queries, _session(all_), tuple(map(as_written, warnings(all_))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +344,12 @@ def _session(pipelines: Sequence[Pipeline]) -> Session:
 
 def _as_dict(pipeline: Pipeline) -> dict[str, Any]:
     """Return a pipeline as it would be written in a file."""
-    return {
-        "pipeline": pipeline.name,
-        **{
-            section: {
-                name: part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-                for name, part in getattr(pipeline, section).items()
-            }
-            for section in ("sources", "stages", "sinks")
-        },
-        "settings": pipeline.settings.model_dump(mode="json", exclude_defaults=True),
+    sections = {
+        section: {
+            name: part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            for name, part in getattr(pipeline, section).items()
+        }
+        for section in ("sources", "stages", "sinks")
     }
+    settings = pipeline.settings.model_dump(mode="json", exclude_defaults=True)
+    return {"pipeline": pipeline.name, **shown_data({**sections, "settings": settings})}

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Reader
 
-__all__ = ["CREATED_ANEW", "Range", "read_range", "split", "why_gone"]
+__all__ = ["CREATED_ANEW", "CUT_OFF", "Range", "read_range", "split", "why_gone"]
 
 CREATED_ANEW: Final = "the stream was created anew"
+CUT_OFF: Final = "they were not on the disk when the power failed"
 OVERWRITTEN: Final = "overwritten"
 REMOVED: Final = "removed by the log's retention"
 
@@ -91,28 +92,39 @@ def read_range(
         yield wanted.lost(wanted.start, wanted.end - 1, "the stream is not there any more")
         return
     with reader:
-        if reader.bounds().epoch != wanted.epoch:
+        bounds = reader.bounds()
+        cut = bounds.successor(wanted.epoch, wanted.end)
+        if cut is None:
             yield wanted.lost(wanted.start, wanted.end - 1, CREATED_ANEW)
             return
-        # From here on it is told by this number: bounds may be those of the next stream already,
-        # while the last messages of this one are delivered.
-        restarts = reader.statistics().restarts
-        reader.seek(wanted.start)
-        at, most = wanted.start, _AT_FIRST
-        while at < wanted.end:
-            batch = reader.read_batch(min(most, wanted.end - at), timeout=0)
-            if reader.statistics().restarts != restarts:
-                yield wanted.lost(at, wanted.end - 1, CREATED_ANEW)
-                return
-            if not batch.num_rows:
-                yield wanted.lost(at, wanted.end - 1, _reason(reader, at))
-                return
-            yield from _gaps(wanted, reader, batch, at)
-            most = _next_size(most, batch)
-            at = int(numbers_of(batch, "seq")[-1]) + 1
-            batch = _wanted_of(batch, wanted)
-            if batch.num_rows:
-                yield rows_of(wanted.url, batch, schema)
+        cut = min(cut, bounds.end)
+        yield from _read(replace(wanted, end=cut), reader, schema)
+        if cut < wanted.end:  # their numbers are those of other messages by now
+            reason = CREATED_ANEW if bounds.epoch == wanted.epoch else CUT_OFF
+            yield wanted.lost(max(cut, wanted.start), wanted.end - 1, reason)
+
+
+def _read(wanted: Range, reader: Reader, schema: pa.Schema) -> Iterator[pa.RecordBatch | LostRange]:
+    # That it is created anew is told by this number: bounds may be those of the next stream
+    # already, while the last messages of this one are delivered.
+    restarts = reader.statistics().restarts
+    at, most = wanted.start, _AT_FIRST
+    if at < wanted.end:
+        reader.seek(at)
+    while at < wanted.end:
+        batch = reader.read_batch(min(most, wanted.end - at), timeout=0)
+        if reader.statistics().restarts != restarts:
+            yield wanted.lost(at, wanted.end - 1, CREATED_ANEW)
+            return
+        if not batch.num_rows:
+            yield wanted.lost(at, wanted.end - 1, _reason(reader, at))
+            return
+        yield from _gaps(wanted, reader, batch, at)
+        most = _next_size(most, batch)
+        at = int(numbers_of(batch, "seq")[-1]) + 1
+        batch = _wanted_of(batch, wanted)
+        if batch.num_rows:
+            yield rows_of(wanted.url, batch, schema)
 
 
 def _gaps(wanted: Range, reader: Reader, batch: Batch, at: int) -> Iterator[LostRange]:

@@ -138,27 +138,29 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         if self._last is None:
             return bounds.end
         last = self._last.get(url)
-        if last is None or last.epoch != bounds.epoch:
+        end = None if last is None else bounds.successor(last.epoch, last.end)
+        if end is None:
             return begin  # all of it came later
-        return max(begin, min(bounds.end, last.end))
+        return max(begin, min(bounds.end, end))
 
     def _go_on(self, known: Offset | None, url: str, bounds: Bounds) -> Offset:
         """Return where the next batch begins, with what is gone by now counted."""
         if known is None:  # it appeared after the query began: all of it is new
             return Offset(bounds.epoch, bounds.oldest, bounds.oldest, reader=self._reader)
         lost = None
-        at = known.end
+        place = bounds.successor(known.epoch, known.end)
+        at = bounds.oldest if place is None else place
         if known.is_gone and known.epoch != bounds.epoch:  # another one of that name
             at = bounds.oldest
-        elif known.epoch != bounds.epoch or known.end > bounds.end:
+        elif place is None or place > bounds.end:
             # Nobody can tell what came between the last look and the end of the old one.
             end = self._streams.end_seen(url, known.epoch) if known.epoch != bounds.epoch else None
             seen = max(0, (end or 0) - known.end)
             lost = LostRange(url, known.epoch, known.end, None, CREATED_ANEW, seen)
             at = bounds.oldest
-        elif known.end < bounds.oldest:
+        elif place < bounds.oldest:
             reason = why_gone(self._streams.place(url))
-            lost = LostRange(url, known.epoch, known.end, bounds.oldest - 1, reason)
+            lost = LostRange(url, known.epoch, place, bounds.oldest - 1, reason)
             at = bounds.oldest
         offset = replace(
             known, epoch=bounds.epoch, end=at, start=at, reader=self._reader, is_gone=False

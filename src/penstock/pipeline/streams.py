@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import Closed, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
+from penstock.core.url import URL
 from penstock.pipeline.links import place
 from penstock.pipeline.through_log import LiveCopy, log_for
 from penstock.queue.log.segments import numbers_of
@@ -29,6 +30,7 @@ __all__ = ["Streams", "expand", "is_named"]
 _WILD: Final = frozenset("*[")
 #: Seconds between two looks whether a silent stream is still there.
 _BETWEEN_CHECKS: Final = 1.0
+_BETWEEN_REMOTE_CHECKS: Final = 10.0
 
 
 def expand(urls: Sequence[str]) -> list[str]:
@@ -139,8 +141,8 @@ class Streams:
         is_silent = self._epochs.get(url) == bounds.epoch and before_end == bounds.end
         self._ends[url, bounds.epoch] = bounds.end
         self._epochs[url] = bounds.epoch
-        if is_silent and url not in self._copies:
-            self._check_there(url)
+        if is_silent and url in self._patterns and url not in self._copies:
+            self._check_there(url)  # what a pattern finds is there
         return bounds
 
     def _check_there(self, url: str) -> None:
@@ -151,7 +153,8 @@ class Streams:
         :raises NotFound: it was.
         """
         now = time.monotonic()
-        if now - self._there.get(url, now - _BETWEEN_CHECKS) < _BETWEEN_CHECKS:
+        pause = _BETWEEN_CHECKS if URL.parse(url).host is None else _BETWEEN_REMOTE_CHECKS
+        if now - self._there.get(url, now - pause) < pause:
             return
         try:
             open_reader(url, start=Position.END).close()

@@ -54,7 +54,7 @@ def test_what_was_put_is_there_again(tmp_path: Path) -> None:
     table.close()
     again = SubscriptionTable(path)
     assert list(again) == [one]
-    assert again.watchers == [BOB]
+    assert again.watchers == [(BOB, None)]
     assert again.notes == {TOPIC: {"is_wanted": True}}
     assert again.next_expiry_ms() == 5
     again.clear()

@@ -107,9 +107,9 @@ def test_a_method_that_there_is_not_is_unimplemented(bus: ServiceBus, method: in
     assert answer.attributes.commstatus == UCode.UNIMPLEMENTED
 
 
-def test_the_methods_of_version_3_are_unimplemented(bus: ServiceBus) -> None:
+def test_the_methods_of_version_2_are_unimplemented(bus: ServiceBus) -> None:
     asked = proto.SubscribeRequest(topic=TOPIC.to_proto())
-    answer = bus.ask(bus.entity(0x20), UUri("here", 0, 3, 1), asked)
+    answer = bus.ask(bus.entity(0x20), UUri("here", 0, 2, 1), asked)
     assert answer.attributes.commstatus == UCode.UNIMPLEMENTED
 
 
@@ -324,7 +324,7 @@ def test_subscriptions_and_registrations_outlive_a_restart(tmp_path: Path) -> No
         (alice, 7),
         (bob, None),
     }
-    assert bus.table.watchers == [bob]
+    assert bus.table.watchers == [(bob, None)]
     bus.run(1)
     assert [one.subscriber for one in bus.table] == [alice]
     assert [told.status for _, told in bus.changes(bob)] == [UNSUBSCRIBED]

@@ -7,17 +7,24 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import DamagedQueue, LockTimeout, StorageError, create, describe, open_writer
+from penstock.core.batch import batch_from_messages
+from penstock.core.message import Message
+from penstock.pipeline import provenance
 from penstock.pipeline.commits import Notes, Stranger, append_once, notes_of
+from penstock.pipeline.offsets import Offset, offsets_to_json
 from penstock.pipeline.options import SinkOptions
-from penstock.pipeline.provenance import AnotherBatch
+from penstock.pipeline.provenance import AnotherBatch, Origin, Span
 from penstock.pipeline.sink import StreamSink, _Message
-from penstock.pipeline.staging import Staged, remove_batch
+from penstock.pipeline.staging import Staged, Staging, remove_batch
 from support.commit_lives import stage
+from support.machine import Machine
 from support.spark_streams import fill, payloads
 
 TESTS = Path(__file__).parents[2]
@@ -95,7 +102,7 @@ def begin(url: str, folder: Path) -> None:
     unfinished(url, folder, parts)
 
 
-def unfinished(url: str, folder: Path, parts: list[Staged], **changes: int) -> None:
+def unfinished(url: str, folder: Path, parts: list[Staged], **changes: Any) -> None:
     notes = Notes(url, folder)
     note = notes.get("q")
     assert note is not None
@@ -107,6 +114,22 @@ def test_a_batch_that_is_there_and_not_noted_as_done_is_found(tmp_path: Path, fo
     url = f"log:{tmp_path}/out"
     begin(url, folder)
     assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 0
+    assert rows_of(url) == sorted(list(range(30)) * 2)
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+@pytest.mark.parametrize(("on_disk", "new"), [(60, 0), (40, 20), (30, 30)])
+def test_a_batch_is_completed_in_a_stream_that_lost_power(
+    tmp_path: Path, folder: Path, scheme: str, on_disk: int, new: int
+) -> None:
+    machine = Machine(scheme, tmp_path / "machine")
+    url = machine.url
+    parts = staged(url, folder)
+    append_once(url, parts, "q", 6, folder)
+    append_once(url, parts, "q", 7, folder)
+    unfinished(url, folder, parts)
+    machine.forget_all_but(on_disk)
+    assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == new
     assert rows_of(url) == sorted(list(range(30)) * 2)
 
 
@@ -267,3 +290,176 @@ def test_what_was_begun_is_brought_to_its_end_if_the_replay_has_no_rows_for_it(
     sink = StreamSink(SinkOptions(url=url, staging=str(folder)), ["payload"])
     sink._append_once([_Message("q", [])], "q", 7)
     assert rows_of(url) == list(range(30))
+
+
+# --- a checkpoint that falls back -----------------------------------------------------------------
+
+
+def plan_batch(checkpoint: Path, batch: int, *ends: int) -> Origin:
+    """Write down what Spark plans: each stream from where the batch before has it to there."""
+    folder = checkpoint / "offsets"
+    folder.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text('{"id": "q"}')
+    (checkpoint / "commits").mkdir(exist_ok=True)
+    before = [0] * len(ends)
+    if batch:
+        stored = json.loads((folder / str(batch - 1)).read_text().splitlines()[2])
+        before = [stored[f"log:/{i}"]["end"] for i in range(len(ends))]
+    offsets = {
+        f"log:/{i}": Offset(7, end, start)
+        for i, (start, end) in enumerate(zip(before, ends, strict=True))
+    }
+    (folder / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offsets_to_json(offsets))}")
+    return Origin.of(str(checkpoint), batch, "run")
+
+
+def rows(url: str, folder: Path, first: int, end: int, batch: int = 0) -> list[Staged]:
+    task = Staging(folder / "q" / str(batch), 0)
+    messages = [Message(0, 0, 0, 0, 0, None, None, b"row %d" % n) for n in range(first, end)]
+    task.add(url, batch_from_messages(messages))
+    return task.finish()
+
+
+@pytest.fixture
+def two(tmp_path: Path, folder: Path) -> str:
+    """A log with two batches of a query: rows 0 to 9 and 10 to 19."""
+    url = f"log:{tmp_path}/out"
+    for batch in range(2):
+        origin = plan_batch(tmp_path / "c", batch, 10 * batch + 10)
+        assert append_once(
+            url, rows(url, folder, 10 * batch, 10 * batch + 10), "q", batch, folder, origin
+        )
+    return url
+
+
+def test_the_same_batch_is_skipped_and_one_that_begins_the_same_completed(
+    two: str, tmp_path: Path, folder: Path
+) -> None:
+    same = plan_batch(tmp_path / "c", 1, 20)
+    assert append_once(two, rows(two, folder, 10, 20), "q", 1, folder, same) == 0
+    grown = plan_batch(tmp_path / "c", 1, 35)
+    assert append_once(two, rows(two, folder, 10, 35), "q", 1, folder, grown) == 15
+    assert append_once(two, rows(two, folder, 10, 35), "q", 1, folder, grown) == 0
+    assert append_once(
+        two, rows(two, folder, 35, 40), "q", 2, folder, plan_batch(tmp_path / "c", 2, 40)
+    )
+    assert rows_of(two) == list(range(40))
+
+
+def test_one_that_has_several_earlier_ones_in_it_is_completed(
+    two: str, tmp_path: Path, folder: Path
+) -> None:
+    whole = plan_batch(tmp_path / "c", 0, 30)
+    assert append_once(two, rows(two, folder, 0, 30), "q", 0, folder, whole) == 10
+    assert rows_of(two) == list(range(30))
+
+
+def test_another_one_is_refused_and_both_ranges_are_named(
+    two: str, tmp_path: Path, folder: Path
+) -> None:
+    less = plan_batch(tmp_path / "c", 1, 15)
+    with pytest.raises(
+        AnotherBatch, match=r"batch 1 is made of log:/0 10 to 14, but delivered was log:/0 10 to 19"
+    ) as caught:
+        append_once(two, rows(two, folder, 10, 15), "q", 1, folder, less)
+    assert "checkpoint" in (caught.value.hint or "")
+    # The next number, of messages that were delivered under another.
+    plan_batch(tmp_path / "c", 1, 15)
+    with pytest.raises(AnotherBatch, match=r"log:/0 15 to 24, but delivered was log:/0 up to 19"):
+        append_once(
+            two, rows(two, folder, 15, 25), "q", 2, folder, plan_batch(tmp_path / "c", 2, 25)
+        )
+    assert rows_of(two) == list(range(20))
+
+
+def test_rows_that_are_others_by_now_are_refused(two: str, tmp_path: Path, folder: Path) -> None:
+    grown = plan_batch(tmp_path / "c", 1, 35)
+    with pytest.raises(AnotherBatch, match="not all of that is among it"):
+        append_once(two, rows(two, folder, 11, 35), "q", 1, folder, grown)
+    assert rows_of(two) == list(range(20))
+
+
+def test_what_a_ring_has_overwritten_cannot_be_compared_and_is_refused(
+    tmp_path: Path, folder: Path
+) -> None:
+    url = f"fmq:{tmp_path}/ring?slots=8&size=64k"
+    same = plan_batch(tmp_path / "c", 0, 10)
+    append_once(url, rows(url, folder, 0, 10), "q", 0, folder, same)
+    assert (
+        append_once(url, rows(url, folder, 0, 10), "q", 0, folder, same) == 0
+    )  # known all the same
+    with pytest.raises(AnotherBatch, match="not in the stream any more"):
+        append_once(
+            url, rows(url, folder, 0, 20), "q", 0, folder, plan_batch(tmp_path / "c", 0, 20)
+        )
+
+
+def test_one_that_was_begun_and_has_grown_since_is_completed(tmp_path: Path, folder: Path) -> None:
+    url = f"log:{tmp_path}/out"
+    first = plan_batch(tmp_path / "c", 0, 20)
+    parts = rows(url, folder, 0, 20)
+    append_once(url, rows(url, folder, 0, 12), "q", 0, folder, first)  # the driver died half-way
+    unfinished(url, folder, parts, count=20)
+    grown = plan_batch(tmp_path / "c", 0, 30)
+    assert append_once(url, rows(url, folder, 0, 30), "q", 0, folder, grown) == 18
+    assert rows_of(url) == list(range(30))
+
+
+def test_a_batch_that_spark_counts_as_done_and_that_is_not_all_there_is_brought_to_its_end(
+    tmp_path: Path, folder: Path
+) -> None:
+    """After a power failure, which the stream's last messages did not survive."""
+    url = f"log:{tmp_path}/out"
+    first = plan_batch(tmp_path / "c", 0, 20)
+    append_once(url, rows(url, folder, 0, 12), "q", 0, folder, first)
+    unfinished(url, folder, rows(url, folder, 0, 20), count=20)
+    second = plan_batch(tmp_path / "c", 1, 25)
+    assert append_once(url, rows(url, folder, 20, 25), "q", 1, folder, second) == 5
+    assert rows_of(url) == list(range(25))
+
+
+def test_a_query_whose_checkpoint_has_lost_its_name_is_known_by_its_place(
+    two: str, tmp_path: Path, folder: Path
+) -> None:
+    time.sleep(0.01)
+    (tmp_path / "c" / "metadata").write_text('{"id": "new"}')
+    origin = Origin.of(str(tmp_path / "c"), 1, "run")
+    assert append_once(two, rows(two, folder, 10, 20), "new", 1, folder, origin) == 0
+    third = Origin.of(str(tmp_path / "c"), 1, "run")
+    assert append_once(two, rows(two, folder, 10, 20), "q", 1, folder, third) == 0
+
+
+def test_many_batches_leave_a_note_of_bounded_size(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_MOST_KEPT", 2000)
+    url = f"log:{tmp_path}/out"
+    for batch in range(60):
+        origin = Origin({"0 log:/a": Span(7, batch, batch + 1)}, None, "run")
+        append_once(url, rows(url, folder, batch, batch + 1), "q", batch, folder, origin)
+    assert notes_of(url, folder).stat().st_size < 3000
+    for first in (0, 30):  # what is forgotten is refused, and nothing is appended again
+        origin = Origin({"0 log:/a": Span(7, first, 70)}, None, "run")
+        with pytest.raises(AnotherBatch):
+            append_once(url, rows(url, folder, first, 70), "q", first, folder, origin)
+    origin = Origin({"0 log:/a": Span(7, 55, 62)}, None, "run")
+    assert append_once(url, rows(url, folder, 55, 62), "q", 55, folder, origin) == 2
+    assert rows_of(url) == list(range(62))
+
+
+def test_the_checkpoint_is_on_the_disk_before_a_note_tells_of_the_batch(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def record(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", record)
+    url = f"log:{tmp_path}/out"
+    origin = plan_batch(tmp_path / "c", 0, 10)
+    append_once(url, rows(url, folder, 0, 10), "q", 0, folder, origin)
+    note = next(i for i, name in enumerate(synced) if "commits.json" in name)
+    assert {"0", "offsets", "metadata", "c"} <= set(synced[:note])

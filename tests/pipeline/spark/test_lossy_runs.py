@@ -78,6 +78,7 @@ class Writer:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._chance = random.Random()
         self.count = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -88,7 +89,7 @@ class Writer:
             while not self._stop.is_set():
                 writer.write_many([b"%d" % n for n in range(self.count, self.count + 250)])
                 self.count += 250
-                self._stop.wait(0.01)
+                self._stop.wait(self._chance.choice((0.01, 0.1, 0.5)))  # now faster, now slower
 
     def stop(self) -> None:
         self._stop.set()
@@ -128,6 +129,8 @@ class Run:
 
     def told(self, sent: signal.Signals | None = None) -> int:
         *_, last = [{}, *self.lines()]
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         code = self.process.wait(120)
         for pid in session_of(self.process.pid):  # what a killed driver left
             os.kill(pid, signal.SIGKILL)
@@ -165,7 +168,8 @@ def test_however_a_run_is_ended_what_is_told_is_what_was_lost(
     create(f"{source}?slots=4000&size=4M")
     (tmp_path / "p.yaml").write_text(
         f"pipeline: p\n"
-        f'sources: {{a: {{url: "{source}", failOnDataLoss: false, minPartitions: 4}}}}\n'
+        f'sources: {{a: {{url: "{source}", failOnDataLoss: false, minPartitions: 4, '
+        f"startingOffsets: 0}}}}\n"
         f'sinks: {{out: {{from: a, url: "log:{tmp_path}/out?sync=none"}}}}\n'
     )
     chance = random.Random()

@@ -9,9 +9,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import WriteTimeout, create, open_writer
+from penstock.core import endpoints
 from penstock.pipeline.commits import Notes, append_once
 from penstock.pipeline.losses import DataLoss
 from penstock.protocols.flight import FlightServer, ServerOptions
+from penstock.protocols.flight.errors import AccessRefused
+from penstock.protocols.flight.wire import ActionKind
 from support.commit_lives import stage
 from support.planner import Planner
 from support.spark_streams import fill, payloads
@@ -107,3 +110,49 @@ def test_a_batch_is_appended_once_to_a_remote_stream(remote: str, tmp_path: Path
     assert append_once(url, again, "q", 1, folder) == 15
     found = [int(p.split()[1]) for p in payloads(f"log:{tmp_path}/remote/out")]
     assert sorted(found) == sorted(list(range(30)) * 2)
+
+
+def test_the_server_keeps_the_notes_for_whoever_comes_next(remote: str, tmp_path: Path) -> None:
+    """Another driver, or one whose folder was cleaned, appends nothing twice."""
+    url = f"{remote}out?kind=log&segment=64k&sync=none"
+    parts = stage(url, tmp_path / "one", 30, random.Random(0))
+    assert append_once(url, parts, "q", 0, tmp_path / "one") == 30
+    again = stage(url, tmp_path / "other", 30, random.Random(0))
+    assert append_once(url, again, "q", 0, tmp_path / "other") == 0
+    assert append_once(url, again, "another", 0, tmp_path / "other") == 30
+    assert [path.name for path in (tmp_path / "remote").glob("*.json")] == ["out.commits.json"]
+    assert not list((tmp_path / "one").glob("*.json"))
+
+
+def test_a_batch_is_completed_there_that_another_driver_has_begun(
+    remote: str, tmp_path: Path
+) -> None:
+    url = f"{remote}out?kind=log&segment=64k&sync=none"
+    parts = stage(url, tmp_path / "one", 30, random.Random(0))
+    append_once(url, parts, "q", 0, tmp_path / "one")
+    notes = Notes(url, tmp_path / "one")
+    note = notes.get("q")
+    assert note is not None
+    notes.put("q", note._replace(batch=1, start=15, count=30, is_done=False))  # half of it is there
+    again = stage(url, tmp_path / "other", 30, random.Random(1))
+    assert append_once(url, again, "q", 1, tmp_path / "other") == 15
+
+
+def test_a_server_that_keeps_no_notes_is_written_to_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "staging"
+    with FlightServer(ServerOptions(root=tmp_path, port=0)) as server:
+        del server._answers._actions[ActionKind.READ_NOTES]  # as one of before
+        url = f"{server.url}out?kind=log&sync=none"
+        parts = stage(url, folder, 30, random.Random(0))
+        assert append_once(url, parts, "q", 0, folder) == 30
+        assert append_once(url, parts, "q", 0, folder) == 0
+    assert len(list(folder.glob("*.commits.json"))) == 1
+
+
+def test_nobody_writes_notes_to_a_server_that_is_read_only(tmp_path: Path) -> None:
+    fill(f"log:{tmp_path}/x", range(3))
+    with FlightServer(ServerOptions(root=tmp_path, port=0, read_only=True)) as server:
+        notes = endpoints.notes_of(f"{server.url}x")
+        assert notes.read() == {}
+        with pytest.raises(AccessRefused):
+            notes.write("q", {"batch": 1}, sync=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -78,18 +80,22 @@ class Driver:
 def driver(*arguments: object) -> Iterator[Driver]:
     """Run one of psi's programs, and end it."""
     assert _FOLDER is not None
+    # There it marks its stores in memory by their names: two of them are of two programs.
+    own = tempfile.mkdtemp(prefix="psi-")
     process = subprocess.Popen(
         [str(Path(_FOLDER) / "run"), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env=os.environ | {"TMPDIR": own},
     )
     try:
         yield Driver(process)
     finally:
         process.kill()
         process.wait()
+        shutil.rmtree(own, ignore_errors=True)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):

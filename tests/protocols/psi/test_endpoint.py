@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from penstock.core.endpoints import describe, open_reader, open_writer
-from penstock.core.errors import Closed, InvalidOption, InvalidURL, NotFound, PositionError
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    InvalidOption,
+    InvalidURL,
+    NotFound,
+    PositionError,
+)
+from penstock.protocols.psi import (
+    RuntimeInfo,
+    ServerHello,
+    StreamFlags,
+    StreamMetadata,
+    Transport,
+    qualify,
+)
 from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.meta_channel import encode_burst
 from penstock.relay.copy import copy, fields_lost
 
 NOW = 1_700_000_000_000_000_000
@@ -114,3 +132,67 @@ def test_a_writer_keeps_its_books_and_takes_nothing_when_it_is_closed() -> None:
     with pytest.raises(Closed):
         writer.write_many([b"four"])
     assert writer.statistics() == books
+
+
+class SilentExporter:
+    """What psi's own exporter is to its second client: it tells of streams and sends nothing."""
+
+    def __init__(self, stream: StreamMetadata) -> None:
+        self._burst = encode_burst([RuntimeInfo(), stream])
+        self._meta = socket.create_server(("127.0.0.1", 0))
+        self._data = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._meta.getsockname()[1]
+        #: Data connections that were made; they wait in the queue of the kernel.
+        self.connections: list[socket.socket] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._meta.accept()
+                self.connections.append(connection)
+                connection.recv(18)
+                hello = ServerHello(uuid4(), Transport.TCP, self._data.getsockname()[1])
+                connection.sendall(hello.to_bytes() + self._burst)
+
+    def has_data_connection(self) -> bool:
+        self._data.settimeout(0.3)
+        try:
+            connection, _ = self._data.accept()
+        except TimeoutError:
+            return False
+        connection.close()
+        return True
+
+    def close(self) -> None:
+        for each in (self._meta, self._data, *self.connections):
+            each.close()
+
+
+def test_to_describe_a_stream_takes_no_data_connection() -> None:
+    stream = StreamMetadata("S", 3, qualify("int"), message_count=7)
+    with contextlib.closing(SilentExporter(stream)) as exporter:
+        info = describe(f"psi://127.0.0.1:{exporter.port}/S")
+        assert (info.count, info.details["id"]) == (7, 3)
+        assert not exporter.has_data_connection()
+        with pytest.raises(NotFound, match="T"):
+            describe(f"psi://127.0.0.1:{exporter.port}/T?wait=0.5")
+        with open_reader(f"psi://127.0.0.1:{exporter.port}/S"):
+            assert exporter.has_data_connection()
+
+
+def test_who_gets_nothing_from_psis_exporter_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    stream = StreamMetadata("S", 3, qualify("int"))
+    with (
+        contextlib.closing(SilentExporter(stream)) as exporter,
+        open_reader(f"psi://127.0.0.1:{exporter.port}/S?quiet=0.3") as reader,
+    ):
+        assert reader.read_many(5) == []
+    assert "one client at a time" in caplog.text
+    closed = stream._replace(flags=StreamFlags.CLOSED, message_count=9)
+    with (
+        contextlib.closing(SilentExporter(closed)) as exporter,
+        open_reader(f"psi://127.0.0.1:{exporter.port}/S?quiet=0.3") as reader,
+        pytest.raises(ConnectionLost, match="9 messages do not come"),
+    ):
+        reader.read_many(5)

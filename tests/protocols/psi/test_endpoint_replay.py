@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cli.command import PENSTOCK
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import PositionError, Unsupported
+from penstock.core.errors import NotFound, PositionError, Unsupported
 from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
@@ -103,7 +104,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
                     stream.post(str(sent).encode())
                     sent += 1
                     time.sleep(0.001)
-                until(lambda least=sent - 50: _count(target) >= least, 30)
+                until(partial(_has, target, sent - 50), 30)
             finally:
                 os.kill(process.pid, signal.SIGKILL)
                 process.wait()
@@ -111,7 +112,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         stream.post(str(sent).encode())
         sent += 1
         try:
-            until(lambda: _count(target) >= sent, 30)
+            until(partial(_has, target, sent), 30)
             time.sleep(0.5)
         finally:
             process.kill()
@@ -120,9 +121,9 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             assert [int(message.payload) for message in reader.available()] == list(range(sent))
 
 
-def _count(url: str) -> int:
+def _has(url: str, count: int) -> bool:
     try:
         with open_reader(url) as reader:
-            return reader.bounds().end
-    except Exception:  # noqa: BLE001 - it is not there yet
-        return 0
+            return reader.bounds().end >= count
+    except NotFound:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -138,3 +139,41 @@ def test_a_process_that_does_not_come_is_a_clear_error() -> None:
         pytest.raises(ConnectionLost, match="nobody listens"),
     ):
         client.wait_for("nobody", timeout=0.5)
+
+
+def large(name: str, streams: int, text: str = "") -> Process:
+    offers = (StreamOffer(text, text),) * streams
+    endpoints = (Endpoint(EndpointKind.NETMQ_SOURCE, "tcp://rig:1", 0, None, offers),)
+    return Process(name, "1", endpoints)
+
+
+def test_all_processes_together_take_no_more_memory_than_is_allowed() -> None:
+    with (
+        RendezvousServer(HOST, 0, max_bytes=1 << 20) as server,
+        RendezvousClient(HOST, server.port) as client,
+    ):
+        assert client.wait_connected(10)
+        for number in range(20):
+            client.add(large(f"P{number}", 100, "x" * 500))
+        wait_until(lambda: len(server.processes) + server.refused == 20)
+        assert 5 <= len(server.processes) <= 10
+        assert sum(process.memory for process in server.processes.values()) <= 1 << 20
+        for name in list(server.processes):
+            server.remove(name)
+        assert server.add(large("again", 100, "x" * 500))  # what is removed makes room
+
+
+def test_streams_without_names_are_counted_as_memory_too() -> None:
+    with (
+        RendezvousServer(HOST, 0) as server,
+        socket.create_connection((HOST, server.port), 10) as client,
+    ):
+        client.sendall(encode_client_hello())
+        update = large("P", 10_000)
+        endpoints = update.endpoints * 100
+        with contextlib.suppress(OSError):
+            client.sendall(encode_update(AddProcess(update._replace(endpoints=endpoints))))
+            client.settimeout(10)
+            while client.recv(65536):
+                pass
+        assert not server.processes

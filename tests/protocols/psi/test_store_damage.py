@@ -11,65 +11,13 @@ import pytest
 from penstock.core.errors import PenstockError
 from penstock.protocols.psi import (
     REPLAY_ALL,
-    Envelope,
     PsiStoreReader,
     RemoteExporter,
     RemoteImporter,
-    RuntimeInfo,
-    StreamFlags,
-    StreamMetadata,
-    encode_record,
-    known_schemas,
-    qualify,
 )
 from penstock.protocols.psi.errors import DamagedStore
 from penstock.protocols.psi.store_opening import open_store
-from penstock.protocols.psi.ticks import ns_to_raw
-from protocols.psi.damaged_stores import DAMAGES
-
-MESSAGES = 1000
-SECOND = 10**9
-PAGE = 4096
-
-
-def block(data: bytes) -> bytes:
-    data += bytes(-len(data) % 4)
-    return struct.pack("<i", len(data)) + data
-
-
-def write_store(folder: Path, *, closed: bool = True, padding: int = 4096) -> Path:
-    """Write a store of two streams as psi does, with its index."""
-    folder.mkdir()
-    data, index = bytearray(), bytearray(block(struct.pack("<iiQQ", 0, 0, 0, 0)))
-    unindexed = 0
-    for number in range(1, MESSAGES + 1):
-        for source in (2, 5):
-            moment = number * SECOND + source
-            envelope = Envelope(source, number, moment, moment + 500)
-            message = block(envelope.to_bytes() + struct.pack("<i", number))
-            data += message
-            unindexed += len(message)
-            if unindexed >= PAGE:
-                unindexed = 0
-                raw = ns_to_raw(moment + 500), ns_to_raw(moment)
-                index += block(struct.pack("<iiQQ", 0, len(data), *raw))
-    flags = StreamFlags.CLOSED if closed else StreamFlags(0)
-    records = [RuntimeInfo(), *known_schemas("int")]
-    for name, source in (("A", 2), ("B", 5)):
-        stream = StreamMetadata(name, source, qualify("int"))
-        if closed:
-            last = MESSAGES * SECOND + source
-            stream = stream._replace(
-                flags=flags,
-                message_count=MESSAGES,
-                last_creation_ns=last + 500,
-                last_originating_ns=last,
-            )
-        records.append(stream)
-    catalog = b"".join(block(encode_record(record, in_catalog=True)) for record in records)
-    for kind, content in (("Catalog", catalog), ("Data", data), ("Index", index)):
-        (folder / f"S.{kind}_000000.psi").write_bytes(bytes(content) + bytes(padding))
-    return folder
+from protocols.psi.damaged_stores import DAMAGES, MESSAGES, write_store
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "never closed"])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -132,31 +131,6 @@ def test_dictionaries_and_times_are_read_by_psi_as_they_were_posted() -> None:
             assert found == [f"{m.ticks}/{kind}" for m, kind in zip(moments, kinds, strict=True)]
             counts.post({"c": 3})  # its pipeline is still there
             imp.wait_for("MSG Counts", count=2)
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "System.Int32",
-        "System.Byte",
-        "System.DateTime",
-        "System.Guid",
-        "System.Nullable`1[[System.Int32]]",
-    ],
-)
-def test_a_dictionary_with_any_keys_leaves_psis_pipeline_alive(key: str) -> None:
-    port = free_port()
-    type_name = f"System.Collections.Generic.Dictionary`2[[{key}],[System.Int32]]"
-    keys: dict[str, Any] = {"System.DateTime": DateTime(5), "System.Guid": UUID(int=7)}
-    with RemoteExporter(port=port) as exporter:
-        counts = exporter.exporter.write(None, "Counts", type_name)
-        ints = exporter.exporter.write(None, "Ints", "int")
-        counts.post({keys.get(key, 3): 1})
-        with driver("Imp", HOST, port, 10, "all", "v", "Counts:dynamic", "Ints:int") as imp:
-            imp.wait_for("MSG Counts")
-            for number in range(3):
-                ints.post(number)
-            imp.wait_for("MSG Ints", count=3)
 
 
 def test_shared_objects_interfaces_and_arrays_of_times_of_psi_are_read_as_they_are(

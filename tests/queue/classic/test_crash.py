@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from penstock import Position, open_reader, open_writer
-from penstock.queue.classic.layout import FREE_SLOT, ID_COUNT, SLOT_SIZE
+from penstock.queue.classic.layout import FREE_SLOT, ID_COUNT, MESSAGE_MAGIC, SLOT_SIZE
 from support import self_describing
 from support.peer import LAST_TYPE
 from support.processes import peers, shared_memory_path
@@ -94,6 +94,60 @@ def test_after_a_kill_every_confirmed_message_in_range_is_read_back(
         assert books_of_follower["messages"] + books_of_follower["lost_count"] == last + 1
         assert books_of_follower["restarts"] == 0
         assert killed == kills
+
+
+def what_lrose_would_clear(queue: QueueBytes) -> str | None:
+    """Return why an LROSE writer would empty a queue, when it opens it or at its next write.
+
+    Its check (spec lrose 1.12) wants slots and status to agree, and its write the oldest message
+    where the status says that free space ends (1.8, step F).
+    """
+    status, live = queue.status, set(queue.live())
+    slots = [queue.slot(index) for index in range(status.nslots)]
+    if status.youngest_id >= 0 and status.youngest_id not in [slot.id for slot in slots]:
+        return "the youngest message has no slot"
+    for index, slot in enumerate(slots):
+        if bool(slot.active) != (index in live):
+            return f"slot {index} is active: {slot.active}"
+        frame = queue.buf[slot.offset : slot.offset + slot.stored_len]
+        if slot.active and (int.from_bytes(frame[:4]), int.from_bytes(frame[-4:])) != (
+            MESSAGE_MAGIC,
+            slot.id,
+        ):
+            return f"message {slot.id} cannot be read"
+    if live and slots[status.oldest_slot].offset != status.end_insert:
+        return "the oldest message is elsewhere"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("batch", "largest", "kills"),
+    [
+        pytest.param(1, 3000, 12, id="single, the buffer wraps first"),
+        pytest.param(40, 100, 12, id="batches, the slots wrap first"),
+        *(
+            pytest.param(batch, largest, 300, marks=pytest.mark.full)
+            for batch in (1, 40)
+            for largest in (3000, 100)
+        ),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_a_kill_leaves_a_small_queue_that_lroses_writers_do_not_empty(
+    batch: int, largest: int, kills: int, tmp_path: Path
+) -> None:
+    chance = random.Random(f"{batch} {largest} {kills}")
+    path = str(tmp_path / "queue")
+    url = f"fmq:{path}?layout=classic"
+    with peers() as started:
+        open_writer(url, create="always", slots=100, size=50_000).close()
+        nursery = started.start("nursery")
+        assert nursery.hear()["ready"]
+        for life in range(kills):
+            order = {"url": url, "writer": life, "batch": batch, "smallest": 0, "largest": largest}
+            nursery.say(json.dumps({**order, "seconds": chance.uniform(0, 0.02)}))
+            assert nursery.hear()["killed"]
+            assert what_lrose_would_clear(QueueBytes.load(path)) is None
 
 
 # --- every state that a death can leave, made by hand ---------------------------------------

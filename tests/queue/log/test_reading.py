@@ -206,6 +206,17 @@ def test_a_place_beyond_the_next_message_is_refused(path: Path, beyond: int) -> 
         assert reader.statistics().lost == 0
 
 
+def test_many_are_as_many_as_there_are_over_all_segments(path: Path) -> None:
+    for count in (1, 7, 8, 9, 25, COUNT):
+        with log_reader(path) as reader:
+            assert [m.seq for m in reader.read_many(count)] == list(range(count))
+        with log_reader(path) as reader:
+            assert reader.read_batch(count)["seq"].to_pylist() == list(range(count))
+    with log_reader(path) as reader:
+        assert len(reader.read_many(COUNT + 10)) == COUNT
+        assert reader.read_many(1) == []
+
+
 def test_an_empty_log_has_a_start_and_an_end(tmp_path: Path) -> None:
     log = tmp_path / "empty"
     log_writer(log).close()

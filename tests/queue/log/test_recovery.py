@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from penstock.queue.log.endpoint import check, segments
 from penstock.queue.log.recovery import Recovery
 from penstock.queue.log.segments import begin_segment, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS
-from penstock.queue.wide.layout import HEADER, State
+from penstock.queue.wide.layout import HEADER, PAGE, SLOT, State
 from support.log_files import (
     SMALL,
     after_power_failure,
@@ -472,6 +473,21 @@ def test_a_segment_of_a_foreign_log_is_an_error_or_a_loss_that_is_counted(path: 
         assert [(x.first, x.last) for x in reader.statistics().losses] == [(8, 15)]
 
 
+@pytest.mark.parametrize("more", [0, 10], ids=["at the end", "in the middle"])
+def test_damaged_and_foreign_segments_behind_one_another_are_skipped_once(
+    path: Path, more: int
+) -> None:
+    with log_writer(path) as writer:
+        for _ in range(more):
+            writer.write(b"more")
+    overwrite(path_of(path, 8), 0, bytes(8))
+    overwrite(path_of(path, 16), 16, b"\1" * 8)
+    with log_reader(path, "damaged=skip") as reader:
+        messages = list(reader.available())
+        assert [m.seq for m in messages] == [*range(8), *range(24, 20 + more)]
+        assert reader.statistics().lost == (16 if more else 8)
+
+
 def test_a_name_that_leads_nowhere_is_damage(path: Path) -> None:
     path_of(path, 8).unlink()
     path_of(path, 8).symlink_to(path / "nothing")
@@ -674,3 +690,42 @@ def test_the_sizes_of_this_test_are_what_it_says(path: Path) -> None:
     assert SMALL.startswith("segment=8k")
     assert [int(file.stem) for file in segment_files(path)] == [0, 8, 16]
     assert field(segment_files(path)[-1], "head") == 20
+
+
+@pytest.mark.parametrize("rounds", [40, pytest.param(3000, marks=pytest.mark.full)])
+def test_whatever_is_damaged_a_reader_that_skips_it_comes_to_an_end(
+    rounds: int, tmp_path: Path
+) -> None:
+    """Each way to read, over headers, slots and bytes that changed: it ends, or says why not."""
+    original, log = tmp_path / "original", tmp_path / "log"
+    with log_writer(original) as writer:
+        writer.write_many([bytes([i]) * SIZE for i in range(40)])
+    for seed in range(rounds):
+        chance = random.Random(seed)
+        shutil.rmtree(log, ignore_errors=True)
+        shutil.copytree(original, log)
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            spoil(chance.choice(segment_files(log)), chance)
+        for take in (
+            lambda reader: sum(1 for _ in reader.available()),
+            lambda reader: len(reader.read_many(7)),
+            lambda reader: reader.read_batch(7).num_rows,
+            lambda reader: reader.read(0) is not None,
+        ):
+            calls = 0
+            with (
+                contextlib.suppress(DamagedQueue, Unsupported),
+                log_reader(log, "damaged=skip") as reader,
+            ):
+                while take(reader):
+                    calls += 1
+                    assert calls <= 50, f"seed {seed}"
+
+
+def spoil(file: Path, chance: random.Random) -> None:
+    """Change some bytes, more often where the header and the slots are."""
+    size = file.stat().st_size
+    area = chance.choice((512, PAGE + 8 * SLOT.itemsize, size))
+    at = chance.randrange(area) // 8 * 8
+    value = chance.choice((0, 20, 33, 10**6, 2**40, 2**63, 2**64 - 1, chance.getrandbits(64)))
+    overwrite(file, at, value.to_bytes(8, "little"))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import shutil
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from support.waiting import SOON, background, waits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from penstock.queue.log.reader import LogReader
 
 
 @pytest.fixture
@@ -197,3 +200,92 @@ def test_other_compression_needs_another_reader(path: Path) -> None:
         with pytest.raises(Unsupported, match="compression"):
             reader.read(0)
     assert stored(path) == [b"new"]
+
+
+# --- removed while it is used -------------------------------------------------------------------
+
+
+def remove_while_written(path: Path, reader: LogReader, timeout: float) -> tuple[int, list[bytes]]:
+    """Remove a log under its writer and a reader, which asks again and again.
+
+    Return how many messages were written, and those that came.
+    """
+    found: list[bytes] = []
+
+    def take() -> None:
+        while (message := reader.read(timeout)) is not None:
+            found.append(message.payload)
+
+    with log_writer(path) as writer:
+        for number in range(1500):
+            writer.write(b"%d" % number)
+            if number == 500:
+                take()
+                shutil.rmtree(path)
+            if number > 500:
+                time.sleep(0.001)
+                if number % 50 == 0:
+                    take()
+        written = writer.statistics().messages
+        deadline = time.monotonic() + SOON
+        while found[-1] != b"1499" and time.monotonic() < deadline:
+            take()
+    return written, found
+
+
+@pytest.mark.parametrize(("timeout", "options"), [(0.02, ""), (0, "cursor=me")])
+def test_a_reader_with_little_patience_finds_the_log_that_was_made_anew(
+    tmp_path: Path, timeout: float, options: str
+) -> None:
+    path = tmp_path / "log"
+    log_writer(path).close()
+    with log_reader(path, options) as reader:
+        written, found = remove_while_written(path, reader, timeout)
+        books = reader.statistics()
+    assert found[-1] == b"1499"
+    assert found == sorted(set(found), key=int)
+    assert books.restarts == 1
+    assert written == 1500
+    assert books.lost + len(found) == written
+    if options:  # its place is kept in the new log
+        with log_reader(path, options) as reader:
+            assert reader.read(0) is None
+            assert reader.statistics().restarts == 0
+
+
+def test_what_is_left_in_a_removed_log_comes_first(path: Path) -> None:
+    with log_reader(path, start=17) as reader:
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write_many([b"new"] * 10)
+            assert [(m.seq, m.payload == b"new") for m in reader.read_many(100)] == [
+                (17, False),
+                (18, False),
+                (19, False),
+                *((i, True) for i in range(10)),
+            ]
+        assert reader.statistics().lost == 0
+
+
+def test_what_was_in_other_segments_of_a_removed_log_is_counted(path: Path) -> None:
+    with log_reader(path) as reader:
+        assert len(reader.read_many(3)) == 3
+        shutil.rmtree(path)
+        with log_writer(path) as writer:
+            writer.write(b"new")
+            assert [m.seq for m in reader.read_many(100)] == [3, 4, 5, 6, 7, 0]
+        assert [(x.first, x.last, x.reason) for x in reader.statistics().losses] == [
+            (8, 19, DropReason.RECREATED)
+        ]
+
+
+def test_a_writer_whose_segment_is_full_makes_the_removed_log_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log_writer(path, f"{SMALL}&retain=1G").close()
+    with log_writer(path, "sync=none") as writer:
+        assert writer.write_many([b"x"] * 8) == 7
+        shutil.rmtree(path)
+        assert writer.write_many([b"y"] * 3) == 2
+    assert stored(path) == [b"y"] * 3
+    details = describe(url_of(path)).details
+    assert details["retain"] == 1 << 30  # like the one before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -337,3 +338,86 @@ def test_that_a_segment_cannot_be_removed_is_no_reason_not_to_write(
         assert writer.statistics().messages == 20
         writer.write_many([b"y"] * 8)
     assert len(first_numbers(path)) == 1
+
+
+# --- a clock that jumps --------------------------------------------------------------------------
+
+DAY = 24 * HOUR
+
+
+class Clocks:
+    """The clock on the wall, and how long the machine has been running."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began = time.time_ns()
+        self.passed = 0
+        self.ahead = 0
+        monkeypatch.setattr(time, "time_ns", lambda: self._began + self.passed + self.ahead)
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda _: DAY + self.passed)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def test_a_clock_that_is_a_day_ahead_for_a_moment_removes_nothing(
+    path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = f"{SMALL}&retain_age=1h"
+    with log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 20)
+    clocks.ahead = DAY
+    with caplog.at_level(logging.WARNING), log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 20)
+        assert trim_log(url_of(path)).segments == 0
+    assert "the clock is 86,400 s ahead" in caplog.text
+    clocks.ahead = 0
+    with log_writer(path, options) as writer:
+        writer.write(b"x")
+    assert first_numbers(path)[0] == 0
+    assert len(stored(path)) == 41
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_an_hour(
+    path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = f"{SMALL}&retain_age=12h"
+    with log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 20)
+    clocks.ahead = DAY
+    log_writer(path, options).close()
+    clocks.passed += HOUR // 2
+    log_writer(path, options).close()
+    assert first_numbers(path)[0] == 0
+    clocks.passed += HOUR
+    with caplog.at_level(logging.WARNING):
+        log_writer(path, options).close()
+    assert "is believed" in caplog.text
+    assert first_numbers(path) == [16]
+
+
+def test_age_counts_also_while_nobody_writes(path: Path, clocks: Clocks) -> None:
+    options = f"{SMALL}&retain_age=12h"
+    with log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 20)
+    clocks.passed += DAY
+    log_writer(path, options).close()
+    assert first_numbers(path) == [16]
+
+
+def test_right_after_the_machine_started_nothing_is_removed_for_its_age(
+    path: Path, clocks: Clocks
+) -> None:
+    options = f"{SMALL}&retain_age=12h"
+    with log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 20)
+    kept = json.loads((path / "clock").read_text())
+    (path / "clock").write_text(json.dumps(kept | {"boot": "another"}))
+    clocks.ahead = DAY  # nothing tells whether it was off for so long
+    with log_writer(path, options) as writer:
+        writer.write_many([b"x"] * 4)
+    assert first_numbers(path)[0] == 0
+    clocks.passed += 60_000_000_000
+    log_writer(path, options).close()
+    assert first_numbers(path) == [16]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,12 @@ from penstock import (
     InvalidOption,
     LockTimeout,
     Malformed,
+    Message,
     MessageTooLarge,
     PenstockError,
     Position,
     PositionError,
+    StorageError,
     Unsupported,
     batch_from_messages,
     create,
@@ -430,3 +436,35 @@ def test_an_option_that_does_not_fit_is_refused_by_its_name(queue_path: str, opt
         open_writer(f"fmq:{queue_path}?{option}")
     assert caught.value.option == name
     assert not Path(f"{queue_path}.fmq").exists()
+
+
+def test_a_writer_that_another_thread_closes_ends_with_what_closing_met(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    payload, caught = bytes(64 << 20), None
+    for attempt in range(50):  # until it is closed while the payload is copied
+        writer = wide_writer(f"fmq:{queue_path}-{attempt}?size=64M&sync=1000s")
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr("os.fdatasync", refuse)
+            written = pool.submit(writer.write, payload)
+            time.sleep(0.002)
+            with suppress(StorageError):
+                writer.close()
+            caught = written.exception()
+        Path(f"{queue_path}-{attempt}.fmq").unlink()
+        if caught is not None and not isinstance(caught, Closed):
+            break
+    assert isinstance(caught, StorageError)
+
+
+def test_a_message_has_a_hash(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write_many([b"one", b"two"])
+    with open_reader(f"fmq:{queue_path}", start="start") as reader:
+        one, two = reader.read_many(2)
+    assert hash(one) == hash(Message(*one)) == hash(tuple(one))
+    assert hash(one) != hash(two)
+    assert {one: 1}[Message(*one)] == 1

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import DamagedQueue, Position, PositionError, open_reader, open_writer
 from penstock.queue.wide.layout import LINEAGE
-from support.power_cuts import Disk, PowerCut, forget_boot
+from support.power_cuts import BOOT_ID_AT, Disk, PowerCut, forget_boot
 from support.wide_files import stored
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
@@ -96,6 +96,19 @@ def test_a_queue_that_was_synced_and_closed_keeps_its_epoch(queue_path: str, syn
     assert list_queue(f"{queue_path}.fmq").header.epoch == before.epoch
     with wide_writer(f"fmq:{queue_path}-crashed"):
         assert list_queue(f"{queue_path}-crashed.fmq").header.epoch != before.epoch
+
+
+def test_a_queue_that_is_written_again_says_so_on_the_disk_first(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wide_writer(f"fmq:{queue_path}?sync=batch") as writer:
+        writer.write_many(numbered(0, 1, 2))
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    disk.sync()
+    with wide_writer(f"fmq:{queue_path}?sync=10s") as writer:
+        writer.write(b"seen by readers, and not on the disk")
+        image = disk.image(random.Random(0), share=0)
+    assert any(image[BOOT_ID_AT : BOOT_ID_AT + 16])
 
 
 def test_one_of_many_writers_does_not_say_for_the_others_that_all_is_synced(

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue
 from penstock.core.position import Position
-from penstock.core.whole_files import sync_names
 from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import numbers_of
 from penstock.queue.log.writer import open_log_writer
-from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,11 +45,9 @@ class LaneLog:
             create_log(folder, options, replace=False)
         # All lanes of a process have one thread that syncs them. So a write need not wait for the
         # disk when it begins a segment, and with it all who want something of the outbox.
-        self._is_synced_later = isinstance(sync, float)
-        if self._is_synced_later:
+        if isinstance(sync, float):
             options = options.model_copy(update={"sync": "none"})
         self._options = options
-        self._named: list[int] = []
         self._writer: LogWriter | None = None
         #: One that reads on, and one that goes where it is sent.
         self._readers: dict[str, LogReader] = {}
@@ -159,10 +155,6 @@ class LaneLog:
         head = self.head
         if self._writer is not None and head != self._synced:
             self._writer.sync()
-            if self._is_synced_later and self._named != (names := numbers_of(self._folder)[-1:]):
-                with storage_errors("syncing", str(self._folder)):
-                    sync_names(self._folder)
-                self._named = names
             self._synced = head
 
     def free(self, floor: int) -> None:

@@ -61,8 +61,8 @@ class Service:
         assert attributes.source is not None
         assert attributes.sink is not None
         try:
-            method = self.methods.get(attributes.sink.resource_id)
-            if attributes.sink.ue_version_major != self.version or method is None:
+            method = self.method(attributes.sink)
+            if method is None:
                 raise UStatusError(  # noqa: TRY301 - like all that a method raises
                     UCode.UNIMPLEMENTED,
                     f"{self.name} version {self.version} at {self.address} has the methods "
@@ -72,6 +72,11 @@ class Service:
         except UStatusError as error:
             return [error_response(message, error.code, error.message, id=self.new_id())]
         return [_answer(message, payload, self.new_id())]
+
+    def method(self, address: UUri) -> Method | None:
+        """Find a method by its address; None: there is none."""
+        is_own = address.ue_version_major == self.version
+        return self.methods.get(address.resource_id) if is_own else None
 
     def work(self) -> list[UMessage]:
         """Do what is due by now; return what is to be sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.dispatch.routing import Subscriber
 from penstock.dispatch.services.journal import Journal
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
     from penstock.dispatch.services.journal import Record
 
-__all__ = ["Subscription", "SubscriptionTable"]
+__all__ = ["Subscription", "SubscriptionTable", "Watcher"]
 
 log = logging.getLogger(__name__)
+
+#: Who is told of changes, and of those of which topic; None: of all.
+Watcher: TypeAlias = "tuple[UUri, UUri | None]"
 
 _MS: Final = 1000
 _NS_PER_MS: Final = 1_000_000
@@ -37,6 +40,8 @@ class Subscription:
     expires_ms: int | None = None
     #: Milliseconds between two publishes, at least.
     sample_period_ms: int | None = None
+    #: Of uSubscription, in which the subscriber is told of changes.
+    version: int = 4
 
     def to_proto(self) -> Any:
         """Return the protobuf message, which is also what others are told of a change."""
@@ -59,6 +64,7 @@ class Subscription:
             "status": int(self.status),
             "expires_ms": self.expires_ms,
             "sample_period_ms": self.sample_period_ms,
+            "version": self.version,
         }
 
     @classmethod
@@ -69,7 +75,18 @@ class Subscription:
             SubscriptionStatus(record["status"]),
             record["expires_ms"],
             record["sample_period_ms"],
+            record.get("version", 4),
         )
+
+
+def _watcher(record: Record) -> Watcher:
+    topic = record.get("topic")
+    return UUri.parse(record["who"]), None if topic is None else UUri.parse(topic)
+
+
+def _watcher_record(watcher: Watcher) -> Record:
+    who, topic = watcher
+    return {"who": str(who), **({} if topic is None else {"topic": str(topic)})}
 
 
 class SubscriptionTable:
@@ -87,7 +104,7 @@ class SubscriptionTable:
         self.lock = threading.RLock()
         self._static = tuple(static)
         self._by_topic: dict[UUri, dict[UUri, Subscription]] = {}
-        self._watchers: dict[UUri, None] = {}
+        self._watchers: dict[Watcher, None] = {}
         self._notes: dict[UUri, Record] = {}
         self._count = 0
         self._generation = 0
@@ -141,9 +158,13 @@ class SubscriptionTable:
         return list(self._by_topic.get(topic, {}).values())
 
     @property
-    def watchers(self) -> list[UUri]:
-        """Who is told of all changes."""
+    def watchers(self) -> list[Watcher]:
+        """Who is told of changes, and of which topic; None: of all of them."""
         return list(self._watchers)
+
+    def watches(self, who: UUri, topic: UUri | None = None) -> bool:
+        """Tell whether somebody is told of all changes, or of those of a topic."""
+        return (who, topic) in self._watchers
 
     @property
     def notes(self) -> dict[UUri, Record]:
@@ -183,15 +204,15 @@ class SubscriptionTable:
             ]
         )
 
-    def watch(self, who: UUri) -> None:
-        """Let somebody be told of all changes."""
-        if who not in self._watchers:
-            self._change([{"op": "watch", "who": str(who)}])
+    def watch(self, who: UUri, topic: UUri | None = None) -> None:
+        """Let somebody be told of all changes, or of those of a topic."""
+        if not self.watches(who, topic):
+            self._change([{"op": "watch", **_watcher_record((who, topic))}])
 
-    def unwatch(self, who: UUri) -> None:
+    def unwatch(self, who: UUri, topic: UUri | None = None) -> None:
         """Let somebody be told no more."""
-        if who in self._watchers:
-            self._change([{"op": "unwatch", "who": str(who)}])
+        if self.watches(who, topic):
+            self._change([{"op": "unwatch", **_watcher_record((who, topic))}])
 
     def note(self, topic: UUri, what: Record | None) -> None:
         """Remember something of a topic elsewhere; None: forget it."""
@@ -248,9 +269,9 @@ class SubscriptionTable:
     def _apply_other(self, record: Record) -> None:
         match record["op"]:
             case "watch":
-                self._watchers[UUri.parse(record["who"])] = None
+                self._watchers[_watcher(record)] = None
             case "unwatch":
-                self._watchers.pop(UUri.parse(record["who"]), None)
+                self._watchers.pop(_watcher(record), None)
             case "note":
                 topic, what = UUri.parse(record["topic"]), record["what"]
                 if what is None:
@@ -285,6 +306,6 @@ class SubscriptionTable:
     def _records(self) -> Iterator[Record]:
         for those in self._by_topic.values():
             yield from ({"op": "put", **one.to_record()} for one in those.values())
-        yield from ({"op": "watch", "who": str(who)} for who in self._watchers)
+        yield from ({"op": "watch", **_watcher_record(it)} for it in self._watchers)
         for topic, what in self._notes.items():
             yield {"op": "note", "topic": str(topic), "what": what}

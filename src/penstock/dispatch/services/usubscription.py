@@ -1,4 +1,7 @@
-"""Who gets which topics, and who says so? The service uSubscription, version 4 (spec 6.1)."""
+"""Who gets which topics, and who says so? The service uSubscription (spec 6.1).
+
+It speaks version 4, and version 3 to those who ask in it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from penstock.dispatch.access import Access
 from penstock.dispatch.services.remote import RemoteTopics
 from penstock.dispatch.services.service import Service, decoded
 from penstock.dispatch.services.subscriptions import Subscription, SubscriptionTable
+from penstock.dispatch.services.usubscription_v3 import VERSION_3, Version3, expiration_ms
 from penstock.protocols.uprotocol import (
     InvalidUUri,
     SubscriptionStatus,
@@ -29,13 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from penstock.core.clock import Clock
+    from penstock.dispatch.services.service import Method
+    from penstock.dispatch.services.subscriptions import Watcher
 
 __all__ = ["CHANGES", "SubscriptionLimits", "USubscription"]
 
 #: The topic on which changes are told.
 CHANGES: Final = 0x8000
 _NS_PER_MS: Final = 1_000_000
-_NS_PER_SECOND: Final = 1_000_000_000
 
 _UNSUBSCRIBED: Final = SubscriptionStatus.UNSUBSCRIBED
 _PENDING: Final = SubscriptionStatus.SUBSCRIBE_PENDING
@@ -85,6 +90,7 @@ class USubscription(Service):
         self._own = {authority, *serves}
         self._remote = RemoteTopics(self.address, table, clock)
         self._news: list[UMessage] = []
+        self._version_3 = Version3(self, authority)
         self.methods = {
             1: self._subscribe,
             2: self._unsubscribe,
@@ -93,6 +99,11 @@ class USubscription(Service):
             5: self._unregister,
             6: self._reset,
         }
+
+    def method(self, address: UUri) -> Method | None:
+        if address.ue_version_major == VERSION_3:
+            return self._version_3.methods.get(address.resource_id)
+        return super().method(address)
 
     def receive(self, message: UMessage) -> list[UMessage]:
         with self.table.lock:
@@ -127,16 +138,33 @@ class USubscription(Service):
     def _subscribe(self, source: UUri, payload: bytes) -> bytes:
         asked = decoded(proto.SubscribeRequest, payload)
         topic = _topic(asked)
+        expires_ms = expiration_ms(asked.expiration) if asked.HasField("expiration") else None
+        status = self.grant(source, topic, expires_ms, asked.sample_period or None, self.version)
+        return _bytes(proto.SubscribeResponse(topic=topic.to_proto(), status=int(status)))
+
+    def grant(
+        self,
+        source: UUri,
+        topic: UUri,
+        expires_ms: int | None,
+        sample_period_ms: int | None,
+        version: int,
+    ) -> SubscriptionStatus:
+        """Subscribe somebody to a topic, or change how he is.
+
+        :param version: in which he is told of changes.
+        :raises UStatusError: he may not, or there are too many, or it is not a topic.
+        """
+        _check_topic(topic)
         if not self._access.may("subscribe", source, topic):
             raise UStatusError(
                 UCode.PERMISSION_DENIED, f"no rule allows {source} to subscribe to {topic}"
             )
-        expires_ms = _expiration(asked)
         known = self.table.get(topic, source)
         if expires_ms is not None and expires_ms <= self.now_ms:
             if known is not None:
                 self._end([known])
-            return _granted(topic, _UNSUBSCRIBED)
+            return _UNSUBSCRIBED
         if known is None and self.table.count >= self._limits.subscriptions:
             raise UStatusError(
                 UCode.RESOURCE_EXHAUSTED, f"there are {self.table.count:,} subscriptions already"
@@ -146,20 +174,28 @@ class USubscription(Service):
             source,
             self._status_of(topic) if known is None else known.status,
             expires_ms,
-            (asked.sample_period or None) if asked.HasField("sample_period") else None,
+            sample_period_ms,
+            version,
         )
         if wanted != known:
             self.table.put(wanted)
             self._tell([wanted])
         self._follow(topic)
-        return _granted(topic, wanted.status)
+        return wanted.status
 
     def _unsubscribe(self, source: UUri, payload: bytes) -> bytes:
-        topic = _topic(decoded(proto.UnsubscribeRequest, payload))
+        self.revoke(source, _topic(decoded(proto.UnsubscribeRequest, payload)))
+        return _bytes(proto.UnsubscribeResponse())
+
+    def revoke(self, source: UUri, topic: UUri) -> None:
+        """Unsubscribe somebody; who is not subscribed is fine.
+
+        :raises UStatusError: it is not a topic.
+        """
+        _check_topic(topic)
         known = self.table.get(topic, source)
         if known is not None:
             self._end([known])
-        return _bytes(proto.UnsubscribeResponse())
 
     def _fetch(self, source: UUri, payload: bytes) -> bytes:
         del source
@@ -174,23 +210,35 @@ class USubscription(Service):
                 and (subscribers is None or subscribers.matches(one.subscriber))
             ]
         )
-        if found.ByteSize() > self._limits.response:
+        return self.check_size(found, len(found.subscriptions))
+
+    def check_size(self, response: Any, count: int) -> bytes:
+        """Write a response.
+
+        :raises UStatusError: RESOURCE_EXHAUSTED, it is too large.
+        """
+        if response.ByteSize() > self._limits.response:
             raise UStatusError(
                 UCode.RESOURCE_EXHAUSTED,
-                f"{len(found.subscriptions):,} subscriptions do not fit into a response: "
-                "ask for fewer by a filter",
+                f"{count:,} subscriptions do not fit into a response: ask for fewer by a filter",
             )
-        return _bytes(found)
+        return _bytes(response)
 
     def _register(self, source: UUri, payload: bytes) -> bytes:
         decoded(proto.NotificationsRequest, payload)
-        watchers = self.table.watchers
-        if source not in watchers and len(watchers) >= self._limits.watchers:
-            raise UStatusError(
-                UCode.RESOURCE_EXHAUSTED, f"{len(watchers):,} are told of changes already"
-            )
-        self.table.watch(source)
+        if not self.table.watches(source):
+            self.check_watchers()
+            self.table.watch(source)
         return _bytes(proto.NotificationsResponse())
+
+    def check_watchers(self) -> None:
+        """See that one more may be told of changes.
+
+        :raises UStatusError: RESOURCE_EXHAUSTED, there are too many.
+        """
+        count = len(self.table.watchers)
+        if count >= self._limits.watchers:
+            raise UStatusError(UCode.RESOURCE_EXHAUSTED, f"{count:,} are told of changes already")
 
     def _unregister(self, source: UUri, payload: bytes) -> bytes:
         decoded(proto.NotificationsRequest, payload)
@@ -199,6 +247,14 @@ class USubscription(Service):
 
     def _reset(self, source: UUri, payload: bytes) -> bytes:
         decoded(proto.ResetRequest, payload)
+        self.reset(source)
+        return _bytes(proto.ResetResponse())
+
+    def reset(self, source: UUri) -> None:
+        """Forget all.
+
+        :raises UStatusError: PERMISSION_DENIED, it is not another uSubscription that asks.
+        """
         if source.service_id != self.service_id or source == self.address:
             raise UStatusError(
                 UCode.PERMISSION_DENIED, "only another uSubscription may reset this one"
@@ -208,7 +264,6 @@ class USubscription(Service):
         for topic in {one.topic for one in gone}:
             self._follow(topic)
         self._tell([replace(one, status=_UNSUBSCRIBED) for one in gone], watchers)
-        return _bytes(proto.ResetResponse())
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -282,19 +337,40 @@ class USubscription(Service):
             self.table.put(*changed)
             self._tell(changed)
 
-    def _tell(self, changes: Iterable[Subscription], also: Sequence[UUri] | None = None) -> None:
-        """Tell of changes in all three ways: the subscriber, who registered, and everybody."""
+    def _tell(self, changes: Iterable[Subscription], also: Sequence[Watcher] | None = None) -> None:
+        """Tell of changes in all three ways: the subscriber, who registered, and everybody.
+
+        Each hears of them in the version that he asked in.
+        """
         watchers = self.table.watchers if also is None else also
-        topic = self.address.with_resource(CHANGES)
+        topics = {
+            it.ue_version_major: it.with_resource(CHANGES)
+            for it in (self.address, self._version_3.address)
+        }
         form: dict[str, Any] = {
             "payload_format": UPayloadFormat.PROTOBUF,
             "priority": UPriority.CS2,
         }
         for change in changes:
-            payload = _bytes(change.to_proto())
-            for who in dict.fromkeys([change.subscriber, *watchers]):
-                self._news.append(notification(topic, who, payload, id=self.new_id(), **form))
-            self._news.append(publish(topic, payload, id=self.new_id(), **form))
+            payloads = {
+                self.version: _bytes(change.to_proto()),
+                VERSION_3: self._version_3.told(change),
+            }
+            told = [(change.subscriber, change.version)]
+            told += [
+                (who, self.version if topic is None else VERSION_3)
+                for who, topic in watchers
+                if topic is None or topic.matches(change.topic)
+            ]
+            for who, version in dict.fromkeys(told):
+                message = notification(
+                    topics[version], who, payloads[version], id=self.new_id(), **form
+                )
+                self._news.append(message)
+            for version, topic in topics.items():
+                if version == self.version or self.table.receivers_of(topic):
+                    payload = payloads[version]
+                    self._news.append(publish(topic, payload, id=self.new_id(), **form))
 
     def _take_news(self) -> list[UMessage]:
         news, self._news = self._news, []
@@ -304,12 +380,19 @@ class USubscription(Service):
 def _topic(asked: Any) -> UUri:
     """Return the topic of a request.
 
-    :raises UStatusError: INVALID_ARGUMENT, it is not one that can be subscribed to.
+    :raises UStatusError: INVALID_ARGUMENT, it is not an address.
     """
     try:
-        topic = UUri.from_proto(asked.topic)
+        return UUri.from_proto(asked.topic)
     except InvalidUUri as error:
         raise UStatusError(UCode.INVALID_ARGUMENT, str(error)) from error
+
+
+def _check_topic(topic: UUri) -> None:
+    """See that a topic can be subscribed to.
+
+    :raises UStatusError: INVALID_ARGUMENT, it cannot.
+    """
     problem = ""
     if not topic.is_topic:
         problem = "its resource is not one of 8000 to FFFE"
@@ -319,17 +402,6 @@ def _topic(asked: Any) -> UUri:
         problem = "its service is a wildcard"
     if problem:
         raise UStatusError(UCode.INVALID_ARGUMENT, f"{topic} cannot be subscribed to: {problem}")
-    return topic
-
-
-def _expiration(asked: Any) -> int | None:
-    """Return the end of a subscription, milliseconds since 1970 UTC; None: it has none."""
-    if not asked.HasField("expiration"):
-        return None
-    seconds, nanos = asked.expiration.seconds, asked.expiration.nanos
-    if not 0 <= nanos < _NS_PER_SECOND:
-        raise UStatusError(UCode.INVALID_ARGUMENT, f"the expiration has {nanos} nanoseconds")
-    return int(seconds) * 1000 + int(nanos) // _NS_PER_MS
 
 
 def _filter(asked: Any, name: str) -> UUri | None:
@@ -339,10 +411,6 @@ def _filter(asked: Any, name: str) -> UUri | None:
         return UUri.from_proto(getattr(asked, name))
     except InvalidUUri as error:
         raise UStatusError(UCode.INVALID_ARGUMENT, f"{name}: {error}") from error
-
-
-def _granted(topic: UUri, status: SubscriptionStatus) -> bytes:
-    return _bytes(proto.SubscribeResponse(topic=topic.to_proto(), status=int(status)))
 
 
 def _bytes(message: Any) -> bytes:

@@ -111,7 +111,8 @@ def _outside_of_quotes(texts: Bytes, places: NDArray[np.int64]) -> NDArray[np.in
     if not len(quotes):
         return places
     # Every text has an even number of them.
-    return places[np.searchsorted(quotes, places) % 2 == 0]
+    outside: NDArray[np.int64] = places[np.searchsorted(quotes, places) % 2 == 0]
+    return outside
 
 
 def _owners(texts: Bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.message import Message
+from penstock.core.redaction import shown
 from penstock.core.stream_id import StreamId
 from penstock.pipeline.decoding.options import InvalidDecoding
 from penstock.pipeline.decoding.result import DecodeError
@@ -134,7 +135,7 @@ class Rows:
             attributes=_value(batch, "attributes", failure.row),
             payload=_value(batch, "payload", failure.row) or b"",
         )
-        place = "" if url is None else f" of {url}"
+        place = "" if url is None else f" of {shown(url)}"
         letter = DeadLetter(
             original=original,
             code=Code.INVALID_ARGUMENT,

@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from penstock.core.redaction import as_written
 from penstock.pipeline.drawing.layout import Box, Layout, Size, arrange
 from penstock.pipeline.graph import Graph
 from penstock.pipeline.links import Node, streams_between
@@ -228,7 +229,7 @@ def _words(plan: Plan, node: Node) -> tuple[str, str, str]:
 
 
 def _shortened(text: str, *, at_end: bool = False) -> str:
-    text = "".join(c if c.isprintable() else "�" for c in text)
+    text = "".join(c if c.isprintable() else "�" for c in as_written(text))
     if len(text) <= _LONGEST_DETAIL:
         return text
     if at_end:

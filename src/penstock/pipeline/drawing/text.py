@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 from rich.tree import Tree
 
+from penstock.core.redaction import as_written
 from penstock.pipeline.links import Node, streams_between
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _label(plan: Plan, pipeline: Pipeline, name: str, streams: Streams) -> Text:
         sink = pipeline.sinks[name]
         role, about = "sink", sink.describe()
         about += "" if sink.mode == "append" else f", mode {sink.mode}"
+    about = as_written(about)
     about = "".join(c if c.isprintable() else "?" for c in about)  # a terminal obeys some of them
     queries = "".join(f" [{plan.queries.index(query) + 1}]" for query in plan.queries_of(node))
     label = Text.assemble(

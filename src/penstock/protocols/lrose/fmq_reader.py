@@ -494,7 +494,8 @@ class FmqReader(Reader):
             self._near = seqs[-1]
             self._next = seqs[-1] + 1
             self._proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
-            self._delivered.add(messages, seqs)
+            if not self.server_is_ours:
+                self._delivered.add(messages, seqs)
             self._arrivals.hold(messages, seqs)
 
     # --- reading ----------------------------------------------------------------------------

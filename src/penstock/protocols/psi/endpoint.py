@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from penstock.core.batch import messages_from_batch
 from penstock.core.books import BookedWriter
 from penstock.core.endpoints import Endpoint
-from penstock.core.errors import ConnectionLost, InvalidOption, InvalidURL, PositionError
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    InvalidURL,
+    PenstockError,
+    PositionError,
+)
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.options import parse_options
@@ -76,6 +82,8 @@ class PsiEndpoint(Endpoint):
         options = parse_options(url, PsiReaderOptions)
         try:
             told = fetch_stream(host, port, name, options.wait)
+        except PenstockError:
+            raise
         except OSError as error:
             raise unreachable(host, port, error) from error
         return StreamInfo(

@@ -37,6 +37,10 @@ _PATIENCE: Final = 0.1
 _HELLOS: Final = 5
 _BETWEEN_HELLOS: Final = 1.0
 _TAKEN_AT_ONCE: Final = 256
+#: Where fewer bytes than these come more often than so (seconds), they are gathered for a moment.
+_LITTLE: Final = 1 << 15
+_OFTEN: Final = 0.002
+_GATHERING: Final = 0.001
 
 
 class DataChannel(ABC):
@@ -65,17 +69,27 @@ class StreamChannel(DataChannel):
     def __init__(self, sock: socket.socket, hello: ServerHello, max_message: int) -> None:
         super().__init__(sock)
         self._decoder = MessageDecoder(max_message)
+        self._came_at = 0.0
+        #: Little comes each time, and often.
+        self._is_dripping = False
         sock.sendall(encode_session_id(hello.session))
         sock.settimeout(_PATIENCE)
 
     def receive(self) -> list[PsiMessage] | None:
         if self._decoder.fault is not None:
             raise self._decoder.fault
+        if self._is_dripping:
+            # psi sends each message by itself: to wake up for each takes the processor from it.
+            time.sleep(_GATHERING)
         try:
             data = self._socket.recv(_RECEIVED_AT_ONCE)
         except TimeoutError:
+            self._is_dripping = False
             return []
         self.bytes += len(data)
+        now = time.monotonic()
+        self._is_dripping = len(data) < _LITTLE and now - self._came_at < _OFTEN
+        self._came_at = now
         return self._decoder.feed(data) if data else None
 
 

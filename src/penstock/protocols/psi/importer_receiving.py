@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 #: While nothing comes, a caller gets control back this often (seconds).
 _LOOK: Final = 0.1
 _RECEIVED_AT_ONCE: Final = 65536
+#: Whoever is only asked gets so long (seconds) to answer, at least.
+_SHORTEST_HANDSHAKE: Final = 1.0
 #: psi may close a data connection that comes too soon: it is tried again with the same id.
 _DATA_ATTEMPTS: Final = 8
 _BETWEEN_ATTEMPTS: Final = 0.1
@@ -142,7 +144,7 @@ def fetch_stream(host: str, port: int, name: str, wait: float) -> StreamMetadata
     """
     catalog = Catalog()
     deadline = time.monotonic() + wait
-    options = ImporterOptions(connect_timeout=wait)
+    options = ImporterOptions(connect_timeout=max(wait, _SHORTEST_HANDSHAKE))
     meta = MetaConnection(host, port, ClientHello(), options)
     try:
         has_all = False

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.closing import Closable
-from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
+from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PenstockError
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
 from penstock.protocols.psi.rendezvous_wire import (
@@ -48,8 +48,12 @@ _LOOK: Final = 0.1
 _STALLED: Final = 10.0
 #: Updates that wait for a client at most.
 _WAITING: Final = 10_000
-#: Processes that a server keeps at most.
+_SENT_AT_ONCE: Final = 64
+#: Bytes that wait for a client at most; one that takes nothing is cut off then.
+_WAITING_BYTES: Final = 64 << 20
+#: Processes that are kept at most, and the bytes of all of them.
 _MOST_PROCESSES: Final = 10_000
+_MOST_BYTES: Final = 16 << 20
 
 
 class RendezvousServer(Closable):
@@ -61,13 +65,23 @@ class RendezvousServer(Closable):
         port: int = RENDEZVOUS_PORT,
         *,
         max_clients: int = 256,
+        max_bytes: int = _MOST_BYTES,
         forget_who_left: bool = False,
     ) -> None:
         """Listen at once; `forget_who_left`: remove what a client added when it leaves.
 
+        `max_bytes`: what all processes may take in memory. One that does not fit is refused, logged
+        and counted in `refused`; the protocol has no word for that, and so it is not told of.
+
         :raises StorageError: the address cannot be had.
         """
         self.processes: dict[str, Process] = {}
+        #: Processes that there was no room for.
+        self.refused = 0
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        #: What a client hears first, for the next one from the same address.
+        self._hello: tuple[str, bytes] | None = None
         self._forget = forget_who_left
         self._clients: set[_Client] = set()
         self._lock = threading.RLock()
@@ -78,19 +92,34 @@ class RendezvousServer(Closable):
         self.port = self._listener.port
 
     def add(self, process: Process) -> bool:
-        """Add a process and tell everybody; False if there is one of that name."""
+        """Add a process and tell everybody; False if there is one of that name, or no room."""
         with self._lock:
-            if process.name in self.processes or len(self.processes) >= _MOST_PROCESSES:
+            if process.name in self.processes:
+                return False
+            size = self._bytes + process.memory
+            if len(self.processes) >= _MOST_PROCESSES or size > self._max_bytes:
+                self.refused += 1
+                log.warning(
+                    "the process %.100r is refused: %s are there, of %s bytes",
+                    process.name,
+                    f"{len(self.processes):,}",
+                    f"{self._bytes:,}",
+                )
                 return False
             self.processes[process.name] = process
+            self._bytes = size
+            self._hello = None
             self._tell(AddProcess(process))
             return True
 
     def remove(self, name: str) -> bool:
         """Remove a process and tell everybody; False if there is none."""
         with self._lock:
-            if self.processes.pop(name, None) is None:
+            process = self.processes.pop(name, None)
+            if process is None:
                 return False
+            self._bytes -= process.memory
+            self._hello = None
             self._tell(RemoveProcess(name))
             return True
 
@@ -150,7 +179,9 @@ class RendezvousServer(Closable):
         # Under the lock: no change may come between the list and the first update.
         with self._lock:
             address = peer.rpartition(":")[0]
-            client.send(encode_hello(address, list(self.processes.values())))
+            if self._hello is None or self._hello[0] != address:
+                self._hello = address, encode_hello(address, list(self.processes.values()))
+            client.send(self._hello[1])
             self._clients.add(client)
         return client
 
@@ -173,12 +204,19 @@ class _Client:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._waiting: BoundedBuffer[bytes] = BoundedBuffer(_WAITING, OverflowPolicy.FAIL)
+        self._bytes = 0
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="psi-rendezvous-send", daemon=True)
         self._thread.start()
 
     def send(self, data: bytes) -> None:
+        with self._lock:
+            self._bytes += len(data)
         try:
-            self._waiting.put(data)
+            if self._bytes > _WAITING_BYTES:
+                hang_up(self._connection)
+            else:
+                self._waiting.put(data)
         except QueueFull:
             hang_up(self._connection)
         except Closed:
@@ -187,7 +225,11 @@ class _Client:
     def _run(self) -> None:
         try:
             while True:
-                self._connection.sendall(b"".join(self._waiting.get_many(_WAITING)))
+                # One by one: they are the same bytes for all clients.
+                for data in self._waiting.get_many(_SENT_AT_ONCE):
+                    self._connection.sendall(data)
+                    with self._lock:
+                        self._bytes -= len(data)
         except Closed:
             return
         except OSError:
@@ -209,6 +251,7 @@ class RendezvousClient(Closable):
         self._longest_wait = longest_wait
         #: Everybody's processes, as far as the server told.
         self.processes: dict[str, Process] = {}
+        self._bytes = 0
         #: This machine's address, as the server sees it.
         self.address: str | None = None
         self.last_error: Exception | None = None
@@ -314,16 +357,29 @@ class RendezvousClient(Closable):
             match update:
                 case RendezvousHello(address, _):
                     self.processes.clear()
+                    self._bytes = 0
                     self._connection, self.address = connection, address or ""
                     connection.settimeout(_STALLED)
                     for process in self._own.values():
                         self._send(AddProcess(process))
                     connection.settimeout(_LOOK)
                 case AddProcess(process):
-                    self.processes.setdefault(process.name, process)
+                    self._keep(process)
                 case RemoveProcess(name):
-                    self.processes.pop(name, None)
+                    gone = self.processes.pop(name, None)
+                    self._bytes -= 0 if gone is None else gone.memory
             self._changed.notify_all()
+
+    def _keep(self, process: Process) -> None:
+        if process.name in self.processes:
+            return
+        size = self._bytes + process.memory
+        if size > _MOST_BYTES:
+            raise Malformed(
+                "psi rendezvous", "processes", f"at most {_MOST_BYTES:,} bytes", f"{size:,}"
+            )
+        self._bytes = size
+        self.processes[process.name] = process
 
     def close(self) -> None:
         """Leave. What was added stays at a server that keeps it; remove it first."""

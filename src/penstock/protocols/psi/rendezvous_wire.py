@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RENDEZVOUS_PORT",
     "RENDEZVOUS_VERSION",
+    "TEXT_OVERHEAD",
     "AddProcess",
     "Disconnect",
     "Endpoint",
@@ -54,6 +55,10 @@ _REMOVE: Final = 2
 _MORE: Final = 0x80
 
 
+#: What a text takes in memory beside its bytes, more or less: also the empty ones are counted.
+TEXT_OVERHEAD: Final = 64
+
+
 class RendezvousLimits(NamedTuple):
     """What a peer may send at most."""
 
@@ -61,7 +66,7 @@ class RendezvousLimits(NamedTuple):
     processes: int = 10_000
     endpoints: int = 1_000
     streams: int = 10_000
-    #: Of one update.
+    #: Of one update, in memory.
     update_bytes: int = 1 << 22
 
 
@@ -104,6 +109,16 @@ class Process(NamedTuple):
     name: str
     version: str
     endpoints: tuple[Endpoint, ...] = ()
+
+    @property
+    def memory(self) -> int:
+        """The bytes that it takes, more or less."""
+        texts = [self.name, self.version]
+        for endpoint in self.endpoints:
+            texts.append(endpoint.host)
+            for stream in endpoint.streams:
+                texts += stream
+        return sum(map(len, texts)) + TEXT_OVERHEAD * len(texts)
 
 
 class AddProcess(NamedTuple):
@@ -262,7 +277,7 @@ class _UpdateDecoder(StepDecoder[RendezvousHello | Update]):
                 raise Malformed(_WHAT, f"length of {where}", f"at most {most} bytes", size)
             if not byte & _MORE:
                 break
-        self._allowance -= size
+        self._allowance -= size + TEXT_OVERHEAD
         return utf8((yield size), _WHAT, where)
 
 

@@ -6,7 +6,6 @@ its UAttributes, serialized; its time is that of its id.
 
 from __future__ import annotations
 
-import re
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -67,7 +66,7 @@ class _TopicEndpoint(Endpoint, ABC):
     def _parsed(self, url: URL) -> Any:
         if "@" in url.text.partition("?")[0]:
             raise InvalidURL(
-                _shown(url),
+                str(url),
                 "there is a user before the host",
                 hint="give username= and password_file= behind the ?",
             )
@@ -96,7 +95,7 @@ class _TopicEndpoint(Endpoint, ABC):
                 f"a topic cannot be read from {start}", hint="use start or end: what comes from now"
             )
         leg = self._connected(url, options, reading=True)
-        return TopicReader(_shown(url), leg, options)
+        return TopicReader(str(url), leg, options)
 
     def open_writer(self, url: URL) -> Writer:
         options = self._parsed(url)
@@ -108,13 +107,7 @@ class _TopicEndpoint(Endpoint, ABC):
                 hint="a topic's resource is from 8000 to FFFE",
             )
         leg = self._connected(url, options, reading=False)
-        return TopicWriter(_shown(url), leg, options)
-
-
-def _shown(url: URL) -> str:
-    """Write the URL for people, who need not know the password."""
-    text = re.sub(r"(?<=[?&]password=)[^&#]*", "…", url.text)
-    return re.sub(r"(?<=://)[^/?@]*@", "…@", text)
+        return TopicWriter(str(url), leg, options)
 
 
 def _password(options: MqttTopicOptions) -> str | None:
@@ -229,5 +222,5 @@ class UpMqttEndpoint(_TopicEndpoint):
         )
         if not reading:
             leg.start(_nothing, ())
-            await_connection(_shown(url), leg, options.wait)
+            await_connection(str(url), leg, options.wait)
         return leg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "attributes_of",
     "code_of_reason",
     "properties_of",
+    "readable_attributes",
     "topic_d2d",
     "topic_e2e",
     "topic_filter_d2d",
@@ -164,6 +166,25 @@ def attributes_of(properties: MqttProperties) -> UAttributes:
         except InvalidUUID as error:
             raise InvalidMessage(f"correlation data: {error}", field="correlation data") from error
     return UAttributes(**found)
+
+
+def readable_attributes(properties: MqttProperties) -> UAttributes | None:
+    """Read what can be read of a message's attributes; None: not even the id, type and source."""
+    pairs = [(key, value) for key, value in properties.user_properties if key in _KEYS]
+    keys = [key for key, _ in pairs]
+    if dict(pairs).get(_VERSION[0]) != _VERSION[1]:
+        return None
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        name = _KEYS[key]
+        if name in _READERS and keys.count(key) == 1:
+            with suppress(InvalidUUID, InvalidUUri, InvalidMessage):
+                found[name] = _READERS[name](value)
+    with suppress(InvalidUUID):
+        if properties.correlation_data is not None:
+            found["reqid"] = UUID7.from_big_endian(properties.correlation_data)
+    is_usable = all(name in found for name in ("id", "type", "source"))
+    return UAttributes(**found) if is_usable else None
 
 
 def _once(user_properties: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -56,6 +56,8 @@ class UUri:
     ANY: ClassVar[UUri]
 
     def __post_init__(self) -> None:
+        if self.authority_name.startswith("["):
+            _set_authority(self, self.authority_name.lower())
         problem = self.problem
         if problem is not None:
             raise InvalidUUri(str(self), problem)
@@ -275,6 +277,8 @@ _set_hash = UUri.__dict__["_hash"].__set__
 
 
 def _made(authority: str, ue_id: int, version: int, resource: int) -> UUri:
+    if authority.startswith("["):  # the digits of an address may be of either case (RFC 3986)
+        authority = authority.lower()
     uri: UUri = object.__new__(UUri)
     _set_authority(uri, authority)
     _set_ue_id(uri, ue_id)
@@ -313,8 +317,6 @@ def _authority_problem(authority: str) -> str | None:
         return None
     if authority.startswith("[") and authority.endswith("]"):
         literal = authority[1:-1]
-        if literal != literal.lower():
-            return "the authority has upper-case letters"
         try:
             ipaddress.IPv6Address(literal)
         except ValueError:

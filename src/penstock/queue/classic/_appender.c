@@ -7,10 +7,15 @@
  * Python decides.
  *
  * Order of the stores, which readers in other processes rely on:
- *     freed slots, message bytes, new slots, status.
+ *     freed slots and a status without them, if their bytes are reused;
+ *     message bytes; new slots; status.
  * A reader looks at the status first, so nothing of a chunk is seen before the status is there;
  * a slot is freed before its bytes are reused, so a reader that looks at its slots again after
  * copying knows whether the copy is whole.
+ *
+ * Slots and status belong together: an LROSE writer that finds one without the other, because we
+ * were killed in between, empties the queue. So nothing else is done between their stores, and
+ * where all of them are in one page of the file they are one write, within which nobody is killed.
  *
  * The files are not mapped: LROSE re-creates a queue by truncating it, and a mapped page behind
  * the new end is a SIGBUS.
@@ -37,6 +42,7 @@ enum { STATUS_SIZE = 56, SLOT_SIZE = 40, FRAME_HEAD = 8, FRAME_EXTRA = 12 };
 enum { ID_COUNT = 1000000000 };
 
 /* One chunk: what is written under one lock. Bounded, so that other writers get their turn. */
+enum { PAGE = 4096, SLOTS_IN_PAGE = (PAGE - STATUS_SIZE) / SLOT_SIZE, MOST_RUNS = 4 };
 enum { CHUNK_MESSAGES = 256, CHUNK_BYTES = 4 << 20, WINDOW_SLOTS = 128, SMALL_FRAME = 4096 };
 
 /* What append() reports (mirrored in _appender.pyi); the last two stay in this file. */
@@ -85,13 +91,20 @@ typedef struct {
 static unsigned forks;
 static void count_fork(void) { forks++; }
 
+/* Bytes of the buffer, from the first to before the last. */
+typedef struct {
+    int32_t begin, end;
+} Run;
+
 /* The plan for one chunk: what the status will be, and which slots are freed for it. */
 typedef struct {
-    Status status;
+    Status found, status;
     int32_t published, published_slot; /* the youngest that readers can see */
     int32_t first_placed, placed;     /* the chunk's own slots, a run around the ring */
     int32_t first_freed, freed;       /* the slots freed for it, another run */
-    int32_t first_freed_offset, first_freed_len; /* bytes of the first of those */
+    int32_t live; /* messages that were there */
+    Run reused[MOST_RUNS]; /* their bytes; more runs than these are counted only */
+    int runs;
 } Plan;
 
 /* --- big-endian words and checksums (spec lrose 1.5) --------------------------------------- */
@@ -306,11 +319,12 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
     }
     s->oldest_slot = next_slot(s, oldest);
     a->window_start = oldest + 1; /* the next time around this slot is another message's */
-    if (p->freed++ == 0) {
+    if (p->freed++ == 0)
         p->first_freed = oldest;
-        p->first_freed_offset = slot->offset;
-        p->first_freed_len = slot->stored_len;
-    }
+    if (p->runs > 0 && p->runs <= MOST_RUNS && p->reused[p->runs - 1].end == slot->offset)
+        p->reused[p->runs - 1].end += slot->stored_len;
+    else if (p->runs++ < MOST_RUNS)
+        p->reused[p->runs - 1] = (Run){slot->offset, slot->offset + slot->stored_len};
     return WRITTEN;
 }
 
@@ -427,7 +441,7 @@ static int write_messages(Appender *a, Entry *entries, int n)
     return 0;
 }
 
-static int write_status(Appender *a, Status *s, int32_t now)
+static int seal_status(Appender *a, Status *s, int32_t now, Status *out)
 {
     if (s->blocking_write) { /* a reader reports its progress without a lock: keep the newest */
         if (read_stat(a, &s->last_id_read, 4, offsetof(Status, last_id_read)) != 1)
@@ -436,19 +450,71 @@ static int write_status(Appender *a, Status *s, int32_t now)
     }
     s->time_written = now;
     s->checksum = status_checksum(s);
-    Status out = *s;
-    swap_words(&out, STATUS_SIZE / 4);
-    return write_stat(a, &out, STATUS_SIZE, 0);
+    *out = *s;
+    swap_words(out, STATUS_SIZE / 4);
+    return 0;
 }
 
-/* One message that takes the slot of the one freed for it, and leaves its bytes alone: nobody can
- * read a torn message, so the slot need not be marked free in between. */
-static bool is_refilled_at_once(const Appender *a, const Plan *p)
+/* Write a run of slots, free ones or those of entries, and the status that goes with them. */
+static int publish(Appender *a, Status *s, int32_t now, int32_t first, int32_t n,
+                   const Entry *entries)
 {
-    const Slot *new = &a->entries[0].slot;
-    return p->placed == 1 && p->freed == 1 && p->first_freed == p->first_placed &&
-           (new->offset + new->stored_len <= p->first_freed_offset ||
-            p->first_freed_offset + p->first_freed_len <= new->offset);
+    Status out;
+    if (in_memory(a) || s->nslots > SLOTS_IN_PAGE) {
+        /* Sealed first: nothing but the two stores lies between them. */
+        return seal_status(a, s, now, &out) != 0 || write_slots(a, s, first, n, entries) != 0
+                   ? -1
+                   : write_stat(a, &out, STATUS_SIZE, 0);
+    }
+    unsigned char page[PAGE];
+    size_t whole = STATUS_SIZE + (size_t)SLOT_SIZE * (size_t)s->nslots;
+    if (read_stat(a, page, whole, 0) != 1)
+        return -1;
+    for (int32_t i = 0; i < n; i++) {
+        Slot slot = entries ? entries[i].slot : (Slot){.checksum = -4};
+        swap_words(&slot, SLOT_SIZE / 4);
+        int32_t at = (int32_t)(((int64_t)first + i) % s->nslots);
+        memcpy(page + STATUS_SIZE + (size_t)at * SLOT_SIZE, &slot, SLOT_SIZE);
+    }
+    if (seal_status(a, s, now, &out) != 0)
+        return -1;
+    memcpy(page, &out, STATUS_SIZE);
+    return write_stat(a, page, whole, 0);
+}
+
+/* Whether a chunk's bytes are where those of the messages are that are freed for it. If they are
+ * not, nobody can read a torn message, and slots that are filled again at once need not be marked
+ * free in between. */
+static bool reuses_bytes(const Appender *a, const Plan *p)
+{
+    if (p->freed > p->placed || (p->freed > 0 && p->first_freed != p->first_placed) ||
+        p->runs > MOST_RUNS)
+        return true;
+    for (int i = 0; i < p->placed; i++) {
+        const Slot *new = &a->entries[i].slot;
+        for (int run = 0; run < p->runs; run++)
+            if (new->offset < p->reused[run].end &&
+                p->reused[run].begin < new->offset + new->stored_len)
+                return true;
+    }
+    return false;
+}
+
+/* Free the slots of a plan. The status says so, too, unless no message is left then. */
+static int free_slots(Appender *a, Plan *p, int32_t now)
+{
+    Status s = p->found;
+    s.oldest_slot = p->status.oldest_slot;
+    const Slot *oldest = p->freed >= p->live ? NULL : oldest_slot(a, p);
+    if (oldest == NULL)
+        return write_slots(a, &p->status, p->first_freed, p->freed, NULL);
+    if (oldest->offset < s.end_insert) { /* the gap has reached the tail on the way */
+        s.begin_append = s.begin_insert;
+        s.begin_insert = 0;
+        s.append_mode = 1;
+    }
+    s.end_insert = oldest->offset;
+    return publish(a, &s, now, p->first_freed, p->freed, NULL);
 }
 
 static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking, int *written,
@@ -469,8 +535,12 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
         return IRREGULAR;
     if (is_all_freed(&p.status))
         p.status.oldest_slot = -1; /* there is none: the next message will be it */
+    p.found = p.status;
     p.published = p.status.youngest_id;
     p.published_slot = p.status.youngest_slot;
+    if (p.status.oldest_slot >= 0)
+        p.live = (p.status.youngest_slot - p.status.oldest_slot + p.status.nslots) %
+                     p.status.nslots + 1;
 
     /* A chunk takes the place of older messages before it can be read itself. So it is a small
      * part of the queue: slow readers keep most of it, and so does everybody if we die here. */
@@ -480,23 +550,19 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
     most = most < n ? most : n;
     most_bytes = most_bytes < CHUNK_BYTES ? most_bytes : CHUNK_BYTES;
     for (int i = 0; i < most && (i == 0 || bytes < most_bytes); i++) {
-        Status before = p.status;
-        int32_t freed = p.freed;
+        Plan before = p;
         outcome = place(a, &p, &a->entries[i], blocking);
         if (outcome != WRITTEN) { /* this one waits; those before it are written */
-            p.status = before;
-            p.freed = freed;
+            p = before;
             break;
         }
         bytes += a->entries[i].slot.stored_len;
     }
     if (p.placed == 0 || outcome == IRREGULAR)
         return outcome;
-    if ((!is_refilled_at_once(a, &p) &&
-         write_slots(a, &p.status, p.first_freed, p.freed, NULL) != 0) ||
+    if ((p.freed > 0 && reuses_bytes(a, &p) && free_slots(a, &p, now) != 0) ||
         write_messages(a, a->entries, p.placed) != 0 ||
-        write_slots(a, &p.status, p.first_placed, p.placed, a->entries) != 0 ||
-        write_status(a, &p.status, now) != 0)
+        publish(a, &p.status, now, p.first_placed, p.placed, a->entries) != 0)
         return OS_ERROR;
     a->written = p.status;
     *written = p.placed;

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.core.interfaces import Ancestor
+from penstock.core.whole_files import sync_names
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import remove_segment, seal
 from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.places import Places
-from penstock.queue.log.recovery import Recovery, recover, set_aside
+from penstock.queue.log.recovery import (
+    Recovery,
+    is_left_over,
+    recover,
+    remove_unfinished,
+    set_aside,
+)
 from penstock.queue.log.retention import CURSORS
 from penstock.queue.log.segments import (
     begin_segment,
@@ -75,9 +82,10 @@ def create_log(folder: Path, options: LogOptions, *, replace: bool) -> None:
     opened.lock.close()
 
 
-def open_to_write(folder: Path, options: LogOptions) -> Opened:
+def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = None) -> Opened:
     """Become the writer of a log; make the log if that is asked for.
 
+    :param anew: what a log is made with that was removed under its writer
     :raises NotFound: there is none, and none is to be made.
     :raises LockTimeout: another process writes to it.
     :raises StorageError: there is no space, or no permission.
@@ -90,17 +98,23 @@ def open_to_write(folder: Path, options: LogOptions) -> Opened:
                     f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
                 )
             time.sleep(_LOOK_FOR_LOG)
-    return _open(folder, options, replace=options.create is Creation.ALWAYS)
+    return _open(folder, options, replace=options.create is Creation.ALWAYS, anew=anew)
 
 
-def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
-    _make_folder(folder)
+def _open(
+    folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
+) -> Opened:
+    _make_folder(folder, options.mode)
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
         sync = options.sync != "none"
-        prepare = _replace if replace else _settings
-        recovered = recover(folder, prepare(folder, options, sync=sync))
+        remove_unfinished(folder)
+        if replace:
+            settings = _replace(folder, options, sync=sync)
+        else:
+            settings = _settings(folder, options, sync=sync, anew=anew)
+        recovered = recover(folder, settings)
         settings, file, ended = recovered.settings, recovered.file, recovered.ended
         for mapped in (file, ended):
             if mapped is not None:
@@ -117,14 +131,21 @@ def _open(folder: Path, options: LogOptions, *, replace: bool) -> Opened:
     return Opened(settings, file, lock, recovered.recovery)
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int | None) -> None:
     """Make the directory; leave alone one that holds other things.
+
+    Its files can be used by those who can use it: the owner alone, unless `mode` says more.
 
     :raises AlreadyExists: it does.
     """
     with storage_errors("creating", str(folder)):
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in folder.iterdir()}
+        if folder in missing:  # who may read it may also look into it
+            folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
+        for made in missing:  # what is synced in it is to be found by its name
+            sync_names(made.parent)
+        names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
         raise AlreadyExists(
             f"the directory {folder} holds other things than a log",
@@ -132,18 +153,41 @@ def _make_folder(folder: Path) -> None:
         )
 
 
-def _settings(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
+def _settings(
+    folder: Path, options: LogOptions, *, sync: bool, anew: Settings | None = None
+) -> Settings:
     """Return the properties of the log, with what this writer gives; of a new one if need be."""
     kept = _load(folder)
     if kept is not None:
         _remove_previous(folder, kept)
+    if kept is not None and not _has_any_of(folder, kept):
+        path = set_aside(folder / SETTINGS)
+        log.warning("%s is of another log than all segments; it was put aside as %s", folder, path)
+        kept = None
     if numbers_of(folder):
         settings = (kept or _adopt(folder, options)).given(options)
+    elif kept is not None:
+        settings = kept.begun_anew().given(options)
     else:
-        settings = new_settings(options) if kept is None else kept.begun_anew().given(options)
+        settings = new_settings(options) if anew is None else anew
     if settings != kept:
         save_settings(folder, settings, sync=sync)
     return settings
+
+
+def _has_any_of(folder: Path, settings: Settings) -> bool:
+    """Tell whether a segment is of this log, if any can be read.
+
+    An old version of the log's own file, which a power failure can bring back, is no reason to put
+    all segments aside.
+    """
+    readable = 0
+    for number in reversed(numbers_of(folder)):
+        with contextlib.suppress(DamagedQueue, NotFound):
+            if look(folder, number).epoch in settings.epochs:
+                return True
+            readable += 1
+    return not readable
 
 
 def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:

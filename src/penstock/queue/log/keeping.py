@@ -8,8 +8,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.whole_files import sync_names
 from penstock.queue.storage import no_thread, storage_errors
 from penstock.queue.wide.layout import HEADER
 
@@ -81,6 +83,9 @@ class Keeper:
         self.tidy = tidy
         self._active = Unsynced(file)
         self._synced_head = b""
+        #: The newest segment whose name is on the disk. With `sync=none` a write does not wait for
+        #: that, so whoever asks for a sync does.
+        self._named = "" if sync == "none" else None
         self._sealed: deque[Unsynced] = deque()
         self._failure: Exception | None = None
         self._has_failed = False
@@ -147,6 +152,7 @@ class Keeper:
             self._sync_sealed()
             if active:
                 self._sync_active()
+                self._sync_names()
         except Exception:
             self._has_failed = True
             raise
@@ -168,6 +174,13 @@ class Keeper:
         if head != self._synced_head:
             segment.sync()
             self._synced_head = head
+
+    def _sync_names(self) -> None:
+        path = self._active.path
+        if self._named not in (None, path):
+            with storage_errors("syncing", path):
+                sync_names(Path(path).parent)
+            self._named = path
 
     def _run(self) -> None:
         interval = self._policy if isinstance(self._policy, float) else _BETWEEN_TRIMS

@@ -60,7 +60,7 @@ class LogReader(WideReader):
         self._epoch = file.field("epoch")
         self._epochs = frozenset({self._epoch})
         #: When to look whether there is something behind a segment that seems to be the newest.
-        self._look_at, self._has_left = 0.0, False
+        self._look_at, self._has_left, self._looked_through = 0.0, False, 0
         self._skips_to_newest = False
         self._is_collecting = False
         self._known_lineage: tuple[int, tuple[Ancestor, ...]] | None = None
@@ -90,7 +90,7 @@ class LogReader(WideReader):
         old, self._file, self._path = self._file, file, file.path
         if old is not file:
             old.close()
-        self._look_at, self._has_left = 0.0, False
+        self._look_at, self._has_left, self._looked_through = 0.0, False, 0
         if file.field("state") != State.LIVE:
             with suppress(NotFound, StorageError):  # how far this log was, should it be removed
                 self._places.tip()
@@ -130,31 +130,51 @@ class LogReader(WideReader):
     def _go_to(self, seq: int) -> None:
         """Stand at this message, in the segment that has it or will have it."""
         first = self._file.field("first_seq")
-        is_live = self._file.field("state") == State.LIVE
-        if first <= seq and (is_live or seq < self._head):
+        if first <= seq and (seq < self._head or self._is_newest()):
             self._next = seq
             return
         try:
             file = self._places.open_at(seq)
+            if not self._is_of_this_log(file.field("epoch")):
+                number = file.field("first_seq")
+                file.close()
+                # A number of the log up to now says nothing of one that has just replaced it.
+                other = self._other_log()
+                if other is None:
+                    raise self._foreign(number)
+                file, seq = other, other.field("tail")
         except DamagedQueue as error:
             number = self._places.number_at(seq)
             self._next = seq
             if not self._step_over(number, error):
-                self._use(*self._in_this_log(self._places.open_at(number - 1), seq))
+                self._use(self._readable_before(number, error), seq)
         else:
-            self._use(*self._in_this_log(file, seq))
+            self._use(file, seq)
 
-    def _in_this_log(self, file: QueueFile, seq: int) -> tuple[QueueFile, int]:
-        """Return the segment of a message, and that; or the start of the log, if it is another.
+    def _readable_before(self, number: int, error: DamagedQueue) -> QueueFile:
+        """Map the last segment before this one that can be read; raise if there is none."""
+        for earlier in reversed(self._places.numbers()):
+            if earlier < number:
+                with suppress(NotFound, DamagedQueue):
+                    file = open_segment(self._places.folder, earlier)
+                    if self._is_of_this_log(file.field("epoch")):
+                        return file
+                    file.close()
+        raise error
 
-        A number that was found in the log up to now says nothing of one that has just replaced it.
-        """
-        while not self._is_of_this_log(epoch := file.field("epoch")):
-            file.close()
+    def _is_newest(self) -> bool:
+        return self._file.field("state") == State.LIVE and not self._is_left()
+
+    def _other_log(self) -> QueueFile | None:
+        """Map the oldest segment, if it is of another log: one was made in the place of this."""
+        try:
             file = self._places.open_oldest()
-            if file.field("epoch") == epoch:  # or it was replaced once more
-                return file, file.field("tail")
-        return file, seq
+        except (NotFound, DamagedQueue):
+            return None  # removed, or being made: wait
+        if self._is_of_this_log(file.field("epoch")):
+            file.close()
+            return None
+        return file
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
@@ -214,7 +234,7 @@ class LogReader(WideReader):
         return self._head
 
     def _tip(self) -> Tip:
-        if self._file.field("state") == State.LIVE and not self._is_left():
+        if self._is_newest():
             return Tip(self._epoch, self._head)
         return self._places.tip()
 
@@ -280,6 +300,11 @@ class LogReader(WideReader):
 
     def _has_messages_behind(self) -> bool:
         folder, first = self._places.folder, self._file.field("first_seq")
+        with suppress(OSError):  # there may be many names, and mostly no new one
+            changed = folder.stat().st_mtime_ns
+            if changed == self._looked_through:
+                return False
+            self._looked_through = changed
         for number in reversed(numbers_of(folder)):
             if number <= first:
                 break
@@ -287,6 +312,7 @@ class LogReader(WideReader):
                 segment = look(folder, number)
                 if segment.count or segment.state != State.LIVE:
                     return True
+                self._looked_through = 0  # it may have some the next time
         return False
 
     def _goes_on(self) -> bool:
@@ -297,7 +323,7 @@ class LogReader(WideReader):
     def _go_on(self) -> bool:
         """Go on behind a segment that is read and gets no more; tell if there is more to read."""
         file = self._file
-        if file.field("state") == State.LIVE and not self._is_left():
+        if self._is_newest():
             return False
         if self._next < self._head:
             return True  # they came before it was sealed
@@ -352,7 +378,7 @@ class LogReader(WideReader):
         newest = max(self._next, self._places.last())
         if newest > self._next:
             self._lose(self._next, newest - 1, DropReason.RETENTION)
-        self._use(*self._in_this_log(self._places.open_at(newest), newest))
+        self._go_to(newest)
         return True
 
     def _step_over(self, number: int, error: DamagedQueue) -> bool:
@@ -369,16 +395,12 @@ class LogReader(WideReader):
             self._lose(self._next, following - 1, DropReason.DAMAGED)
             self._next = following
         self._go_to(self._next)
-        return True
+        return self._file.field("first_seq") >= following  # or none behind it can be read
 
     def _meet_anew(self) -> bool:
         """Go on with the log that was made in the place of this one; tell if there is one."""
-        try:
-            file = self._places.open_oldest()
-        except (NotFound, DamagedQueue):
-            return False  # removed, or being made: wait
-        if self._is_of_this_log(file.field("epoch")):
-            file.close()
+        file = self._other_log()
+        if file is None:
             return False
         end = self._end_of_previous()
         if end > self._next:
@@ -440,14 +462,23 @@ def open_newest(folder: Path, patience: float) -> QueueFile:
     """
     began = time.monotonic()
     while True:
-        damage = None
+        damage, foreign = None, None
+        epochs = _known_epochs(folder)
         for number in reversed(numbers_of(folder)):
             try:
-                return open_segment(folder, number)
+                file = open_segment(folder, number)
             except NotFound:
                 continue
             except DamagedQueue as error:
                 damage = damage or error
+                continue
+            if epochs is None or file.field("epoch") in epochs:
+                return file
+            foreign = number if foreign is None else foreign
+            file.close()
+        if foreign is not None:  # the log is created anew this moment, or its own file was
+            with suppress(NotFound, DamagedQueue):
+                return open_segment(folder, foreign)
         if damage is None and (folder / SETTINGS).exists():
             patience = max(patience, _BEING_MADE)
         if time.monotonic() - began >= patience:
@@ -455,3 +486,10 @@ def open_newest(folder: Path, patience: float) -> QueueFile:
                 f"there is no log at {folder}", hint=f"create it: penstock create log:{folder}"
             )
         time.sleep(_LOOK_FOR_LOG)
+
+
+def _known_epochs(folder: Path) -> frozenset[int] | None:
+    with suppress(DamagedQueue, Unsupported):
+        settings = load_settings(folder)
+        return None if settings is None else settings.epochs
+    return None

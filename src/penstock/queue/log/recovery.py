@@ -17,7 +17,7 @@ import numpy as np
 from penstock.core.errors import CursorInUse, DamagedQueue, NotFound
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.freeing import seal
-from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.retention import CLOCK, CURSORS
 from penstock.queue.log.segments import numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, save_settings
 from penstock.queue.storage import storage_errors
@@ -29,12 +29,22 @@ if TYPE_CHECKING:
     from penstock.queue.log.settings import Settings
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Recovered", "Recovery", "is_unsettled", "recover", "set_aside"]
+__all__ = [
+    "Recovered",
+    "Recovery",
+    "is_left_over",
+    "is_unsettled",
+    "recover",
+    "remove_unfinished",
+    "set_aside",
+]
 
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
-_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.\d+\.new|{re.escape(SETTINGS)}\.new")
+_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.[0-9a-f-]+(\.new)?|{re.escape(SETTINGS)}\.new")
+#: What a reader made, what a clock was, and what was put aside.
+_LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|{CLOCK}(\.new)?|.+\.(damaged|torn)-\d+")
 
 
 @dataclass(slots=True)
@@ -77,7 +87,6 @@ def recover(folder: Path, settings: Settings) -> Recovered:
     :raises StorageError: the operating system refuses.
     """
     found = Recovery()
-    _remove_unfinished(folder)
     with contextlib.ExitStack() as undo:
         files = _unsettled(folder, settings, found, undo)
         newest = files[0] if files else None
@@ -104,6 +113,11 @@ def recover(folder: Path, settings: Settings) -> Recovered:
     for file in files[1:]:
         file.close()
     return Recovered(found, settings, *((newest, None) if is_open else (None, newest)))
+
+
+def is_left_over(name: str) -> bool:
+    """Tell whether a file is what a log leaves behind when its machine goes down."""
+    return bool(_UNFINISHED.fullmatch(name) or _LEFT.fullmatch(name))
 
 
 def is_unsettled(folder: Path) -> bool:
@@ -295,7 +309,11 @@ def _free_name(path: Path, what: str) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a writer was making when it died. The caller is the writer now.
+
+    :raises StorageError: the operating system refuses.
+    """
     with storage_errors("looking at", str(folder)):
         for path in folder.iterdir():
             if _UNFINISHED.fullmatch(path.name):
@@ -314,6 +332,9 @@ def _move_cursors(folder: Path, settings: Settings) -> None:
         for entry in cursors.entries():
             seq = settings.successor(entry.epoch, entry.seq)
             if entry.name and not entry.alive and seq is not None:
-                with contextlib.suppress(CursorInUse), cursors.claim(entry.name) as cursor:
+                with (
+                    contextlib.suppress(CursorInUse, DamagedQueue),  # whoever claims it is told
+                    cursors.claim(entry.name) as cursor,
+                ):
                     cursor.move(seq, settings.epoch)
         cursors.sync()

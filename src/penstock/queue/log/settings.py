@@ -106,14 +106,18 @@ class Settings(BaseModel):
         named = set(KEPT_FROM_WRITERS) & options.model_fields_set
         return self.model_copy(update={name: getattr(options, name) for name in named})
 
-    def begun_anew(self) -> Settings:
-        """Return those of a log like this, whose segments are all gone or never were."""
+    def begun_anew(self, head: int | None = None) -> Settings:
+        """Return those of a log like this, whose segments are all gone or never were.
+
+        :param head: the number of its next message, if that is known
+        """
         return self.model_copy(
             update={
                 "version": _FIRST_VERSION,
                 "epoch": _new_epoch(),
                 "created_ns": time.time_ns(),
                 "lineage": (),
+                "previous": self.previous if head is None else self.as_previous(head),
             }
         )
 

@@ -22,7 +22,7 @@ from penstock.queue.liveness import LockFile
 from penstock.queue.log.creation import open_to_write
 from penstock.queue.log.freeing import seal
 from penstock.queue.log.keeping import Keeper, Unsynced
-from penstock.queue.log.retention import Limits, trim
+from penstock.queue.log.retention import AgeClock, Limits, trim
 from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
 from penstock.queue.options import Creation
 from penstock.queue.wide import _ring
@@ -75,9 +75,8 @@ class LogWriter(WideWriter):
             raise self._damage()
         self._created_ns = max(self._created_ns, self._last_created_ns())
         self._space.begin()
-        self._keeper = Keeper(
-            self._file, self._options.sync, _Tidying(self._folder, self._settings)
-        )
+        self._tidying = _Tidying(self._folder, self._settings)
+        self._keeper = Keeper(self._file, self._options.sync, self._tidying)
         weakref.finalize(self, self._keeper.stop).atexit = False
         self._retain()
 
@@ -93,7 +92,9 @@ class LogWriter(WideWriter):
     # --- a new segment ---------------------------------------------------------------------------
 
     def _make_room(self, code: int, size: int) -> None:
-        if code == _ring.FULL:
+        if code == _ring.FULL and not self._file.is_named():
+            super()._look()  # its log was removed
+        elif code == _ring.FULL:
             self._roll()
         else:
             super()._make_room(code, size)
@@ -177,12 +178,16 @@ class LogWriter(WideWriter):
             return
         slots = slots_of(self._file.mapping, self._file.geometry)
         oldest = int(slots[self._file.field("first_seq") % len(slots)]["created_ns"])
-        if oldest < time.time_ns() - int(age * 1e9):
+        if oldest < time.time_ns() - int(age * 1e9) and self._is_past(oldest, age):
             # It fills slowly, and would keep old messages for long.
             try:
                 self._roll()
             except PenstockError:
                 log.warning("%s: no new segment can be made", self.url, exc_info=True)
+
+    def _is_past(self, created_ns: int, age: float) -> bool:
+        now = self._tidying.clock.now_ns()
+        return now is not None and created_ns < now - int(age * 1e9)
 
     def _go_over(self) -> None:
         """Make the log again, which was removed, and go on in it."""
@@ -190,7 +195,8 @@ class LogWriter(WideWriter):
             undo.callback(self._give_up)
             self._let_go()
             options = self._log_options.model_copy(update={"create": Creation.MISSING})
-            opened = open_to_write(self._folder, options)
+            anew = self._settings.begun_anew(self._head)
+            opened = open_to_write(self._folder, options, anew)
             kind, self._settings = self._settings.compress, opened.settings
             self._log_lock, self.recovery = opened.lock, opened.recovery
             self._file, self._locks = opened.file, LockFile(opened.file.descriptor)
@@ -248,6 +254,7 @@ class _Tidying:
         self._settings = settings
         self._limits = Limits(settings.retain, settings.retain_age)
         self._sizes: dict[int, int] = {}
+        self.clock = AgeClock(folder)
         self._held_by: str | None = None
         self._lock = threading.Lock()
 
@@ -255,7 +262,7 @@ class _Tidying:
         if self._limits == Limits():
             return
         with self._lock:
-            done = trim(self._folder, self._limits, self._settings, self._sizes)
+            done = trim(self._folder, self._limits, self._settings, self._sizes, self.clock)
             if done.held_by not in (None, self._held_by):
                 log.warning(
                     "%s keeps more than its limits, for the cursor %s", self._folder, done.held_by

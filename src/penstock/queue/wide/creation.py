@@ -59,6 +59,7 @@ def create_from_options(
             compression=options.compress,
             stream=options.stream,
             replace=replace,
+            mode=options.mode,
         )
 
 
@@ -137,8 +138,7 @@ def recover(path: str, file: QueueFile, locks: LockFile) -> None:
 
 
 def _recover(path: str, file: QueueFile, boot: bytes) -> None:
-    is_after_crash = any(bytes(file.header["boot_id"][0]))
-    if is_after_crash:
+    if any(bytes(file.header["boot_id"][0])):
         run = whole_run(file)
         lost = file.field("head") - file.field("tail") - (run.end - run.start)
         if lost:
@@ -157,8 +157,9 @@ def _recover(path: str, file: QueueFile, boot: bytes) -> None:
         file.header["guard"] = file.header["guard_next"] = 0
         file.header["check"] = check_of(file.header)
     file.header["boot_id"] = np.void(boot)
-    if is_after_crash and not file.is_memory:
-        # Else another power failure might forget the epoch that messages are known by meanwhile.
+    if not file.is_memory:
+        # Before a message is known by its epoch: else a power failure might forget the new one, or
+        # leave a queue that looks as if it had been closed.
         with storage_errors("syncing", file.path):
             os.fdatasync(file.descriptor)
 

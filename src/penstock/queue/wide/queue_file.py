@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.core.errors import AlreadyExists, DamagedQueue, LockTimeout, NotFound
+from penstock.core.errors import (
+    AlreadyExists,
+    DamagedQueue,
+    LockTimeout,
+    NotFound,
+    PenstockError,
+)
+from penstock.core.whole_files import open_new
 from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
@@ -61,6 +68,10 @@ __all__ = [
 ]
 
 SUFFIX: Final = ".fmq"
+#: Rights of a new file: its owner alone.
+_PRIVATE: Final = 0o600
+#: Numbers of writers, from that of the only one on.
+_ALL_WRITERS: Final = 1 << 31
 #: Bytes of the header that only recovery changes.
 _CONSTANT: Final = 128
 _NO_FLAGS: Final = HeaderFlag(0)
@@ -98,6 +109,7 @@ class QueueFile:
             self.geometry = _checked(path, descriptor, status.st_size)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
+        weakref.finalize(self.mapping, _ring.unwatch, _ring.watch(self.mapping)).atexit = False
         self.memory = memoryview(self.mapping)
         #: The header's fields, as they are at any moment; an array of one.
         self.header = header_of(self.mapping)
@@ -156,6 +168,11 @@ class QueueFile:
         """Whether it is in memory only: in /dev/shm, or a memfd."""
         return self.path.startswith(_IN_MEMORY)
 
+    @property
+    def mode(self) -> int:
+        """Who may use the file, as `chmod` has it."""
+        return os.fstat(self.descriptor).st_mode & 0o777
+
     def is_named(self) -> bool:
         """Tell whether the path names this queue, and not another or none."""
         if _DESCRIPTOR.fullmatch(self.path):
@@ -169,6 +186,19 @@ class QueueFile:
             return True  # who knows
         return (status.st_dev, status.st_ino) == self.identity
 
+    def has_writer(self) -> bool:
+        """Tell whether somebody writes to it now, as far as this process may know."""
+        if not self.writable:
+            return False
+        with contextlib.suppress(PenstockError):
+            locks = LockFile(self.descriptor)
+            try:
+                is_many = HeaderFlag.MANY_WRITERS in self.flags
+                return locks.is_locked(LIVE_WRITER, _ALL_WRITERS if is_many else 1)
+            finally:
+                locks.close()
+        return False
+
     def is_current(self) -> bool:
         """Tell whether there is nothing better by that name: this queue, or none now."""
         return self.is_named() or not os.path.lexists(self.path)
@@ -179,6 +209,21 @@ class QueueFile:
             return
         with contextlib.suppress(OSError):  # an older kernel: pages come one by one, later
             self.mapping.madvise(_POPULATE_WRITE)
+
+    def cut_off(self) -> DamagedQueue:
+        """Return the error for a file that has lost pages while it was mapped."""
+        try:
+            size: object = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            size = error
+        return DamagedQueue(
+            self.path,
+            "the file",
+            0,
+            f"{self.geometry.file_size} bytes, with their disk space",
+            size,
+            hint="it was cut off, or the disk is full, while it was in use: create it anew",
+        )
 
     def close(self) -> None:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
@@ -239,8 +284,11 @@ def create_queue(
     stream: StreamId | None = None,
     first_seq: int = 0,
     replace: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Make a queue: nobody ever sees a half-made one, and a full disk is an error now.
+
+    Its owner alone may use it, unless `mode` says more, or the one that it replaces did.
 
     :raises AlreadyExists: there is one, and `replace` is not set.
     :raises LockTimeout: there is one, and somebody writes to it now.
@@ -257,8 +305,11 @@ def create_queue(
             )
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
-        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = open_new(made, _PRIVATE)
         try:
+            if mode is None and old is not None:
+                mode = old.mode
+            os.fchmod(descriptor, _PRIVATE if mode is None else mode)
             write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
             if replace:
                 made.rename(file)

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.closing import Concluding
@@ -47,6 +47,11 @@ __all__ = ["WideReader"]
 
 log = logging.getLogger(__name__)
 
+#: While nothing comes, look this often (seconds) whether the path names another queue.
+_BETWEEN_LOOKS: Final = 0.25
+#: A writer whose queue was removed goes over to the new one within this time (seconds).
+_WRITER_NOTICES: Final = 2.0
+
 
 class WideReader(_ring.RingReader, Concluding, Reader):
     """Reads a wide queue while others write to it. It takes no lock and slows nobody.
@@ -62,6 +67,9 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._path = path
         self._options = options
         self._restarts = 0
+        self._removed_at: float | None = None
+        #: The queue that was removed, while somebody may write to it, and how far that is known.
+        self._left: tuple[QueueFile, int] | None = None
         self._losses = LoggedLosses(url, log)
         self._table: CursorTable | None = None
         self._cursor: Cursor | None = None
@@ -207,6 +215,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def newest_seq(self) -> int | None:
         self._check_open()
+        self._look_if_due(_BETWEEN_LOOKS)
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
 
@@ -323,7 +332,12 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     # --- what does not go as usual; called by the C core -----------------------------------------
 
     def _lapped(self, first: int, oldest: int) -> int:
-        """Count the messages from `first` on as overwritten, and say where to go on."""
+        """Count the messages from `first` on as overwritten, and say where to go on.
+
+        :raises DamagedQueue: the header says so, and cannot be right.
+        """
+        if oldest > self._head:
+            raise DamagedQueue(self._path, "tail", 192, f"up to {self._head}", oldest)
         resume = oldest
         if self._options.resume == "newest":
             resume = max(oldest, self._head - 1)
@@ -352,12 +366,31 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         """Look, while nothing comes, whether the path means another queue by now."""
         if self._is_renumbered():
             self._renumbered()
+        self._look_behind()
         if self._file.is_current():
-            return True
+            self._removed_at = None
+        elif self._head <= self._next and self._is_over():
+            self._go_over()
+        return True
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing more is to be expected in a queue that was removed.
+
+        Its writer notices within a second, if it writes at all.
+        """
+        now = time.monotonic()
+        self._removed_at = now if self._removed_at is None else self._removed_at
+        return now - self._removed_at > _WRITER_NOTICES or not self._file.has_writer()
+
+    def _go_over(self) -> None:
+        """Read the queue that the path names now, from the first message that was ever in it."""
         try:
             new = QueueFile.open_to_read(self._path)
         except PenstockError:
-            return True  # removed, or being made: wait
+            return  # removed, or being made: wait
+        if self._head > self._next:  # a last one, before its writer left
+            new.close()
+            return
         if new.compression is not self._file.compression:
             new.close()
             raise Unsupported(
@@ -365,16 +398,30 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             )
         log.warning("%s was created anew; reading it from its start", self.url)
         self._restarts += 1
-        old, self._file = self._file, new
+        self._removed_at = None
+        left, self._file = (self._file, self._next), new
         try:
-            self._let_go_of_row()
-            self._meet(Position.START)
+            self._let_go_of_row(left[0])
+            self._meet(Position.sequence(new.field("first_seq")))
         except BaseException:
+            left[0].close()
             self.close()  # there is nothing that could be read
             raise
-        finally:
-            old.close()
-        return True
+        self._look_behind()
+        self._left = left
+        self._look_behind()
+
+    def _look_behind(self) -> None:
+        """Count what somebody still writes to the queue that was removed, which nobody reads."""
+        if self._left is None:
+            return
+        file, end = self._left
+        has_writer, head = file.has_writer(), file.field("head")
+        if head > end:
+            self._lose(end, head - 1, DropReason.RECREATED)
+        self._left = (file, max(head, end)) if has_writer else None
+        if not has_writer:
+            file.close()
 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
         self._losses.add(Loss(first, last, reason))
@@ -383,6 +430,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def statistics(self) -> ReaderStatistics:
         # With what is overwritten by now: that is not known to be lost before it is looked for.
+        self._look_behind()
         backlog = 0 if self._is_closed else max(0, self._head - self._next)
         return ReaderStatistics(
             messages=self._messages,
@@ -402,17 +450,25 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
 
+    def _raise_cut(self) -> None:
+        raise self._file.cut_off()
+
     def _close(self, *, finished: bool) -> None:
         if not self._is_closed and finished and self._cursor is not None:
-            with suppress(RuntimeError, Closed):  # another thread is reading, and leaves now
+            # Another thread is reading, and leaves now; or the file was cut off.
+            with suppress(RuntimeError, Closed, DamagedQueue):
                 self.acknowledge()
         if not self._detach():
             return
         self._is_closed = True
-        self._let_go_of_row()
+        self._look_behind()
+        if self._left is not None:
+            self._left[0].close()
+            self._left = None
         if hasattr(self, "_slots"):
             del self._slots
         if hasattr(self, "_file"):
+            self._let_go_of_row(self._file)
             self._file.close()
             del self._file
 
@@ -426,12 +482,12 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         if self._options.hold:
             self._close(finished=False)
 
-    def _let_go_of_row(self) -> None:
+    def _let_go_of_row(self, file: QueueFile) -> None:
         if self._cursor is not None:
             self._cursor.release()
             self._cursor = None
             if self._options.hold:
-                tell_writers(self._file)
+                tell_writers(file)
         if self._table is not None:
             self._table.close()
             self._table = None

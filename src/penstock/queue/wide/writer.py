@@ -265,6 +265,7 @@ class WideWriter(_ring.RingWriter, Writer):
                     flags=old.flags,
                     compression=old.compression,
                     stream=StreamId(stream) if any(stream) else None,
+                    mode=old.mode,
                 )
         new = QueueFile.open(self._path, writable=True)
         if new.compression is not old.compression:
@@ -282,6 +283,9 @@ class WideWriter(_ring.RingWriter, Writer):
 
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
+
+    def _raise_cut(self) -> None:
+        raise self._file.cut_off()
 
     def close(self) -> None:
         if self._is_closed or not self._detach(False):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import zenoh
@@ -18,6 +19,7 @@ from penstock.protocols.uprotocol import (
     publish,
     request,
 )
+from penstock.protocols.uprotocol.transports.handed_over import HandedOver
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
 from penstock.protocols.uprotocol.transports.zenoh import ZenohLeg, ZenohLink, ZenohTransport
 from penstock.protocols.uprotocol.zenoh_wire import encode_attachment, key_of
@@ -149,7 +151,7 @@ def test_a_leg_receives_what_is_for_its_authorities_and_the_topics_it_listens_to
         assert leg.statistics()["received"] == 4
 
 
-def test_order_is_kept_and_after_a_failure_the_rest_is_not_tried() -> None:
+def test_order_is_kept_and_after_a_failure_the_rest_for_that_entity_is_not_tried() -> None:
     with two_links() as (one, two), ZenohLeg("one", one) as sender, ZenohLeg("two", two) as leg:
         ingested: list[bytes | UMessage] = []
         leg.start(ingested.extend, ["device2"])
@@ -158,10 +160,10 @@ def test_order_is_kept_and_after_a_failure_the_rest_is_not_tried() -> None:
         until(lambda: len(ingested) == 500)
         assert ingested == messages
         bad = notification(TOPIC, ENTITY.with_authority("device9"))
-        found = sender.deliver(ENTITY, [messages[0], bad, messages[1]])
-        assert found[0] is None
+        found = sender.deliver(ENTITY, [messages[0], bad, messages[1], bad])
+        assert found[0] is found[2] is None
         assert found[1] is not None
-        assert found[2] is NOT_TRIED
+        assert found[3] is NOT_TRIED
 
 
 def test_a_dispatcher_that_cannot_store_slows_the_sender_and_loses_nothing() -> None:
@@ -180,6 +182,36 @@ def test_a_dispatcher_that_cannot_store_slows_the_sender_and_loses_nothing() -> 
         until(lambda: len(stored) == 100)
         assert stored == messages
         assert leg.statistics()["ingest_failures"] == 2
+
+
+def test_what_is_put_between_the_loss_of_a_link_and_of_its_receivers_counts_as_lost() -> None:
+    # zenoh tells of the link first; what is put in between goes nowhere.
+    with two_links() as (one, two), ZenohLeg("one", one) as sender:
+        leg = ZenohLeg("two", two)
+        leg.start(lambda _: None, ["device2"])
+        deliver(sender, [notification(TOPIC, ENTITY)])
+        before = sender.links_lost
+        one._link_events.undeclare()  # type: ignore[no-untyped-call]
+        one._link_events = one._session.info.declare_link_events_listener(lambda _: None)
+        one._link_changed(SimpleNamespace(kind=zenoh.SampleKind.DELETE))
+        assert sender.links_lost == before + 1
+        on_its_way: HandedOver[UMessage] = HandedOver(sender)
+        links_lost = sender.links_lost
+        message = notification(TOPIC, ENTITY, b"into the void")
+        assert sender.deliver(ENTITY, [message]) == [None]
+        on_its_way.add([message], links_lost)
+        leg.close()
+        until(lambda: on_its_way.take() == ([], [message]))
+
+
+def test_a_receiver_that_goes_while_its_link_stays_loses_nobody_anything() -> None:
+    with two_links() as (one, two), ZenohLeg("one", one) as sender:
+        leg = ZenohLeg("two", two)
+        leg.start(lambda _: None, ["device2"])
+        deliver(sender, [notification(TOPIC, ENTITY)])
+        leg.stop()
+        until(lambda: sender.deliver(ENTITY, [notification(TOPIC, ENTITY)]) != [None])
+        assert sender.links_lost == 0
 
 
 def test_a_leg_comes_back_when_the_other_side_does() -> None:

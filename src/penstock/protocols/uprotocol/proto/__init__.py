@@ -40,6 +40,9 @@ __all__ = [
     "ResetRequest",
     "ResetResponse",
     "ServiceTopicInfo",
+    "StartRequest",
+    "StartResponse",
+    "StopRequest",
     "SubscribeRequest",
     "SubscribeResponse",
     "Subscription",
@@ -106,3 +109,6 @@ GetLastMessagesResponse = message_class(_TWIN + "GetLastMessagesResponse")
 
 CloudEvent = message_class("io.cloudevents.v1.CloudEvent")
 DeadLetter = message_class("penstock.dispatch.v1.DeadLetter")
+StartRequest = message_class("penstock.dispatch.v1.StartRequest")
+StartResponse = message_class("penstock.dispatch.v1.StartResponse")
+StopRequest = message_class("penstock.dispatch.v1.StopRequest")

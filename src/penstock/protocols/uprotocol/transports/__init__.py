@@ -15,6 +15,7 @@ from penstock.protocols.uprotocol.transports.interface import (
     Leg,
     Listener,
     UListener,
+    Unreadable,
     UTransport,
     not_tried_after,
 )
@@ -34,5 +35,6 @@ __all__ = [
     "RingTransport",
     "UListener",
     "UTransport",
+    "Unreadable",
     "not_tried_after",
 ]

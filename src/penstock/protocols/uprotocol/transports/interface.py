@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.core.closing import Closable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
@@ -20,6 +20,7 @@ __all__ = [
     "Listener",
     "UListener",
     "UTransport",
+    "Unreadable",
     "not_tried_after",
 ]
 
@@ -36,6 +37,22 @@ class UListener(Protocol):
 
 #: A listener may be an object with `on_receive`, or any function of a message.
 Listener: TypeAlias = UListener | Callable[[UMessage], None]
+
+
+class Unreadable(NamedTuple):
+    """What came by a transport, and is not a message as it should be."""
+
+    #: All of it, in a form for people.
+    raw: bytes
+    reason: str
+    code: UCode = UCode.INVALID_ARGUMENT
+    #: The message as far as it can be read; None: nobody can say what it is.
+    message: UMessage | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.raw)
+
 
 #: What a leg hands its messages to. It returns when all of them are stored, and raises when none
 #: is: only what it returned for may be acknowledged to the transport.
@@ -131,6 +148,17 @@ class Leg(_Counting):
     def __init__(self, name: str) -> None:
         #: What the dispatcher's configuration calls it.
         self.name = name
+        #: What it hands over what came and is not a message, as to an `Ingest`; None: it is counted
+        #: and dropped. To be set before `start`.
+        self.on_unreadable: Callable[[Sequence[Unreadable]], None] | None = None
+
+    def hand_over(self, came: Sequence[UMessage | Unreadable], ingest: Ingest) -> None:
+        """Hand messages to `ingest`, and the others to who wants them."""
+        messages = [it for it in came if isinstance(it, UMessage)]
+        if len(messages) < len(came) and self.on_unreadable is not None:
+            self.on_unreadable([it for it in came if isinstance(it, Unreadable)])
+        if messages:
+            ingest(messages)
 
     @abstractmethod
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:

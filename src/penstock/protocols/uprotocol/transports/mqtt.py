@@ -10,9 +10,10 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.filters import check_filter
+from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg, Unreadable
 from penstock.protocols.uprotocol.transports.listeners import Acknowledging
 from penstock.protocols.uprotocol.transports.mqtt_acknowledgements import Acknowledgements
 from penstock.protocols.uprotocol.transports.mqtt_broker import MqttBroker
@@ -25,7 +26,6 @@ from penstock.protocols.uprotocol.uuri import UUri
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Ingest
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
     from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
@@ -39,7 +39,7 @@ _LONGEST_HOLD: Final = 2.0
 
 
 class _Taken(NamedTuple):
-    message: UMessage
+    message: UMessage | Unreadable
     arrival: Arrival
 
 
@@ -58,7 +58,9 @@ class _Intake:
         *,
         echo: bool = False,
         identify: bool = False,
+        wants_unreadable: bool = False,
     ) -> None:
+        self._wants_unreadable = wants_unreadable
         self._take = take
         self._packing = packing
         self._is_stopped = False
@@ -82,12 +84,15 @@ class _Intake:
         if self._is_stopped:
             return True  # it stays unacknowledged, and comes again to whoever connects next
         self._acknowledgements.came(arrival)
+        message: UMessage | Unreadable
         try:
             message = self._packing.unpack(arrival.packet)
-        except InvalidMessage:
+        except InvalidMessage as error:
             self.counts.add("undecodable")
-            self.acknowledge([arrival])
-            return True
+            if not self._wants_unreadable:
+                self.acknowledge([arrival])
+                return True
+            message = self._packing.unreadable(arrival.packet, error)
         return self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped
 
     def _hand_over(self, batch: Sequence[_Taken]) -> None:
@@ -156,6 +161,7 @@ class MqttTransport(BaseTransport):
         # A broker sends a message once for each subscription, or once for all that match.
         taken = []
         for message, arrival in arrived:
+            assert isinstance(message, UMessage)  # others are not asked for
             identifiers = tuple(arrival.identifiers)
             came_for = partial(self._patterns_of, identifiers) if identifiers else None
             if not self._registry.dispatch(message, token=arrival, came_for=came_for).is_kept:
@@ -260,7 +266,7 @@ class MqttLeg(Leg):
         counts, packing = self._counts, self._packing
 
         def take(arrived: Sequence[_Taken]) -> Sequence[Arrival]:
-            ingest([it.message for it in arrived])
+            self.hand_over([it.message for it in arrived], ingest)
             counts.add("received", len(arrived))
             return [it.arrival for it in arrived]
 
@@ -268,7 +274,8 @@ class MqttLeg(Leg):
             if self._intake is not None:
                 return
             name = f"up-mqtt-{self.name}"
-            self._intake = _Intake(name, self._broker, packing, take)
+            wanted = self.on_unreadable is not None
+            self._intake = _Intake(name, self._broker, packing, take, wants_unreadable=wanted)
             link = self._intake.link
             for authority in ["*"] if "*" in authorities else sorted(set(authorities)):
                 link.subscribe(packing.filter_of(UUri.ANY, UUri.ANY.with_authority(authority)))

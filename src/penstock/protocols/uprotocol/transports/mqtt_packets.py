@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.core.errors import Unsupported
-from penstock.protocols.uprotocol.codes import UMessageType
+from penstock.protocols.uprotocol.codes import UCode, UMessageType
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.mqtt_wire import (
     MqttProperties,
     attributes_of,
     properties_of,
+    readable_attributes,
     topic_d2d,
     topic_e2e,
     topic_filter_d2d,
     topic_filter_e2e,
 )
+from penstock.protocols.uprotocol.transports.interface import Unreadable
 
 if TYPE_CHECKING:
     from paho.mqtt.client import MQTTMessage
@@ -35,6 +37,9 @@ __all__ = ["Packet", "Packing", "Topics"]
 
 #: Topics within a vehicle name both entities, those between devices only their authorities.
 Topics = Literal["e2e", "d2d"]
+
+#: The field of a message that came at the topic of another.
+_ANOTHERS = "topic"
 
 #: The most bytes of a PUBLISH packet apart from its topic, properties and payload.
 _HEADER = 16
@@ -133,22 +138,48 @@ class Packing:
 
         :raises InvalidMessage: it is not a message, or claims to be another's.
         """
-        found = packet.properties
-        attributes = attributes_of(
-            MqttProperties(
-                getattr(found, "UserProperty", ()),
-                content_type=getattr(found, "ContentType", None),
-                correlation_data=getattr(found, "CorrelationData", None),
-                message_expiry=getattr(found, "MessageExpiryInterval", None),
-            )
-        )
-        try:
-            topic = packet.topic
-        except UnicodeDecodeError:
-            topic = ""
+        attributes = attributes_of(_plain(packet))
+        topic = _topic(packet)
         # Who may publish what is decided by topics: the message must be the topic's.
         if topic != self.topic_of(attributes):
             raise InvalidMessage(
-                f"it came at the topic {topic[:200]!r}, which is not its own", field="topic"
+                f"it came at the topic {topic[:200]!r}, which is not its own", field=_ANOTHERS
             )
         return UMessage.from_parts(attributes, bytes(packet.payload))
+
+    def unreadable(self, packet: MQTTMessage, error: InvalidMessage) -> Unreadable:
+        """Say what a packet is that is not a message."""
+        plain, topic, payload = _plain(packet), _topic(packet), bytes(packet.payload)
+        lines = [f"topic: {topic}", *(f"{key}: {value}" for key, value in plain.user_properties)]
+        if plain.content_type is not None:
+            lines.append(f"content type: {plain.content_type}")
+        if plain.correlation_data is not None:
+            lines.append(f"correlation data: {plain.correlation_data.hex()}")
+        raw = "\n".join(lines).encode(errors="replace") + b"\n\n" + payload
+        attributes = readable_attributes(plain)
+        message = None if attributes is None else UMessage.from_parts(attributes, payload)
+        is_anothers = error.field == _ANOTHERS
+        if attributes is not None and not is_anothers:
+            try:
+                is_anothers = topic != self.topic_of(attributes)
+            except InvalidMessage:
+                message = None  # nobody knows whose it is
+        code = UCode.UNAUTHENTICATED if is_anothers else UCode.INVALID_ARGUMENT
+        return Unreadable(raw, error.reason, code, message)
+
+
+def _plain(packet: MQTTMessage) -> MqttProperties:
+    found = packet.properties
+    return MqttProperties(
+        getattr(found, "UserProperty", ()),
+        content_type=getattr(found, "ContentType", None),
+        correlation_data=getattr(found, "CorrelationData", None),
+        message_expiry=getattr(found, "MessageExpiryInterval", None),
+    )
+
+
+def _topic(packet: MQTTMessage) -> str:
+    try:
+        return packet.topic
+    except UnicodeDecodeError:
+        return ""

@@ -10,7 +10,7 @@ from penstock.protocols.uprotocol.codes import UMessageType
 from penstock.protocols.uprotocol.filters import check_filter
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
 from penstock.protocols.uprotocol.transports.pumping import Pump
 from penstock.protocols.uprotocol.transports.zenoh_link import ZenohLink
 from penstock.protocols.uprotocol.uuri import UUri
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.codes import UStatus
     from penstock.protocols.uprotocol.message import UMessage
-    from penstock.protocols.uprotocol.transports.interface import Ingest
+    from penstock.protocols.uprotocol.transports.interface import Ingest, Unreadable
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
 
 __all__ = ["ZenohLeg", "ZenohLink", "ZenohTransport"]
@@ -99,7 +99,7 @@ class ZenohLeg(Leg):
         self.settle_after = settle_after
         self.link = link
         self._must_be_heard = must_be_heard
-        self._pump: Pump[UMessage] | None = None
+        self._pump: Pump[UMessage | Unreadable] | None = None
         self._lock = threading.Lock()
         self._topics: dict[UUri, Any] = {}
         self._subscribers: list[Any] = []
@@ -108,8 +108,8 @@ class ZenohLeg(Leg):
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
         counts, authority = self._counts, self.link.authority
 
-        def take(messages: Sequence[UMessage]) -> None:
-            ingest(messages)
+        def take(messages: Sequence[UMessage | Unreadable]) -> None:
+            self.hand_over(messages, ingest)
             counts.add("received", len(messages))
 
         with self._lock:
@@ -123,7 +123,8 @@ class ZenohLeg(Leg):
             )
             for name in ["*"] if "*" in authorities else sorted(set(authorities)):
                 key = key_of_filter(UUri.ANY, UUri.ANY.with_authority(name), authority)
-                self._subscribers.append(self.link.subscribe(key, self._point_to_point))
+                subscriber = self.link.subscribe(key, self._point_to_point, self._unreadable)
+                self._subscribers.append(subscriber)
             for topic in self._topics:
                 self._topics[topic] = self._subscribed(topic)
 
@@ -132,10 +133,14 @@ class ZenohLeg(Leg):
         if self._pump is not None and message.attributes.type != UMessageType.PUBLISH:
             self._pump.put(message)
 
+    def _unreadable(self, what: Unreadable) -> None:
+        if self._pump is not None and self.on_unreadable is not None:
+            self._pump.put(what)
+
     def _subscribed(self, topic: UUri) -> Any:
         assert self._pump is not None
         key = key_of_filter(topic, None, self.link.authority)
-        return self.link.subscribe(key, self._pump.put)
+        return self.link.subscribe(key, self._pump.put, self._unreadable)
 
     def listen(self, topic: UUri) -> None:
         check_filter(topic, None)
@@ -155,19 +160,27 @@ class ZenohLeg(Leg):
     def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
         del address  # a message is put to the key of its own addresses
         found: list[UStatus | None] = []
+        failed: set[tuple[UUri | None, UUri | None]] = set()
         for message in messages:
+            # Where one is away, others may be there: only what is behind it has to wait.
+            sink = message.attributes.sink
+            between = message.attributes.source, sink and sink.with_resource(0)
+            if between in failed:
+                found.append(NOT_TRIED)
+                continue
             status = self.link.put(message, must_be_heard=self._must_be_heard)
+            found.append(status)
             if status is not None:
                 self._counts.add("failed")
-                self._counts.add("delivered", len(found))
-                return found + not_tried_after(status, len(messages) - len(found) - 1)
-            found.append(None)
-        self._counts.add("delivered", len(found))
-        return found
+                failed.add(between)
+                if not self.link.is_connected:
+                    break
+        self._counts.add("delivered", found.count(None))
+        return found + [NOT_TRIED] * (len(messages) - len(found))
 
     @property
     def links_lost(self) -> int:
-        return self.link.counts["links_lost"]
+        return self.link.losses
 
     def stop(self) -> None:
         with self._lock:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +15,7 @@ from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.counts import Counts
 from penstock.protocols.uprotocol.transports.forking import Owner
+from penstock.protocols.uprotocol.transports.interface import Unreadable
 from penstock.protocols.uprotocol.zenoh_wire import (
     decode_attachment,
     encode_attachment,
@@ -43,6 +46,8 @@ _MOST_KEYS: Final = 4096
 #: that waits when the link is lost goes on waiting for this time.
 _PATIENCE: Final = "transport/link/tx/queue/congestion_control/block/wait_before_close"
 _WAIT_US: Final = 15_000_000
+#: For so long (seconds) after a link was lost zenoh may find out who was behind it.
+_AFTERMATH: Final = 10.0
 
 
 class ZenohLink:
@@ -90,13 +95,28 @@ class ZenohLink:
             raise ConnectionLost("zenoh", str(error), hint="check listen and connect") from error
         self._owner = Owner()
         self._lock = threading.Lock()
-        self._publishers: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self.counts = Counts("undecodable", "mismatched", "put", "links_lost")
+        #: Each with what listens to who subscribes to it.
+        self._publishers: OrderedDict[tuple[str, str], tuple[Any, Any]] = OrderedDict()
+        self.counts = Counts("undecodable", "mismatched", "put", "links_lost", "receivers_lost")
+        self._lost_at = -math.inf
         self._link_events = self._session.info.declare_link_events_listener(self._link_changed)
 
     def _link_changed(self, event: Any) -> None:
         if event.kind == zenoh.SampleKind.DELETE:
+            self._lost_at = time.monotonic()
             self.counts.add("links_lost")
+
+    def _matching_changed(self, status: Any) -> None:
+        # zenoh tells that a link is gone before it takes its subscribers off the tables: what is
+        # put between the two goes nowhere, and nobody else says so.
+        if not status.matching and time.monotonic() - self._lost_at < _AFTERMATH:
+            self.counts.add("receivers_lost")
+
+    @property
+    def losses(self) -> int:
+        """How often something was lost that messages may have been on their way by."""
+        counts = self.counts.snapshot()
+        return counts["links_lost"] + counts["receivers_lost"]
 
     @property
     def is_connected(self) -> bool:
@@ -120,7 +140,8 @@ class ZenohLink:
             key = _key(attributes, self.authority)
             attachment = encode_attachment(attributes)
             publisher = self._publisher(key, priority_name(attributes.priority))
-            if must_be_heard and not publisher.matching_status.matching:
+            is_heard = self.is_connected and publisher.matching_status.matching
+            if must_be_heard and not is_heard:
                 return UStatus(UCode.UNAVAILABLE, f"nobody subscribes to {key}")
             publisher.put(message.payload or b"", attachment=attachment)
         except InvalidMessage as error:
@@ -132,7 +153,7 @@ class ZenohLink:
 
     def _publisher(self, key: str, priority: str) -> Any:
         with self._lock:
-            found = self._publishers.get((key, priority))
+            found, _ = self._publishers.get((key, priority), (None, None))
             if found is not None:
                 self._publishers.move_to_end((key, priority))
                 return found
@@ -144,12 +165,19 @@ class ZenohLink:
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 priority=getattr(zenoh.Priority, priority),
             )
-            self._publishers[key, priority] = found
+            listening = found.declare_matching_listener(self._matching_changed)
+            self._publishers[key, priority] = found, listening
             return found
 
-    def subscribe(self, key: str, arrived: Callable[[UMessage], object]) -> Any:
+    def subscribe(
+        self,
+        key: str,
+        arrived: Callable[[UMessage], object],
+        unreadable: Callable[[Unreadable], object] = lambda _: None,
+    ) -> Any:
         """Call `arrived` for each message at keys that match; returned is what `unsubscribe` takes.
 
+        :param unreadable: called for what is not a message.
         :raises UStatusError: FAILED_PRECONDITION, this process was forked from that of the link.
         """
         forked = self._owner.why_not
@@ -158,7 +186,9 @@ class ZenohLink:
 
         def take(sample: zenoh.Sample) -> None:
             message = self._message(sample)
-            if message is not None:
+            if isinstance(message, Unreadable):
+                unreadable(message)
+            else:
                 arrived(message)
 
         # Called by the thread that reads from the link, not by one for each subscriber: so all
@@ -174,19 +204,24 @@ class ZenohLink:
         if subscriber is not None and self._owner.is_here:
             subscriber.undeclare()
 
-    def _message(self, sample: zenoh.Sample) -> UMessage | None:
-        attachment = sample.attachment
+    def _message(self, sample: zenoh.Sample) -> UMessage | Unreadable:
+        found = sample.attachment
+        attachment = b"" if found is None else found.to_bytes()
+        payload, at = sample.payload.to_bytes(), str(sample.key_expr)
         try:
-            attributes = decode_attachment(b"" if attachment is None else attachment.to_bytes())
+            attributes = decode_attachment(attachment)
             key = _key(attributes, self.authority)
-        except InvalidMessage:
+        except InvalidMessage as error:
             self.counts.add("undecodable")
-            return None
-        if key != str(sample.key_expr):
+            return Unreadable(_raw(at, attachment, payload), error.reason)
+        message = UMessage.from_parts(attributes, payload)
+        if key != at:
             # Who may put what is decided by keys: a message must not claim to be from another.
             self.counts.add("mismatched")
-            return None
-        return UMessage.from_parts(attributes, sample.payload.to_bytes())
+            reason = f"it came at the key {at[:200]!r}, which is not its own"
+            raw = _raw(at, attachment, payload)
+            return Unreadable(raw, reason, UCode.UNAUTHENTICATED, message)
+        return message
 
     def close(self) -> None:
         if not self._owner.is_here:
@@ -200,6 +235,10 @@ class ZenohLink:
 
 #: Keys by the addresses that they are of: the messages of a topic all have one.
 _keys: dict[tuple[object, ...], str] = {}
+
+
+def _raw(key: str, attachment: bytes, payload: bytes) -> bytes:
+    return f"key: {key}\nattachment: {attachment.hex()}\n\n".encode() + payload
 
 
 def _key(attributes: UAttributes, authority: str) -> str:

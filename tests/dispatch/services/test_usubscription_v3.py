@@ -1,0 +1,159 @@
+"""What do clients of other SDKs get, which speak uSubscription, version 3? (spec 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.protocols.uprotocol import SubscriptionStatus, UCode, UMessage, UUri, proto
+from support.service_bus import ServiceBus
+
+TOPIC = UUri("here", 0x10, 1, 0x8001)
+CHANGES_3 = UUri("here", 0, 3, 0x8000)
+CHANGES_4 = UUri("here", 0, 4, 0x8000)
+SUBSCRIBED_3 = 2
+
+
+def v3(name: str, **fields: Any) -> Any:
+    return proto.message_class(f"uprotocol.core.usubscription.v3.{name}")(**fields)
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[ServiceBus]:
+    made = ServiceBus(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def ask(bus: ServiceBus, who: UUri, number: int, payload: Any) -> UMessage:
+    return bus.ask(who, UUri("here", 0, 3, number), payload)
+
+
+def answer(bus: ServiceBus, who: UUri, number: int, payload: Any, name: str) -> Any:
+    message = ask(bus, who, number, payload)
+    assert message.attributes.commstatus in (None, UCode.OK)
+    assert message.attributes.source == UUri("here", 0, 3, number)
+    return type(v3(name)).FromString(message.payload or b"")
+
+
+def subscribe(bus: ServiceBus, who: UUri, topic: UUri = TOPIC, **attributes: Any) -> Any:
+    asked = v3("SubscriptionRequest", topic=topic.to_proto())
+    if attributes:
+        asked.attributes.CopyFrom(v3("SubscribeAttributes", **attributes))
+    return answer(bus, who, 1, asked, "SubscriptionResponse")
+
+
+def told(bus: ServiceBus, who: UUri, source: UUri) -> list[bytes]:
+    return [
+        message.payload or b""
+        for message in bus.local.arrived[who]
+        if message.attributes.source == source
+    ]
+
+
+def test_who_subscribes_in_version_3_gets_the_publishes_and_hears_of_it_in_that(
+    bus: ServiceBus,
+) -> None:
+    alice = bus.entity(0x20)
+    said = subscribe(bus, alice, sample_period_ms=0)
+    assert (said.status.state, UUri.from_proto(said.topic)) == (SUBSCRIBED_3, TOPIC)
+    bus.publish(TOPIC, b"hello")
+    assert b"hello" in bus.payloads(alice)
+    (update,) = told(bus, alice, CHANGES_3)
+    change = type(v3("Update")).FromString(update)
+    assert UUri.from_proto(change.topic) == TOPIC
+    assert UUri.from_proto(change.subscriber.uri) == alice
+    assert change.status.state == SUBSCRIBED_3
+    assert told(bus, alice, CHANGES_4) == []
+
+
+def test_both_versions_have_the_same_subscriptions(bus: ServiceBus) -> None:
+    alice, bob = bus.entity(0x20), bus.entity(0x30)
+    subscribe(bus, alice, sample_period_ms=500)
+    bus.subscribe(bob, TOPIC)
+    asked = v3("FetchSubscriptionsRequest", topic=TOPIC.to_proto())
+    found = answer(bus, alice, 3, asked, "FetchSubscriptionsResponse").subscriptions
+    assert {UUri.from_proto(one.subscriber.uri) for one in found} == {alice, bob}
+    assert {one.attributes.sample_period_ms for one in found} == {500, 0}
+    asked = v3("FetchSubscribersRequest", topic=TOPIC.to_proto())
+    those = answer(bus, alice, 8, asked, "FetchSubscribersResponse").subscribers
+    assert {UUri.from_proto(one.uri) for one in those} == {alice, bob}
+    whose = v3("SubscriberInfo", uri=bob.to_proto())
+    asked = v3("FetchSubscriptionsRequest", subscriber=whose)
+    (found,) = answer(bus, alice, 3, asked, "FetchSubscriptionsResponse").subscriptions
+    assert UUri.from_proto(found.subscriber.uri) == bob
+    answer(bus, alice, 2, v3("UnsubscribeRequest", topic=TOPIC.to_proto()), "UnsubscribeResponse")
+    assert [one.subscriber for one in bus.table] == [bob]
+
+
+def test_who_registers_for_a_topic_hears_of_that_topic_only_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    bus = ServiceBus(tmp_path / "state")
+    watcher, alice = bus.entity(0x40), bus.entity(0x20)
+    asked = v3("NotificationsRequest", topic=TOPIC.to_proto())
+    answer(bus, watcher, 6, asked, "NotificationsResponse")
+    clock = bus.clock
+    bus.close()
+    bus = ServiceBus(tmp_path / "state", clock=clock)
+    bus.subscribe(alice, TOPIC)
+    subscribe(bus, alice, TOPIC.with_resource(0x8002))
+    (update,) = told(bus, watcher, CHANGES_3)
+    assert UUri.from_proto(type(v3("Update")).FromString(update).topic) == TOPIC
+    answer(bus, watcher, 7, asked, "NotificationsResponse")
+    bus.unsubscribe(alice, TOPIC)
+    assert len(told(bus, watcher, CHANGES_3)) == 1
+    bus.close()
+
+
+def test_whoever_subscribes_to_the_changes_of_version_3_gets_them(bus: ServiceBus) -> None:
+    watcher = bus.entity(0x40)
+    subscribe(bus, watcher, CHANGES_3)
+    bus.subscribe(bus.entity(0x20), TOPIC)
+    states = [
+        type(v3("Update")).FromString(it).status.state for it in told(bus, watcher, CHANGES_3)
+    ]
+    assert SUBSCRIBED_3 in states
+
+
+def test_an_expiration_that_is_past_subscribes_nobody(bus: ServiceBus) -> None:
+    said = subscribe(bus, bus.entity(0x20), expire={"seconds": 1})
+    assert said.status.state == int(SubscriptionStatus.UNSUBSCRIBED) - 1
+    assert bus.table.count == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "payload"),
+    [
+        (1, v3("SubscriptionRequest")),
+        (1, v3("SubscriptionRequest", topic=TOPIC.with_resource(1).to_proto())),
+        (1, b"\xff"),
+        (2, v3("UnsubscribeRequest")),
+        (3, v3("FetchSubscriptionsRequest")),
+        (6, v3("NotificationsRequest")),
+        (8, v3("FetchSubscribersRequest")),
+    ],
+)
+def test_what_is_missing_or_wrong_is_an_invalid_argument(
+    bus: ServiceBus, number: int, payload: Any
+) -> None:
+    said = ask(bus, bus.entity(0x20), number, payload)
+    assert said.attributes.commstatus == UCode.INVALID_ARGUMENT
+
+
+def test_methods_that_version_3_does_not_have_are_not_implemented(bus: ServiceBus) -> None:
+    for number in (4, 5, 10):
+        said = ask(bus, bus.entity(0x20), number, None)
+        assert said.attributes.commstatus == UCode.UNIMPLEMENTED
+
+
+def test_a_reset_is_for_another_usubscription_only(bus: ServiceBus) -> None:
+    subscribe(bus, bus.entity(0x20))
+    said = ask(bus, bus.entity(0x20), 9, v3("ResetRequest"))
+    assert said.attributes.commstatus == UCode.PERMISSION_DENIED
+    said = bus.ask(UUri("there", 0, 3, 0), UUri("here", 0, 3, 9), v3("ResetRequest"), leg="far")
+    assert said.attributes.commstatus in (None, UCode.OK)
+    assert bus.table.count == 0

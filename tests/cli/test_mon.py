@@ -214,3 +214,15 @@ def test_mistakes_are_told(tmp_path: Path, arguments: tuple[str, ...], reason: s
     done = CliRunner().invoke(app, ["mon", f"fmq:{tmp_path}/none", *arguments])
     assert isinstance(done.exception, PenstockError)
     assert reason in str(done.exception)
+
+
+def test_a_stream_that_is_removed_and_made_anew_is_looked_at_again(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/a"
+    fill(url, 5)
+    watcher = _watcher(url, look=True)
+    (tmp_path / "a.fmq").unlink()
+    found = [watched(watcher)]
+    fill(url, 30)
+    found += [watched(watcher), watched(watcher)]
+    watcher.close()
+    assert [each.messages for each in found] == [0, 30, 0]

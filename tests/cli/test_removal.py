@@ -18,7 +18,7 @@ from penstock import open_reader
 from penstock.protocols.flight import FlightServer, ServerOptions
 from support.removal import BEFORE, COUNT, removed_writer
 
-pytestmark = pytest.mark.parametrize("kind", ["log"])
+pytestmark = pytest.mark.parametrize("kind", ["fmq", "log"])
 
 #: What is there is shown within this time, on a busy machine too.
 SOON = 10.0

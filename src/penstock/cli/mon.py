@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -168,8 +168,10 @@ class _Stored:
             return None, None
         first = -1 if before.youngest_seq is None else before.youngest_seq
         last = -1 if seen.youngest_seq is None else seen.youngest_seq
-        added = last - first if last >= first else last + 1  # else it was created anew
-        if last >= first and before.oldest_seq in {None, seen.oldest_seq} and seen.count >= added:
+        is_another = before.details.get("epoch") != seen.details.get("epoch")
+        is_same = last >= first and not (is_another and not seen.oldest_seq)
+        added = last - first if is_same else last + 1  # else it was created anew
+        if is_same and before.oldest_seq in {None, seen.oldest_seq} and seen.count >= added:
             return added, max(0, seen.bytes - before.bytes)
         # Some are gone by now: those that are there tell the size of the others.
         return added, round(seen.bytes / seen.count * added) if seen.count else 0
@@ -234,10 +236,12 @@ class _Looking(_Watcher):
     def watch(self, until: float, stop: StopSign) -> _Sample:
         while not stop() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _PATIENCE))
-        seen = endpoints.describe(self._stored.url)
+        seen: StreamInfo | None = None
+        with suppress(NotFound):  # removed, and perhaps about to be made anew
+            seen = endpoints.describe(self._stored.url)
         now = time.monotonic()
         seconds, self._began = now - self._began, now
-        added, stored = self._stored.since_last(seen)
+        added, stored = (0, 0) if seen is None else self._stored.since_last(seen)
         return _Sample(
             time_ns=time.time_ns(),
             seconds=seconds,

@@ -13,6 +13,7 @@ from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import numbers_of
 from penstock.queue.log.writer import open_log_writer
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

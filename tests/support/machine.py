@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from penstock import open_reader, open_writer
+from penstock import open_writer
 from penstock.queue.log.segments import path_of
 from penstock.queue.wide.layout import HEADER
 from support.log_files import after_power_failure
@@ -59,7 +59,3 @@ class Machine:
                 file.seek(HEADER.fields[name][1])
                 file.write(value)
         self.lose_power()
-
-    def numbers(self) -> list[int]:
-        with open_reader(self.url, "start") as reader:
-            return [int(message.payload) for message in reader.available()]

@@ -33,7 +33,7 @@ $(QUICK): $(STAMP)
 demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in under two minutes
 	@$(BIN)/python examples/radar/storm_watch.py
 
-test: $(QUICK) ## all tests at small size, below 10 minutes
+test: $(QUICK) ## all tests at small size, below 12 minutes
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 test-full: $(QUICK) ## every "It must show" at full size

@@ -56,7 +56,7 @@ from penstock.core.statistics import Loss, ReaderStatistics, WriterStatistics
 from penstock.core.stream_id import ForwardDestination, StreamId, id_for_app, id_for_codelet
 from penstock.core.stream_names import StreamNames
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BATCH_SCHEMA",

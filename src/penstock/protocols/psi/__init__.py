@@ -24,7 +24,13 @@ from penstock.protocols.psi.envelope import (
     encode_message,
     encode_messages,
 )
-from penstock.protocols.psi.errors import Truncated, UnknownStream, UnknownType, WrongVersion
+from penstock.protocols.psi.errors import (
+    DamagedStore,
+    Truncated,
+    UnknownStream,
+    UnknownType,
+    WrongVersion,
+)
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.exporter_sessions import ExporterStatistics
 from penstock.protocols.psi.exporter_streams import ExportedStream, Exporter, Posted
@@ -68,6 +74,7 @@ __all__ = [
     "ClockSample",
     "Codec",
     "CodecLibrary",
+    "DamagedStore",
     "DateTime",
     "DateTimeKind",
     "Decoded",

@@ -446,7 +446,7 @@ def test_files_for_many_new_receivers_of_one_leg_hold_up_no_other_leg(
     go_on, is_making = threading.Event(), threading.Event()
     world = World(tmp_path)
     world.ingest(world.notify(b"known", sink=CAROL))
-    made = outlets.Outbox
+    made = Outbox
 
     def slow(*given: Any, **options: Any) -> Any:
         is_making.set()

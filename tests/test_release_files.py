@@ -20,7 +20,7 @@ from penstock.queue.log import segments as log_segments
 from penstock.queue.wide import creation
 from penstock.queue.wide.layout import HEADER, PAGE
 
-ARCHIVE = Path(__file__).parent / "fixtures" / "release_0_1" / "files.tar.gz"
+ARCHIVE = Path(__file__).parent / "fixtures" / "release-0.1" / "files.tar.gz"
 NEXT_BOOT = bytes(range(16))
 
 

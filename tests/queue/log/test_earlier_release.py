@@ -10,14 +10,14 @@ import pytest
 from penstock.queue.log.endpoint import check
 from support.log_files import log_reader, log_writer, stored, url_of
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "log" / "first-release.tar.gz"
+ARCHIVE = Path(__file__).parents[2] / "fixtures" / "release-0.1" / "log.tar.gz"
 PAYLOADS = [bytes([i]) * 200 for i in range(20)]
 
 
 @pytest.fixture(params=["beams", "killed"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A log of 20 messages that a writer closed, or was killed over. A cursor is in each."""
-    with tarfile.open(VECTORS) as files:
+    with tarfile.open(ARCHIVE) as files:
         files.extractall(tmp_path, filter="data")
     return tmp_path / str(request.param)
 

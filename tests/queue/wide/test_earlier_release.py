@@ -13,7 +13,7 @@ from support.wide_files import stored
 from support.wide_opening import wide_writer
 from support.wide_oracle import list_queue
 
-FILES = sorted((Path(__file__).parents[2] / "vectors" / "releases").glob("ring-*.fmq.gz"))
+FILES = sorted((Path(__file__).parents[2] / "fixtures" / "release-0.1" / "rings").glob("*.gz"))
 #: What is in each of them: eight of ten messages, and a reader that has read two.
 PAYLOADS = [b"gone 2", *(b"message %d" % number for number in range(3, 10))]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import PenstockError
+from penstock.core.whole_files import open_new
 from penstock.pipeline.java import MissingJava, find_java, java_version
 from penstock.queue.storage import storage_errors
 
@@ -121,8 +122,8 @@ def prepare() -> Path:
         with storage_errors("writing", str(file)):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = file.with_suffix(f".{os.getpid()}")
-            shutil.copyfile(made, new)
-            new.chmod(0o600)
+            with made.open("rb") as source, os.fdopen(open_new(new, 0o600), "wb") as copy:
+                shutil.copyfileobj(source, copy)
             new.replace(file)
     return file
 

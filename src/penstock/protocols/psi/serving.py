@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.core.errors import Malformed, StorageError
+from penstock.core.retry import Scarcity
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ _KEEP_ALIVE: Final = (10, 5, 4)
 _LAST_WORDS: Final = 2.0
 #: Seconds to read what is there: some kernels forget it when a reset comes.
 _READING: Final = 0.05
-#: Seconds until a connection is awaited again after that failed.
-_BETWEEN_ACCEPTS: Final = 0.05
 _LISTEN_HINTS: Final = {
     errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
     errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
@@ -220,6 +219,7 @@ class Listener:
         return len(self._connections)
 
     def _accept(self) -> None:
+        scarcity = Scarcity(f"{self._name}: accepting clients", log)
         while not self._is_closed:
             try:
                 connection, address = self.socket.accept()
@@ -228,8 +228,9 @@ class Listener:
                     log.debug("%s ends: %s", self._name, error)
                     return
                 # Whatever there is too little of now, or a client's network: others may come.
-                time.sleep(_BETWEEN_ACCEPTS)
+                time.sleep(scarcity.wait_after(error))
                 continue
+            scarcity.note_success()
             self._admit(connection, address)
 
     def _admit(self, connection: socket.socket, address: object) -> None:

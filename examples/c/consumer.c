@@ -66,7 +66,7 @@ static int follow(consumer *c, const penstock_ring *ring, uint64_t count, int64_
     while (count == 0 || c->messages < count) {
         penstock_code code = take(c, ring);
         if (code == PENSTOCK_EMPTY) {
-            bool sealed = __atomic_load_n(&ring->header->state, __ATOMIC_ACQUIRE) != PENSTOCK_LIVE;
+            bool sealed = penstock_state(ring->header) != PENSTOCK_LIVE;
             if (sealed && c->next >= penstock_head(ring))
                 return 0;
             int64_t left = idle_since + patience - now();

@@ -35,6 +35,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -86,7 +87,8 @@ typedef enum {
     PENSTOCK_FULL,      /* a held reader still needs the messages that would go */
     PENSTOCK_CHANGED,   /* readers came or went: look again for those to wait for */
     PENSTOCK_NO_SPACE,  /* a sparse queue needs disk space there first */
-    PENSTOCK_CLOSED     /* the queue was sealed or replaced: it takes no more */
+    PENSTOCK_CLOSED,    /* the queue was sealed or replaced: it takes no more */
+    PENSTOCK_GUARDED    /* what would be overwritten was synced: the disk has to know first */
 } penstock_code;
 
 typedef struct {
@@ -105,7 +107,8 @@ typedef struct {
     uint8_t stream[16]; /* the queue's own stream id; zeros: none */
     int64_t created_ns;
     uint64_t first_seq; /* number of the first message that was ever in it */
-    uint8_t unused_1[24];
+    uint32_t check;     /* at 104: crc32c of what is before it, and of `lineage`; 0: none */
+    uint8_t unused_1[20];
     /* What changes; on cache lines of their own, because others poll them. */
     uint64_t head; /* at 128: number of the next message */
     uint8_t unused_2[56];
@@ -122,9 +125,13 @@ typedef struct {
     uint32_t next_writer; /* the number that was given out last */
     uint32_t writer_pid;  /* for people to look at */
     uint32_t state;
-    uint8_t boot_id[16]; /* of the machine, when a writer opened it last */
-    uint8_t unused_6[32];
-    uint8_t unused_7[PENSTOCK_PAGE - 448];
+    uint8_t boot_id[16];  /* of the machine, when a writer opened it last */
+    uint64_t state_check; /* at 416: the state, and its complement above it; 0: none */
+    uint64_t guard;       /* messages from here on are not overwritten; 0: no such promise */
+    uint64_t guard_next;  /* what `guard` will be when the sync under way is done */
+    uint8_t unused_6[8];
+    uint64_t lineage[8]; /* at 448: epochs that this one continues, and where each was cut */
+    uint8_t unused_7[PENSTOCK_PAGE - 512];
 } penstock_header;
 
 typedef struct {
@@ -133,7 +140,8 @@ typedef struct {
     uint64_t epoch;
     uint64_t position; /* number of the next message that it wants */
     int64_t updated_ns;
-    char name[96]; /* ends with a zero */
+    char name[88];  /* ends with a zero; one of more than 87 bytes goes on in `check` */
+    uint64_t check; /* at 120: of position, epoch and name; 0: none */
 } penstock_reader_entry;
 
 typedef struct {
@@ -162,6 +170,8 @@ PENSTOCK_ASSERT(offsetof(penstock_header, tail) == 192, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, sleeping) == 256, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, room_wanted) == 320, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, lock) == 384, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, state_check) == 416, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, lineage) == 448, "layout");
 
 #ifdef __cplusplus
 extern "C" {
@@ -171,6 +181,98 @@ extern "C" {
 #ifndef PENSTOCK_FAULT_POINT
 #define PENSTOCK_FAULT_POINT() ((void)0)
 #endif
+
+/* --- crc32c ---------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+#define PENSTOCK_CRC_TARGET "sse4.2"
+static inline bool penstock_crc_is_native(void) { return __builtin_cpu_supports("sse4.2"); }
+#define PENSTOCK_CRC_WORD(crc, word) ((uint32_t)__builtin_ia32_crc32di(crc, word))
+#define PENSTOCK_CRC_BYTE(crc, byte) __builtin_ia32_crc32qi(crc, byte)
+#elif defined(__aarch64__) && defined(__GNUC__)
+#if defined(__clang__)
+#define PENSTOCK_CRC_TARGET "crc"
+#else
+#define PENSTOCK_CRC_TARGET "+crc"
+#endif
+/* What the kernel says of the processor (HWCAP_CRC32), asked once. */
+static inline bool penstock_crc_is_native(void) {
+#if defined(__ARM_FEATURE_CRC32)
+    return true;
+#else
+    static int known = -1;
+    int is = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (is < 0)
+        __atomic_store_n(&known, is = (getauxval(AT_HWCAP) & (1ul << 7)) != 0, __ATOMIC_RELAXED);
+    return is;
+#endif
+}
+#if defined(__clang__)
+#define PENSTOCK_CRC_WORD(crc, word) __builtin_arm_crc32cd(crc, word)
+#define PENSTOCK_CRC_BYTE(crc, byte) __builtin_arm_crc32cb(crc, byte)
+#else
+#define PENSTOCK_CRC_WORD(crc, word) __builtin_aarch64_crc32cx(crc, word)
+#define PENSTOCK_CRC_BYTE(crc, byte) __builtin_aarch64_crc32cb(crc, byte)
+#endif
+#endif
+
+#if defined(PENSTOCK_CRC_TARGET)
+__attribute__((target(PENSTOCK_CRC_TARGET))) static inline uint32_t penstock_crc_native(uint32_t crc,
+                                                                                       const uint8_t *p,
+                                                                                       size_t n) {
+    for (; n >= 8; n -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        crc = PENSTOCK_CRC_WORD(crc, word);
+    }
+    for (; n > 0; n--)
+        crc = PENSTOCK_CRC_BYTE(crc, *p++);
+    return crc;
+}
+#endif
+
+/* Where the processor has no instruction for it: eight bytes at a time, by tables that are made once.
+ * Two threads that make them at the same time store the same. */
+static inline uint32_t penstock_crc_portable(uint32_t crc, const uint8_t *p, size_t n) {
+    static uint32_t tables[8][256];
+    static bool ready;
+    if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t entry = i;
+            for (int bit = 0; bit < 8; bit++)
+                entry = entry >> 1 ^ (entry & 1 ? 0x82F63B78u : 0);
+            __atomic_store_n(&tables[0][i], entry, __ATOMIC_RELAXED);
+            for (int t = 1; t < 8; t++) {
+                uint32_t low = entry & 255, known = low;
+                for (int bit = 0; bit < 8; bit++)
+                    known = known >> 1 ^ (known & 1 ? 0x82F63B78u : 0);
+                entry = entry >> 8 ^ known;
+                __atomic_store_n(&tables[t][i], entry, __ATOMIC_RELAXED);
+            }
+        }
+        __atomic_store_n(&ready, true, __ATOMIC_RELEASE);
+    }
+    for (; n >= 8; n -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        word ^= crc;
+        crc = 0;
+        for (int t = 0; t < 8; t++)
+            crc ^= tables[7 - t][word >> 8 * t & 255];
+    }
+    for (; n > 0; n--)
+        crc = crc >> 8 ^ tables[0][(crc ^ *p++) & 255];
+    return crc;
+}
+
+/* Continue a crc32c (Castagnoli) over more bytes; begin with 0. */
+static inline uint32_t penstock_crc32c(uint32_t crc, const void *bytes, size_t n) {
+#if defined(PENSTOCK_CRC_TARGET)
+    if (penstock_crc_is_native())
+        return ~penstock_crc_native(~crc, (const uint8_t *)bytes, n);
+#endif
+    return ~penstock_crc_portable(~crc, (const uint8_t *)bytes, n);
+}
 
 /* --- the mapped queue ------------------------------------------------------------------------ */
 
@@ -196,6 +298,22 @@ static inline uint64_t penstock_buffer_offset(uint32_t readers, uint64_t slots) 
     return penstock_align(penstock_slots_offset(readers) + slots * PENSTOCK_SLOT_SIZE, PENSTOCK_PAGE);
 }
 
+/* The checksum of what never changes in a header, which only recovery does. Never 0. */
+static inline uint32_t penstock_header_check(const penstock_header *h) {
+    uint32_t crc = penstock_crc32c(0, h, offsetof(penstock_header, check));
+    crc = penstock_crc32c(crc, h->lineage, sizeof h->lineage);
+    return crc == 0 ? 1 : crc;
+}
+
+/* What is to become of a queue. A word that its complement agrees with is believed before `state`: one
+ * of its bits may have changed, or who stored both was killed between. */
+static inline uint32_t penstock_state(const penstock_header *h) {
+    uint64_t both = __atomic_load_n(&h->state_check, __ATOMIC_ACQUIRE);
+    if (both != 0 && (uint32_t)both == ~(uint32_t)(both >> 32))
+        return (uint32_t)both;
+    return __atomic_load_n(&h->state, __ATOMIC_ACQUIRE);
+}
+
 /* Returns the name of the first field of a header that is wrong, or NULL. Checks everything that
  * addresses are made from. */
 static inline const char *penstock_header_fault(const penstock_header *h, uint64_t file_size) {
@@ -217,6 +335,12 @@ static inline const char *penstock_header_fault(const penstock_header *h, uint64
         return "buffer_offset";
     if (h->file_size != h->buffer_offset + h->buffer_size)
         return "file_size";
+    uint32_t check = __atomic_load_n(&h->check, __ATOMIC_ACQUIRE); /* 0 also while it is recovered */
+    if (check != 0 && check != penstock_header_check(h) && check == __atomic_load_n(&h->check, __ATOMIC_ACQUIRE))
+        return "check";
+    uint64_t both = __atomic_load_n(&h->state_check, __ATOMIC_ACQUIRE);
+    if ((both != 0 && (uint32_t)both != ~(uint32_t)(both >> 32)) || penstock_state(h) > PENSTOCK_REPLACED)
+        return "state";
     return file_size < h->file_size ? "file size" : NULL;
 }
 
@@ -293,46 +417,34 @@ static inline void penstock_pause(void) {
 #endif
 }
 
-/* --- crc32c ---------------------------------------------------------------------------------- */
-
-#if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static inline uint32_t penstock_crc_native(uint32_t crc,
-                                                                           const uint8_t *p, size_t n) {
-    uint64_t wide = crc;
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        wide = __builtin_ia32_crc32di(wide, word);
-    }
-    crc = (uint32_t)wide;
-    for (; n > 0; n--)
-        crc = __builtin_ia32_crc32qi(crc, *p++);
-    return crc;
-}
-#endif
-
-/* Continue a crc32c (Castagnoli) over more bytes; begin with 0. */
-static inline uint32_t penstock_crc32c(uint32_t crc, const void *bytes, size_t n) {
-    const uint8_t *p = (const uint8_t *)bytes;
-    crc = ~crc;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("sse4.2"))
-        return ~penstock_crc_native(crc, p, n);
-#endif
-    static const uint32_t nibbles[16] = {
-        0x00000000, 0x105EC76F, 0x20BD8EDE, 0x30E349B1, 0x417B1DBC, 0x5125DAD3, 0x61C69362, 0x7198540D,
-        0x82F63B78, 0x92A8FC17, 0xA24BB5A6, 0xB21572C9, 0xC38D26C4, 0xD3D3E1AB, 0xE330A81A, 0xF36E6F75};
-    for (; n > 0; n--) {
-        crc ^= *p++;
-        crc = nibbles[crc & 15] ^ (crc >> 4);
-        crc = nibbles[crc & 15] ^ (crc >> 4);
-    }
-    return ~crc;
-}
-
 static inline uint32_t penstock_message_crc(const penstock_slot *slot, const uint8_t *bytes) {
     uint32_t crc = penstock_crc32c(0, slot, offsetof(penstock_slot, crc32c));
     return penstock_crc32c(crc, bytes, slot->block + slot->length);
+}
+
+/* --- rows of the reader table ----------------------------------------------------------------- */
+
+/* The part of a row's checksum that does not change while somebody has it. */
+static inline uint32_t penstock_name_crc(const penstock_reader_entry *row) {
+    return penstock_crc32c(0, row->name, sizeof row->name);
+}
+
+/* What `check` is at a position: its lower half above, a checksum of name, epoch and position below. So
+ * from either of the words, and what is near it, the other one can be told. Never 0. */
+static inline uint64_t penstock_row_check(uint32_t name_crc, uint64_t epoch, uint64_t position) {
+    uint64_t words[2] = {epoch, position};
+    uint64_t word = position << 32 | penstock_crc32c(name_crc, words, sizeof words);
+    return word == 0 ? 1 : word;
+}
+
+/* Store a position. The check first: it says where the reader is, should the other store never come. */
+static inline void penstock_move(penstock_reader_entry *row, uint32_t name_crc, uint64_t position) {
+    if (row->name[sizeof row->name - 1] == 0) {
+        uint64_t epoch = __atomic_load_n(&row->epoch, __ATOMIC_RELAXED);
+        __atomic_store_n(&row->check, penstock_row_check(name_crc, epoch, position), __ATOMIC_RELAXED);
+        PENSTOCK_FAULT_POINT();
+    }
+    __atomic_store_n(&row->position, position, __ATOMIC_RELEASE);
 }
 
 /* --- slots ----------------------------------------------------------------------------------- */
@@ -375,6 +487,16 @@ static inline bool penstock_crc_holds(const penstock_ring *ring, const penstock_
            slot->crc32c == penstock_message_crc(slot, ring->buffer + slot->position % ring->buffer_size);
 }
 
+/* The same, of a payload that was copied: what is delivered is what was checked. The block is not. */
+static inline bool penstock_copy_holds(const penstock_ring *ring, const penstock_slot *slot,
+                                       const void *payload) {
+    if (!(slot->flags & PENSTOCK_HAS_CRC))
+        return true;
+    uint32_t crc = penstock_crc32c(0, slot, offsetof(penstock_slot, crc32c));
+    crc = penstock_crc32c(crc, ring->buffer + slot->position % ring->buffer_size, slot->block);
+    return slot->crc32c == penstock_crc32c(crc, payload, slot->length);
+}
+
 /* --- writing --------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -392,6 +514,7 @@ typedef struct {
     uint32_t holders; /* as in the header, when `held` was made; see penstock_code CHANGED */
     bool holding;
     uint64_t limit; /* messages from here on are still needed */
+    uint64_t guard; /* as in the header; the largest number: none */
     /* A sparse queue has disk space for positions and slots below these. */
     uint64_t ready_position, ready_seq;
 } penstock_writer;
@@ -429,6 +552,8 @@ static inline bool penstock_resume(penstock_writer *w) {
     w->position = 0;
     w->created_ns = INT64_MIN;
     w->planned = 0;
+    uint64_t guard = __atomic_load_n(&ring->header->guard, __ATOMIC_RELAXED);
+    w->guard = guard == 0 ? UINT64_MAX : guard;
     uint64_t first = ring->header->first_seq;
     if (w->tail < first || w->head < w->tail || w->head - w->tail > ring->mask + 1)
         return false;
@@ -464,8 +589,8 @@ static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, 
     w->fd = fd;
     w->pid = (uint32_t)getpid();
     int error;
-    w->limit = w->ready_position = w->ready_seq = UINT64_MAX;
-    if (__atomic_load_n(&ring.header->state, __ATOMIC_ACQUIRE) != PENSTOCK_LIVE)
+    w->limit = w->guard = w->ready_position = w->ready_seq = UINT64_MAX;
+    if (penstock_state(ring.header) != PENSTOCK_LIVE)
         return EPIPE;
     if (ring.header->flags & PENSTOCK_MANY_WRITERS) {
         do { /* the top bit is taken, and 0 is nobody */
@@ -561,7 +686,7 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
 
 /* Take up writing with the lock in hand, where the writer before left off: OK, CLOSED or DAMAGED. */
 static inline penstock_code penstock_take_over(penstock_writer *w) {
-    if (__atomic_load_n(&w->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE)
+    if (penstock_state(w->ring.header) != PENSTOCK_LIVE)
         return PENSTOCK_CLOSED;
     return penstock_resume(w) ? PENSTOCK_OK : PENSTOCK_DAMAGED;
 }
@@ -631,6 +756,8 @@ static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, u
         if (tail > w->limit && tail > (w->limit = penstock_held(w)))
             return PENSTOCK_FULL;
     }
+    if (tail != w->tail && tail > w->guard)
+        return PENSTOCK_GUARDED;
     if (at + room > w->ready_position || next >= w->ready_seq)
         return PENSTOCK_NO_SPACE;
     /* What is not published cannot be freed. And the slot of the last message that is published
@@ -668,8 +795,19 @@ static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot) 
     return slot->seq;
 }
 
-/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, or EMPTY when another writer
- * kept the lock for 10 s. */
+/* Let everything be overwritten, now that the disk knows: 0 or an errno. */
+static inline int penstock_drop_guard(penstock_writer *w) {
+    penstock_header *h = w->ring.header;
+    __atomic_store_n(&h->guard_next, UINT64_MAX, __ATOMIC_RELAXED);
+    if (fdatasync(w->fd) != 0)
+        return errno;
+    __atomic_store_n(&h->guard, UINT64_MAX, __ATOMIC_RELAXED);
+    w->guard = UINT64_MAX;
+    return 0;
+}
+
+/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, GUARDED when the disk
+ * refuses (see errno), or EMPTY when another writer kept the lock for 10 s. */
 static inline penstock_code penstock_write(penstock_writer *w, const void *payload, uint64_t length,
                                            int32_t type, int32_t subtype) {
     if (w->number != 0) {
@@ -682,6 +820,8 @@ static inline penstock_code penstock_write(penstock_writer *w, const void *paylo
     uint8_t *to;
     penstock_code code = w->number != 0 ? penstock_take_over(w) : PENSTOCK_OK;
     if (code == PENSTOCK_OK)
+        code = penstock_begin(w, length, &to);
+    if (code == PENSTOCK_GUARDED && penstock_drop_guard(w) == 0)
         code = penstock_begin(w, length, &to);
     if (code == PENSTOCK_OK) {
         penstock_slot slot;
@@ -741,10 +881,15 @@ static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t se
     penstock_code code = penstock_slot_of(ring, seq, slot);
     if (code != PENSTOCK_OK)
         return code;
-    if (slot->length > room)
-        return PENSTOCK_TOO_LARGE;
+    if (slot->length > room) {
+        bool is_so = penstock_crc_holds(ring, slot);
+        return !penstock_still_there(ring, seq) ? PENSTOCK_LAPPED : is_so ? PENSTOCK_TOO_LARGE : PENSTOCK_DAMAGED;
+    }
     penstock_copy(payload, penstock_bytes(ring, slot) + slot->block, slot->length);
-    return penstock_still_there(ring, seq) ? PENSTOCK_OK : PENSTOCK_LAPPED;
+    bool whole = penstock_copy_holds(ring, slot, payload);
+    if (!penstock_still_there(ring, seq))
+        return PENSTOCK_LAPPED;
+    return whole ? PENSTOCK_OK : PENSTOCK_DAMAGED;
 }
 
 /* Copy the payloads of messages first .. end-1 one behind the other, or only check them (to is NULL).
@@ -770,8 +915,9 @@ static inline uint64_t penstock_copy_run(const penstock_ring *ring, uint64_t fir
 
 /* A held reader is done with everything before `seq`. */
 static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t reader, uint64_t seq) {
+    penstock_reader_entry *row = &ring->readers[reader];
     PENSTOCK_FAULT_POINT();
-    __atomic_store_n(&ring->readers[reader].position, seq, __ATOMIC_RELEASE);
+    penstock_move(row, penstock_name_crc(row), seq);
     PENSTOCK_FAULT_POINT();
     penstock_wake(&ring->header->room_wanted, &ring->header->room_wakes);
 }

@@ -12,7 +12,7 @@ from support.wide_oracle import list_queue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SMALL", "row", "stored", "unchanged"]
+__all__ = ["SMALL", "put_state", "row", "stored", "unchanged"]
 
 #: Options of a small queue.
 SMALL = "slots=8&size=4096"
@@ -29,6 +29,15 @@ def stored(path: str) -> list[bytes]:
 def row(payload: bytes, **fields: Any) -> Message:
     """Return a message for a batch to write."""
     return Message(0, 1, 1, 0, 0, None, None, payload)._replace(**fields)
+
+
+def put_state(path: str, state: int) -> None:
+    """Store a state as the format says: with its complement, then alone."""
+    with Path(f"{path}.fmq").open("r+b") as file:
+        file.seek(416)
+        file.write(state.to_bytes(4, "little") + (state ^ 0xFFFFFFFF).to_bytes(4, "little"))
+        file.seek(396)
+        file.write(state.to_bytes(4, "little"))
 
 
 @contextlib.contextmanager

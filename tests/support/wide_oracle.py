@@ -35,13 +35,16 @@ CODECS: Final = {1: "lz4", 2: "zstd"}
 LENGTH_SIZE: Final = 8
 
 #: The parts of the header, each with its place; zeros are between them.
-_FIXED: Final = struct.Struct("<QIIQQQIIQQQ16sqQ")
+_FIXED: Final = struct.Struct("<QIIQQQIIQQQ16sqQI")
 _HEAD: Final = struct.Struct("<Q")
 _SLEEP: Final = struct.Struct("<II")
 _ROOM: Final = struct.Struct("<III")
-_LOCK: Final = struct.Struct("<IIII16s")
-_PARTS: Final = {0: _FIXED, 128: _HEAD, 192: _HEAD, 256: _SLEEP, 320: _ROOM, 384: _LOCK}
-_READER: Final = struct.Struct("<IIQQq96s")
+_LOCK: Final = struct.Struct("<IIII16sQQQ")
+_LINEAGE: Final = struct.Struct("64s")
+_PARTS: Final = {
+    0: _FIXED, 128: _HEAD, 192: _HEAD, 256: _SLEEP, 320: _ROOM, 384: _LOCK, 448: _LINEAGE,
+}  # fmt: skip
+_READER: Final = struct.Struct("<IIQQq88sQ")
 _SLOT: Final = struct.Struct("<QqqQQiiIIII")
 
 
@@ -64,6 +67,7 @@ class Header(NamedTuple):
     stream: bytes
     created_ns: int
     first_seq: int
+    check: int
     head: int
     tail: int
     sleeping: int
@@ -76,6 +80,10 @@ class Header(NamedTuple):
     writer_pid: int
     state: int
     boot_id: bytes
+    state_check: int
+    guard: int
+    guard_next: int
+    lineage: bytes
 
 
 class ReaderEntry(NamedTuple):
@@ -179,6 +187,10 @@ def parse_header(page: bytes, file_size: int) -> Header:
     need(h.head - h.tail <= h.slots, "head", (h.tail, h.head))
     need(h.sleeping <= 1 and h.room_wanted <= 1, "marks", (h.sleeping, h.room_wanted))
     need(h.state <= 2, "state", h.state)
+    both = h.state | (h.state ^ 0xFFFFFFFF) << 32
+    need(h.state_check in {0, both}, "state_check", h.state_check)
+    check = crc32c(page[:104] + page[448:512]) or 1
+    need(h.check in {0, check}, f"check, should be {check:#x}", hex(h.check))
     return h
 
 
@@ -201,13 +213,18 @@ def list_queue(path: str | Path) -> Listing:
 
 def _reader(memory: mmap.mmap, index: int) -> ReaderEntry:
     fields = _READER.unpack_from(memory, PAGE + index * READER_SIZE)
-    state, pid, epoch, position, updated_ns, padded = fields
+    state, pid, epoch, position, updated_ns, short, check = fields
     need(state <= 2, f"state of reader {index}", state)
     if state == 0:  # what it was before does not matter
         return ReaderEntry(index, 0, 0, 0, 0, 0, "")
+    padded = short if short[-1] == 0 else short + check.to_bytes(8, "little")
     name, zero, _ = padded.partition(b"\0")
     need(bool(zero), f"name of reader {index} has no end", padded)
     need(bool(name) == (state == 1), f"name of reader {index}", padded)
+    if state == 1 and short[-1] == 0 and check:
+        crc = crc32c(short + struct.pack("<QQ", epoch, position))
+        expected = (position & 0xFFFFFFFF) << 32 | crc or 1
+        need(check == expected, f"check of reader {index}, should be {expected:#x}", hex(check))
     return ReaderEntry(index, state, pid, epoch, position, updated_ns, name.decode())
 
 

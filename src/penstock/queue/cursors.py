@@ -13,16 +13,17 @@ from penstock.core.errors import (
     Closed,
     CursorInUse,
     CursorTableFull,
+    DamagedQueue,
     InvalidOption,
     LockTimeout,
     PositionError,
 )
 from penstock.queue.cursor_entries import (
+    CHECK_AT,
     ENTRY_SIZE,
     FREE,
     NAMED,
     PASSING,
-    POSITION_AT,
     Entries,
     encode_name,
 )
@@ -68,6 +69,8 @@ class CursorEntry(NamedTuple):
     updated_ns: int
     #: Whether somebody owns it now.
     alive: bool
+    #: Whether it passes its checksum; if not, `seq` is not to be trusted.
+    is_whole: bool = True
 
 
 class CursorTable(Closable):
@@ -78,9 +81,14 @@ class CursorTable(Closable):
     """
 
     def __init__(
-        self, path_or_fd: str | int, memory: memoryview, *, live_base: int = LIVE_BASE
+        self,
+        path_or_fd: str | int,
+        memory: memoryview,
+        *,
+        live_base: int = LIVE_BASE,
+        offset: int = 0,
     ) -> None:
-        """Use the table in `memory`, with the locks of this file.
+        """Use the table in `memory`, which begins there in the file, with the locks of this file.
 
         :raises NotFound: there is no such file.
         :raises InvalidOption: the memory is read-only, not aligned, or not whole entries.
@@ -88,6 +96,7 @@ class CursorTable(Closable):
         if not 1 <= live_base <= _FILE_END - memory.nbytes:
             raise InvalidOption("live_base", live_base, "leaves no room for the locks")
         self._base = live_base
+        self._offset = offset
         self._entries = Entries(memory)
         self._locks = LockFile(path_or_fd)
         # The kernel's lock for taking an entry is held by the table: threads need one of theirs.
@@ -104,6 +113,7 @@ class CursorTable(Closable):
 
         :raises CursorInUse: it has an owner.
         :raises CursorTableFull: it would be one too many.
+        :raises DamagedQueue: its bytes do not pass their checksum.
         :raises LockTimeout: others kept the table busy for all that time.
         """
         wanted = b"" if name is None else encode_name(name)
@@ -121,7 +131,9 @@ class CursorTable(Closable):
                 if is_new:
                     self._entries.start(index, wanted, epoch, seq, os.getpid())
                 else:
+                    self._check_whole(index)
                     self._entries.set_owner(index, os.getpid())
+                    self._entries.move(index, self._entries.seq(index), None)
                 cursor = Cursor(index, name or "", is_new, self._entries, self._locks, self._let_go)
                 self._claimed[index] = cursor
             except BaseException:
@@ -156,10 +168,36 @@ class CursorTable(Closable):
         return [entry for entry in found if entry is not None]
 
     def find(self, name: str) -> CursorEntry | None:
-        """Return the cursor of this name, or None."""
+        """Return the cursor of this name, or None.
+
+        :raises DamagedQueue: its bytes do not pass their checksum.
+        """
         self._locks.check()
         index = self._entries.index_of(encode_name(name))
+        if index is not None:
+            self._check_whole(index)
         return None if index is None else self._look(index)
+
+    def renumber(self, epoch: int, successor: Callable[[int, int], int | None]) -> None:
+        """Let every cursor that `successor` knows a place for stand there, in another epoch."""
+        for index in range(self._entries.count):
+            entry = self._look(index)
+            seq = None if entry is None else successor(entry.epoch, entry.seq)
+            if entry is not None and entry.is_whole and seq is not None:
+                self._entries.move(index, seq, epoch)
+
+    def _check_whole(self, index: int) -> None:
+        if self._entries.is_whole(index):
+            return
+        raw = self._entries.raw(index)
+        raise DamagedQueue(
+            self._locks.path,
+            f"row {index} of the table of readers",
+            self._offset + index * ENTRY_SIZE,
+            "a position, an epoch and a name with their checksum",
+            f"position {raw[16:24].hex()}, epoch {raw[8:16].hex()}, check {raw[CHECK_AT:].hex()}",
+            hint="where that reader was is not known: choose another name, and where it starts",
+        )
 
     def is_alive(self, index: int) -> bool:
         """Tell whether somebody owns this entry."""
@@ -260,7 +298,8 @@ class CursorTable(Closable):
         alive = self.is_alive(index)
         if state == PASSING and not alive:
             return None
-        return CursorEntry(index, name.decode(errors="replace"), pid, epoch, seq, updated_ns, alive)
+        text, is_whole = name.decode(errors="replace"), self._entries.is_whole(index)
+        return CursorEntry(index, text, pid, epoch, seq, updated_ns, alive, is_whole)
 
 
 class Cursor:
@@ -284,11 +323,6 @@ class Cursor:
         self._entries = entries
         self._locks = locks
         self._let_go: Callable[[Cursor], None] | None = let_go
-
-    @property
-    def offset(self) -> int:
-        """Where its `position` is in the table, in bytes, for native code to store to."""
-        return self.index * ENTRY_SIZE + POSITION_AT
 
     @property
     def epoch(self) -> int:

@@ -77,11 +77,11 @@ class LockFile:
         with storage_errors("unlocking", self.path):
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
 
-    def is_locked(self, byte: int) -> bool:
-        """Tell whether another description has it locked."""
+    def is_locked(self, byte: int, count: int = 1) -> bool:
+        """Tell whether another description has it, or one of so many bytes from it on, locked."""
         self.check()
         with storage_errors("looking at the locks of", self.path):
-            found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+            found = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte, count))
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def close(self) -> None:

@@ -70,6 +70,10 @@ class Waiter(Closable):
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
         look_around = now + between_looks(len(every))
+        for reader in every:  # which may be waited for again and again, each time for a moment
+            if reader.wait_group is RingWaitGroup and not _has_news(reader):
+                with suppress(Closed):
+                    cast("WideReader", reader)._look_if_due(between_looks(len(every)))  # noqa: SLF001
         pause = FIRST_PAUSE
         while True:
             ready = [reader for reader in every if _has_news(reader)]

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import Closed, InvalidOption, PositionError
+from penstock.core.errors import Closed, DamagedQueue, InvalidOption, PositionError
+from penstock.queue.cursor_entries import check_word
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.cursors import ENTRY_SIZE
 from support.cursor_tables import HEADER, memory_of, names
+from support.wide_oracle import crc32c
 
 LARGEST = 2**64 - 1
 
@@ -80,13 +82,50 @@ def test_moving_from_python_updates_the_time(file: CursorFile) -> None:
     assert entry.updated_ns >= before
 
 
-def test_native_code_moves_a_cursor_by_its_offset(file: CursorFile) -> None:
+def test_a_cursor_whose_owner_was_killed_between_two_stores_is_where_it_was_going(
+    file: CursorFile,
+) -> None:
     file.claim("first")
-    cursor = file.claim("second", seq=1)
-    assert cursor.offset == cursor.index * 128 + 16
+    cursor = file.claim("second", epoch=3, seq=2**32 - 1)
     with memory_of(file.path) as memory, memory.cast("Q") as words:
-        words[cursor.offset // 8] = 77
-    assert cursor.seq == 77
+        words[cursor.index * 16 + 15] = check_word(b"second", 3, 2**32 + 7)
+    assert cursor.seq == 2**32 + 7
+
+
+def test_a_changed_byte_of_a_cursor_is_mended_or_refused_and_never_believed(
+    file: CursorFile,
+) -> None:
+    file.claim("second", epoch=3, seq=1000).release()
+    with memory_of(file.path) as memory:
+        whole = bytes(memory[:128])
+        for at in (*range(8, 24), *range(32, 40), *range(120, 128)):
+            for bit in range(8):
+                memory[at] ^= 1 << bit
+                [entry] = file.entries()
+                if entry.is_whole:  # the position is known from its checksum
+                    assert (entry.epoch, entry.seq) == (3, 1000)
+                else:
+                    with pytest.raises(DamagedQueue, match="row 0 of the table of readers"):
+                        file.find("second")
+                memory[:128] = whole
+
+
+def test_a_cursor_of_an_earlier_release_is_taken_and_gets_its_checksum(file: CursorFile) -> None:
+    file.claim("old", epoch=3, seq=1000).release()
+    with memory_of(file.path) as memory:
+        memory[120:128] = bytes(8)
+        with file.claim("old") as cursor:
+            assert (cursor.epoch, cursor.seq) == (3, 1000)
+        assert memory[120:128].cast("Q")[0] == check_word(b"old", 3, 1000)
+
+
+def test_a_cursor_of_a_long_name_has_no_checksum(file: CursorFile) -> None:
+    for name in ("x" * 87, "x" * 88, "x" * 95):
+        with file.claim(name, epoch=3, seq=5) as cursor:
+            cursor.move(6)
+        found = file.find(name)
+        assert found is not None
+        assert (found.name, found.seq) == (name, 6)
 
 
 def test_the_bytes_of_an_entry_are_as_documented(file: CursorFile) -> None:
@@ -99,7 +138,9 @@ def test_the_bytes_of_an_entry_are_as_documented(file: CursorFile) -> None:
     assert len(raw) == HEADER + 8 * ENTRY_SIZE
     at = HEADER + cursor.index * ENTRY_SIZE
     assert raw[at : at + 128] == struct.pack(
-        "<IIQQq96s", 1, os.getpid(), 5, 6, entry.updated_ns, "zweite Düse".encode()
+        "<IIQQq88sII",
+        *(1, os.getpid(), 5, 6, entry.updated_ns, "zweite Düse".encode()),
+        *(crc32c("zweite Düse".encode().ljust(88, b"\0") + struct.pack("<QQ", 5, 6)), 6),
     )
 
 

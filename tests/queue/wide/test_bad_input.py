@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,12 @@ from penstock import (
     InvalidOption,
     LockTimeout,
     Malformed,
+    Message,
     MessageTooLarge,
     PenstockError,
     Position,
     PositionError,
+    StorageError,
     Unsupported,
     batch_from_messages,
     create,
@@ -29,7 +35,7 @@ from penstock import (
     open_writer,
 )
 from penstock.queue.wide.writer import WideWriter
-from support.wide_files import SMALL, row, stored, unchanged
+from support.wide_files import SMALL, put_state, row, stored, unchanged
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
@@ -354,9 +360,7 @@ def test_a_second_writer_is_refused_with_the_name_of_the_first(queue_path: str) 
 def test_a_sealed_queue_takes_no_more_messages(queue_path: str) -> None:
     with writer_of(queue_path) as writer:
         writer.write(b"here")
-    with Path(f"{queue_path}.fmq").open("r+b") as file:
-        file.seek(396)
-        file.write((1).to_bytes(4, "little"))
+    put_state(queue_path, 1)
     with unchanged(queue_path), pytest.raises(Closed, match="sealed"):
         open_writer(f"fmq:{queue_path}")
     assert stored(queue_path) == [b"here"]
@@ -372,7 +376,10 @@ def test_a_place_that_is_none_is_refused(queue_path: str) -> None:
         message = reader.read(timeout=0)
         assert message is not None
         assert message.seq == 1
-        reader.seek(2**63 - 1)  # it may come
+        for place in (4, 2**63 - 2, 2**63 - 1):
+            with pytest.raises(PositionError, match="the next is 3"):
+                reader.seek(place)
+        reader.seek(3)  # it may come
         assert reader.read(timeout=0.01) is None
         assert reader.statistics().lost == 0
 
@@ -429,3 +436,35 @@ def test_an_option_that_does_not_fit_is_refused_by_its_name(queue_path: str, opt
         open_writer(f"fmq:{queue_path}?{option}")
     assert caught.value.option == name
     assert not Path(f"{queue_path}.fmq").exists()
+
+
+def test_a_writer_that_another_thread_closes_ends_with_what_closing_met(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    payload, caught = bytes(64 << 20), None
+    for attempt in range(50):  # until it is closed while the payload is copied
+        writer = wide_writer(f"fmq:{queue_path}-{attempt}?size=64M&sync=1000s")
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+            patch.setattr("os.fdatasync", refuse)
+            written = pool.submit(writer.write, payload)
+            time.sleep(0.002)
+            with suppress(StorageError):
+                writer.close()
+            caught = written.exception()
+        Path(f"{queue_path}-{attempt}.fmq").unlink()
+        if caught is not None and not isinstance(caught, Closed):
+            break
+    assert isinstance(caught, StorageError)
+
+
+def test_a_message_has_a_hash(queue_path: str) -> None:
+    with writer_of(queue_path) as writer:
+        writer.write_many([b"one", b"two"])
+    with open_reader(f"fmq:{queue_path}", start="start") as reader:
+        one, two = reader.read_many(2)
+    assert hash(one) == hash(Message(*one)) == hash(tuple(one))
+    assert hash(one) != hash(two)
+    assert {one: 1}[Message(*one)] == 1

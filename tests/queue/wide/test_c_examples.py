@@ -30,6 +30,7 @@ from penstock import (
 )
 from support.processes import Peers, peers
 from support.unprivileged import run_without_rights
+from support.wide_files import put_state
 from support.wide_oracle import crc32c, list_queue
 
 ROOT = Path(__file__).parents[3]
@@ -213,9 +214,7 @@ def test_a_c_consumer_ends_when_it_has_read_all_of_a_sealed_queue(
 ) -> None:
     with open_writer(f"fmq:{queue_path}") as writer:
         writer.write(b"the last")
-    with Path(f"{queue_path}.fmq").open("r+b") as file:
-        file.seek(396)
-        file.write((1).to_bytes(4, "little"))
+    put_state(queue_path, 1)
     got = run(programs.consumer, f"{queue_path}.fmq", 0, LONG)
     assert got.says["messages"] == 1
 
@@ -394,3 +393,59 @@ def test_c_producers_that_are_killed_harm_nobody(programs: Programs, queue_path:
     done = run(programs.producer, file, 5, 50)
     assert done.says == {"written": 5}
     assert list_queue(file).header.head == listing.header.head + 5
+
+
+READ = """
+#define _GNU_SOURCE
+#include <penstock/ring.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    penstock_ring ring;
+    int fd;
+    const char *fault = penstock_map(argv[1], argc > 2, &ring, &fd);
+    if (fault != NULL)
+        return printf("%s\\n", fault), 1;
+    for (uint64_t seq = 0; seq < penstock_head(&ring); seq++) {
+        penstock_slot slot;
+        char payload[100];
+        printf("%d ", penstock_read(&ring, seq, &slot, payload, sizeof payload));
+    }
+    return 0;
+}
+"""
+
+
+def test_what_a_c_program_reads_has_its_checksum(queue_path: str, tmp_path: Path) -> None:
+    (tmp_path / "read.c").write_text(READ)
+    subprocess.run(
+        ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-I", ROOT / "include", "-o",
+         tmp_path / "read", tmp_path / "read.c"],
+        check=True,
+    )  # fmt: skip
+    with open_writer(f"fmq:{queue_path}?crc=true&slots=8") as writer:
+        writer.write_many([b"one", b"two", b"three", b"x" * 200, b"y" * 200, b"six"])
+    header = list_queue(f"{queue_path}.fmq").header
+    with Path(f"{queue_path}.fmq").open("r+b") as file:
+        for at in (
+            header.slots_offset + 40,  # the type of message 0
+            header.buffer_offset + 64,  # a byte of message 1
+            header.slots_offset + 4 * 64 + 32,  # the length of message 4
+        ):
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1]))
+    done = subprocess.run(
+        [tmp_path / "read", f"{queue_path}.fmq"], check=True, capture_output=True, text=True
+    )
+    ok, damaged, too_large = 0, 3, 4
+    assert [int(code) for code in done.stdout.split()] == [
+        damaged, damaged, ok, too_large, damaged, ok,
+    ]  # fmt: skip
+    with Path(f"{queue_path}.fmq").open("r+b") as file:
+        file.seek(90)  # created_ns
+        file.write(b"?")
+    done = subprocess.run(
+        [tmp_path / "read", f"{queue_path}.fmq"], check=False, capture_output=True, text=True
+    )
+    assert done.stdout == "check\n"

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from penstock import (
     Message,
     Position,
+    PositionError,
     StreamId,
     batch_from_messages,
     messages_from_batch,
@@ -338,6 +339,10 @@ class QueueMachine(RuleBasedStateMachine):
                 moment += data.draw(st.integers(-1, 1)) if times and moment in times else 0
                 place = Position.time(moment)
                 target = model.tail + sum(time < moment for time in times)
+        if target > model.head:
+            with pytest.raises(PositionError, match=f"the next is {model.head}"):
+                follower.reader.seek(place)
+            return
         follower.reader.seek(place)
         follower.stand_at(target)
 

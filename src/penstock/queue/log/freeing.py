@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import ALIGN, SLOT, State, slots_of
-from penstock.queue.wide.queue_file import QueueFile, mark
+from penstock.queue.wide.queue_file import QueueFile, mark, store_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def evict(file: QueueFile, state: State) -> None:
 
     A reader that is at one of them finds out after its copy, as if it had been overwritten.
     """
-    file.header["state"] = state  # first, so that the reader knows why
+    store_state(file, state)  # first, so that the reader knows why
     file.header["tail"] = file.field("head")
     mark(file, state)
     _punch(file, file.geometry.slots_offset, file.geometry.file_size)

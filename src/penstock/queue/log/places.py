@@ -13,7 +13,7 @@ import numpy as np
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import HEADER, PAGE, State
+from penstock.queue.wide.layout import HEADER, PAGE, State, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,6 +205,6 @@ class Places:
 def _progress(descriptor: int) -> tuple[int, Tip]:
     with storage_errors("looking at", f"/proc/self/fd/{descriptor}"):
         # The state first: a segment that is sealed gets no more.
-        state = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)["state"][0]
+        state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
         header = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)[0]
-    return int(state), Tip(int(header["epoch"]), int(header["head"]))
+    return state, Tip(int(header["epoch"]), int(header["head"]))

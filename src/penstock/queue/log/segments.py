@@ -23,6 +23,7 @@ from penstock.queue.wide.layout import (
     HeaderFlag,
     State,
     check_header,
+    state_of,
 )
 from penstock.queue.wide.queue_file import SUFFIX, QueueFile, new_header, write_new_file
 
@@ -127,7 +128,8 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
     status = os.fstat(descriptor)
     page = os.pread(descriptor, PAGE, 0)
     geometry = check_header(str(path), page, status.st_size)
-    header = np.frombuffer(page, HEADER, 1)[0]
+    fields = np.frombuffer(page, HEADER, 1)
+    header = fields[0]
     _check_first(path, first, int(header["first_seq"]))
     tail, head = int(header["tail"]), int(header["head"])
     oldest = newest = None
@@ -143,7 +145,7 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
         first,
         tail,
         head,
-        State(int(header["state"])),
+        State(state_of(fields)),
         int(header["epoch"]),
         oldest,
         newest,
@@ -223,8 +225,9 @@ def _header(settings: Settings, geometry: Geometry, first: int) -> bytes:
     flags = HeaderFlag.SPARSE | HeaderFlag.KEEPS
     if settings.crc:
         flags |= HeaderFlag.CRC
-    page = bytearray(new_header(geometry, flags, settings.compress, settings.stream, first))
+    page = bytearray(
+        new_header(geometry, flags, settings.compress, settings.stream, first, settings.epoch)
+    )
     header = np.frombuffer(page, HEADER, 1)
-    header["epoch"] = settings.epoch
     header["boot_id"] = np.void(boot_id().ljust(16, b"\0"))
     return bytes(page)

@@ -30,6 +30,7 @@ from penstock.queue.wide.compressed import CompressingWriter
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import slots_of
 from penstock.queue.wide.options import WideOptions
+from penstock.queue.wide.queue_file import protect
 from penstock.queue.wide.space import Space
 from penstock.queue.wide.writer import WideWriter
 
@@ -69,6 +70,7 @@ class LogWriter(WideWriter):
 
     def _open(self) -> None:
         self._begin_writing()
+        protect(self._file)
         if not self._resume():
             raise self._damage()
         self._created_ns = max(self._created_ns, self._last_created_ns())

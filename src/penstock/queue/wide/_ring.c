@@ -11,6 +11,7 @@
 #include <structmember.h>
 
 #include <penstock/ring.h>
+#include <signal.h>
 
 enum {
     LARGE = 256 << 10, /* from this size on the interpreter is left to others while bytes are copied */
@@ -18,6 +19,8 @@ enum {
 };
 /* A writer that was killed wakes nobody: look again this often. */
 #define SLICE PENSTOCK_SECOND
+/* While nothing comes, a reader looks this often whether its path names another queue by now. */
+#define LOOK (PENSTOCK_SECOND / 4)
 
 static PyObject *message_type, *stream_id_type;
 
@@ -86,10 +89,92 @@ static bool int_argument(PyObject *value, const char *name, int64_t least, int64
     return true;
 }
 
+/* --- files that get shorter while they are mapped ---------------------------------------------- */
+
+/* A page behind the end of a file, or one that the disk has no space for, is no error but a signal. So
+ * mapped queues are known here: where one of them has lost a page, the signal puts zeros in its place and
+ * leaves a mark, and the call that met it raises. Every other signal is left to whoever had it before. */
+typedef struct Area {
+    uintptr_t base; /* 0: not in use */
+    size_t size;
+    int is_cut;
+    struct Area *next;
+} Area;
+
+static Area *areas; /* grows only: the signal may come at any time */
+static struct sigaction signal_before;
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    uintptr_t at = (uintptr_t)info->si_addr;
+    int saved = errno;
+    for (Area *a = __atomic_load_n(&areas, __ATOMIC_ACQUIRE); info->si_code == BUS_ADRERR && a != NULL; a = a->next) {
+        uintptr_t base = __atomic_load_n(&a->base, __ATOMIC_ACQUIRE);
+        if (base == 0 || at < base || at - base >= a->size)
+            continue;
+        void *page = (void *)(at & ~(uintptr_t)(PENSTOCK_PAGE - 1));
+        if (mmap(page, PENSTOCK_PAGE, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==
+            MAP_FAILED)
+            break;
+        __atomic_store_n(&a->is_cut, 1, __ATOMIC_RELEASE);
+        errno = saved;
+        return;
+    }
+    if (signal_before.sa_flags & SA_SIGINFO)
+        signal_before.sa_sigaction(number, info, context);
+    else if (signal_before.sa_handler != SIG_DFL && signal_before.sa_handler != SIG_IGN)
+        signal_before.sa_handler(number);
+    else
+        sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL); /* it comes again, and ends us */
+}
+
+/* The area that memory is in, or NULL. */
+static Area *area_of(const void *memory) {
+    Area *a = areas;
+    while (a != NULL && a->base != (uintptr_t)memory)
+        a = a->next;
+    return a;
+}
+
+/* watch(mapping): let a page that its file loses be an error. */
+static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
+    Py_buffer memory;
+    if (PyObject_GetBuffer(mapping, &memory, PyBUF_SIMPLE) != 0)
+        return NULL;
+    uintptr_t base = (uintptr_t)memory.buf;
+    Area *a = areas;
+    while (a != NULL && a->base != 0)
+        a = a->next;
+    if (areas == NULL) {
+        struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+        sigaction(SIGBUS, &action, &signal_before);
+    }
+    if (a == NULL && (a = PyMem_RawCalloc(1, sizeof *a)) != NULL) {
+        a->next = areas;
+        __atomic_store_n(&areas, a, __ATOMIC_RELEASE);
+    }
+    if (a != NULL) {
+        a->size = (size_t)memory.len;
+        a->is_cut = 0;
+        __atomic_store_n(&a->base, base, __ATOMIC_RELEASE);
+    }
+    PyBuffer_Release(&memory);
+    return a == NULL ? PyErr_NoMemory() : PyLong_FromVoidPtr((void *)base);
+}
+
+/* unwatch(address): the mapping that began there is gone. */
+static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *address) {
+    void *base = PyLong_AsVoidPtr(address);
+    Area *a = base == NULL ? NULL : area_of(base);
+    if (a != NULL)
+        __atomic_store_n(&a->base, 0, __ATOMIC_RELEASE);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* The part that readers and writers share: the mapped memory. */
 typedef struct {
     PyObject_HEAD
     Py_buffer memory; /* .obj is NULL when closed */
+    const int *is_cut; /* whether its file has lost a page */
     bool busy;        /* a thread is in here, maybe without the interpreter's lock */
     bool closing;     /* it shall leave */
 } Mapped;
@@ -102,7 +187,19 @@ static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
     if (fault != NULL)
         return PyBuffer_Release(&self->memory), PyErr_Format(PyExc_ValueError, "the %s is not right", fault), false;
     *ring = penstock_over(self->memory.buf, !self->memory.readonly);
+    static const int never = 0;
+    Area *area = area_of(self->memory.buf);
+    self->is_cut = area == NULL ? &never : &area->is_cut;
     return true;
+}
+
+static bool is_cut(const Mapped *self) { return __atomic_load_n(self->is_cut, __ATOMIC_ACQUIRE) != 0; }
+
+/* Raise for a file that was cut off under us; an error that is set goes. */
+static PyObject *raise_cut(PyObject *self) {
+    PyErr_Clear();
+    Py_XDECREF(PyObject_CallMethod(self, "_raise_cut", NULL));
+    return NULL;
 }
 
 /* Begin a call; false with an error set: it was closed, or another thread is in here. */
@@ -111,6 +208,8 @@ static bool enter(Mapped *self) {
         Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_raise_closed", NULL));
     else if (self->busy)
         PyErr_SetString(PyExc_RuntimeError, "readers and writers are not safe to share between threads");
+    else if (is_cut(self))
+        raise_cut((PyObject *)self);
     else
         return self->busy = true;
     return false;
@@ -228,21 +327,27 @@ static int append(Writer *self, Entry *e) {
 
 /* End a call that offered messages: publish, count, sync. Returns the last number, or NULL. */
 static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t done) {
+    if (is_cut(&self->mapped)) { /* what was placed may be nowhere */
+        done -= self->w.planned < done ? self->w.planned : done;
+        self->w.planned = 0;
+        raise_cut((PyObject *)self);
+        failed = 1;
+    }
     penstock_publish(&self->w);
     uint64_t last = self->w.head - 1;
     give_lock(self);
     self->messages += done;
     self->refused += offered - done;
-    self->mapped.busy = false;
     failed = failed || (self->sync_each && hook(self, "_sync", 0, 0) != 0);
     int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
-    if (self->mapped.closing) {
-        close_now((PyObject *)self);
-    } else if (!failed && now - self->looked > SLICE) {
+    if (!failed && !self->mapped.closing && now - self->looked > SLICE) {
         self->looked = now;
-        failed = hook(self, "_look", 0, 0) != 0;
+        hook(self, "_look", 0, 0);
     }
-    return failed ? NULL : PyLong_FromUnsignedLongLong(last);
+    self->mapped.busy = false; /* not before: another thread that closes leaves it to this one */
+    if (self->mapped.closing)
+        close_now((PyObject *)self);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(last);
 }
 
 /* The header fields of a message, from arguments type .. attributes. */
@@ -384,9 +489,10 @@ static PyObject *writer_commit(Writer *self, PyObject *argument) {
     Py_ssize_t length = PyLong_AsSsize_t(argument);
     if ((length == -1 && PyErr_Occurred()) || !enter(&self->mapped))
         return NULL;
-    self->mapped.busy = false;
-    if (!self->reserved || length > (Py_ssize_t)self->pending.length)
+    if (!self->reserved || length > (Py_ssize_t)self->pending.length) {
+        self->mapped.busy = false;
         return PyErr_SetString(PyExc_ValueError, "there is no reservation of that size"), NULL;
+    }
     self->reserved = false;
     if (length >= 0) {
         self->pending.length = (uint64_t)length;
@@ -397,6 +503,7 @@ static PyObject *writer_commit(Writer *self, PyObject *argument) {
         return conclude(self, 0, 1, 1);
     }
     give_lock(self);
+    self->mapped.busy = false;
     Py_RETURN_NONE;
 }
 
@@ -502,6 +609,7 @@ static PyMethodDef writer_methods[] = {METHOD("write", writer_write, METH_FASTCA
 static PyMemberDef writer_members[] = {NUMBER("_messages", Writer, messages), NUMBER("_bytes", Writer, bytes),
                                        NUMBER("_refused", Writer, refused), NUMBER("_head", Writer, w.head),
                                        NUMBER("_position", Writer, w.position), NUMBER("_limit", Writer, w.limit),
+                                       NUMBER("_guard", Writer, w.guard),
                                        NUMBER("_ready_position", Writer, w.ready_position),
                                        NUMBER("_ready_seq", Writer, w.ready_seq),
                                        {"_created_ns", T_LONGLONG, offsetof(Writer, w.created_ns), 0, NULL},
@@ -524,11 +632,14 @@ typedef struct {
     PyObject *view;       /* the mapping, read-only, for messages in place */
     int entry;            /* row of the reader table, or -1 */
     bool holds;           /* the writer waits for it */
+    uint32_t name_crc;    /* of its row */
     bool filters;         /* only messages of `type` are wanted */
     int32_t type;
+    uint64_t epoch;        /* that `next` counts in */
     uint64_t next;         /* number of the message to read next */
     uint64_t head;         /* as last seen; saves a look at what the writer changes all the time */
     uint64_t acknowledged; /* as in the table */
+    int64_t looked;        /* when Python looked last whether this is still the queue of that name */
     uint64_t messages, bytes, filtered;
 } Reader;
 
@@ -537,10 +648,42 @@ static void acknowledge(Reader *self) {
     if (self->entry < 0 || self->acknowledged == self->next)
         return;
     self->acknowledged = self->next;
-    if (self->holds)
-        penstock_acknowledge(&self->ring, (uint32_t)self->entry, self->next);
-    else
+    if (self->holds) {
+        penstock_header *h = self->ring.header;
+        PENSTOCK_FAULT_POINT();
+        penstock_move(&self->ring.readers[self->entry], self->name_crc, self->next);
+        PENSTOCK_FAULT_POINT();
+        penstock_wake(&h->room_wanted, &h->room_wakes);
+    } else
         __atomic_store_n(&self->ring.readers[self->entry].position, self->next, __ATOMIC_RELAXED);
+}
+
+/* Make a message of its eight fields, which are its own then; NULL if one of them could not be made. */
+static PyObject *new_message(PyObject **fields) {
+    bool whole = true;
+    for (int i = 0; i < 8; i++)
+        whole = whole && fields[i] != NULL;
+    PyTypeObject *type = (PyTypeObject *)message_type;
+#if PY_VERSION_HEX < 0x030E0000
+    PyObject *message = whole ? type->tp_alloc(type, 8) : NULL;
+    for (int i = 0; i < 8; i++)
+        if (message != NULL)
+            PyTuple_SET_ITEM(message, i, fields[i]);
+        else
+            Py_XDECREF(fields[i]);
+#else /* a tuple keeps its hash since 3.14: only its own constructor knows how that begins */
+    PyObject *plain = whole ? PyTuple_New(8) : NULL, *arguments = NULL, *message = NULL;
+    for (int i = 0; i < 8; i++)
+        if (plain != NULL)
+            PyTuple_SET_ITEM(plain, i, fields[i]);
+        else
+            Py_XDECREF(fields[i]);
+    if (plain != NULL && (arguments = PyTuple_Pack(1, plain)) != NULL)
+        message = PyTuple_Type.tp_new(type, arguments, NULL);
+    Py_XDECREF(arguments);
+    Py_XDECREF(plain);
+#endif
+    return message;
 }
 
 /* Make the message of a slot, which may be overwritten meanwhile: the caller finds out. */
@@ -560,23 +703,12 @@ static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_p
     }
     if (slot->flags & PENSTOCK_HAS_ATTRIBUTES)
         Py_SETREF(attributes, PyBytes_FromStringAndSize(block, slot->attributes));
-    PyTypeObject *type = (PyTypeObject *)message_type;
-    PyObject *message = type->tp_alloc(type, 8);
     PyObject *fields[8] = {PyLong_FromUnsignedLongLong(slot->seq), PyLong_FromLongLong(slot->time_ns),
                            PyLong_FromLongLong(slot->created_ns),  PyLong_FromLong(slot->type),
                            PyLong_FromLong(slot->subtype),         stream,
                            attributes,                             payload};
-    bool whole = message != NULL;
-    for (int i = 0; i < 8; i++) {
-        whole = whole && fields[i] != NULL;
-        if (message != NULL)
-            PyTuple_SET_ITEM(message, i, fields[i]);
-        else
-            Py_XDECREF(fields[i]);
-    }
-    if (!whole)
-        Py_CLEAR(message);
-    else if (!in_place)
+    PyObject *message = new_message(fields);
+    if (message != NULL && !in_place)
         PyObject_GC_UnTrack(message); /* it is in no cycle, and there are millions of them */
     return message;
 }
@@ -590,19 +722,33 @@ static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resum
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Whether numbers still mean what they did; recovery begins another epoch. */
+static bool is_renumbered(const Reader *self) {
+    return __atomic_load_n(&self->ring.header->epoch, __ATOMIC_RELAXED) != self->epoch;
+}
+
+/* Let Python find its place again. */
+static int renumbered(Reader *self) {
+    Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_renumbered", NULL));
+    self->head = penstock_head(&self->ring);
+    return PyErr_Occurred() ? -1 : 1;
+}
+
 /* A message that is there and is not right: Python raises, or steps over it. */
 static int damaged(Reader *self, uint64_t seq, const char *what) {
+    if (is_cut(&self->mapped))
+        return raise_cut((PyObject *)self), -1;
     Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_damaged", "Ks", seq, what));
     return PyErr_Occurred() ? -1 : 1;
 }
 
 /* Copy a run of messages to `list`, up to `limit`. Returns 1; 0 when there is nothing new, or, with
- * `later`, when there is damage, which the next call shall deal with; -1 with an error set. */
+ * `later`, when something has to be dealt with first, which the next call shall do; -1 with an error set. */
 static int take_run(Reader *self, PyObject **list, int *count, int limit, bool in_place, bool later) {
     uint64_t first = self->next, end;
     *count = 0;
     if (first >= self->head && first >= (self->head = penstock_head(&self->ring)))
-        return 0;
+        return is_renumbered(self) && !later ? renumbered(self) : 0;
     end = self->head - first < (uint64_t)limit ? self->head : first + (uint64_t)limit;
     penstock_slot slots[RUN];
     const char *fault = NULL;
@@ -612,12 +758,12 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
         penstock_load_slot(slot, &self->ring.slots[seq & self->ring.mask]);
         if (!penstock_slot_is_sane(&self->ring, slot, seq))
             fault = "slot";
-        else if (self->filters && slot->type != self->type)
-            continue;
-        else if (!penstock_crc_holds(&self->ring, slot))
+        else if (!penstock_crc_holds(&self->ring, slot)) /* before its type is believed */
             fault = "crc32c";
         if (fault != NULL)
             break;
+        if (self->filters && slot->type != self->type)
+            continue;
         if ((list[*count] = make_message(self, slot, in_place)) == NULL)
             goto failed;
         ++*count;
@@ -626,6 +772,12 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
     int kept = 0;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     uint64_t tail = __atomic_load_n(&self->ring.header->tail, __ATOMIC_RELAXED);
+    if (is_renumbered(self) || (later && tail > first)) {
+        for (int i = 0; i < *count; i++)
+            Py_DECREF(list[i]);
+        *count = 0;
+        return later ? 0 : renumbered(self);
+    }
     if (tail > first) {
         if (lapped(self, first, tail, &resume) != 0)
             goto failed;
@@ -674,13 +826,24 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
     PyObject *run[RUN];
     int count, result = 1;
     uint64_t stop = self->head = penstock_head(&self->ring);
+    struct {
+        uint64_t next, messages, bytes, filtered;
+    } before = {0};
     while (result > 0 && self->next < stop && PyList_GET_SIZE(messages) < limit) {
         Py_ssize_t have = PyList_GET_SIZE(messages), left = limit - have;
+        if (have == 0)
+            before.messages = self->messages, before.bytes = self->bytes, before.filtered = self->filtered;
         result = take_run(self, run, &count, left < RUN ? (int)left : RUN, false, have > 0);
+        if (have == 0) /* where these begin: what was lost before them is lost, and counted */
+            before.next = self->next - (uint64_t)count - (self->filtered - before.filtered);
         for (int i = 0; i < count; i++) {
             result = PyList_Append(messages, run[i]) == 0 ? result : -1;
             Py_DECREF(run[i]);
         }
+    }
+    if (result < 0 && self->messages > before.messages) { /* nothing is handed out: again, then */
+        self->next = before.next, self->messages = before.messages;
+        self->bytes = before.bytes, self->filtered = before.filtered;
     }
     return result;
 }
@@ -695,30 +858,37 @@ static int look_around(Reader *self) {
     return result == NULL ? -1 : is_ready(self) ? 1 : result == Py_False ? 0 : 2;
 }
 
+/* The same, unless that was done so many nanoseconds ago, in whichever call. */
+static int look_if_due(Reader *self, int64_t between) {
+    int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
+    if (now - self->looked < between)
+        return 2;
+    self->looked = now;
+    return look_around(self);
+}
+
 /* Wait for a message: 1 there is one, 0 the time is over, -1 an error is set. */
 static int wait_for_next(Reader *self, int64_t deadline) {
     int result = 2;
     acknowledge(self); /* what was passed over, too: the writer may wait for that */
-    if (__atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED) != PENSTOCK_LIVE &&
+    if (penstock_state(self->ring.header) != PENSTOCK_LIVE &&
         (result = look_around(self)) != 2)
         return result;
-    int64_t now = penstock_clock(CLOCK_MONOTONIC), looked = now;
-    for (; !is_ready(self); now = penstock_clock(CLOCK_MONOTONIC)) {
-        int64_t left = deadline - now;
+    while (!is_ready(self)) {
+        int64_t left = deadline - penstock_clock(CLOCK_MONOTONIC);
+        if ((result = look_if_due(self, LOOK)) != 2)
+            return result;
         if (left <= 0)
             return 0;
         int error;
         Py_BEGIN_ALLOW_THREADS
         error = penstock_sleep(&self->ring, self->next, left < SLICE ? left : SLICE);
         Py_END_ALLOW_THREADS
-        if ((error == EINTR && PyErr_CheckSignals() != 0) || self->mapped.closing)
+        if ((error == EINTR && PyErr_CheckSignals() != 0) || self->mapped.closing || is_cut(&self->mapped))
             return -1;
-        uint32_t state = __atomic_load_n(&self->ring.header->state, __ATOMIC_RELAXED);
-        if ((now - looked >= SLICE || state != PENSTOCK_LIVE) && !is_ready(self)) {
-            if ((result = look_around(self)) != 2)
-                return result;
-            looked = now;
-        }
+        if (penstock_state(self->ring.header) != PENSTOCK_LIVE && !is_ready(self) &&
+            (result = look_around(self)) != 2)
+            return result;
     }
     return 1;
 }
@@ -726,6 +896,10 @@ static int wait_for_next(Reader *self, int64_t deadline) {
 /* End a call; one that was closed by another thread meanwhile raises. */
 static PyObject *leave(Reader *self, PyObject *result) {
     self->mapped.busy = false;
+    if (is_cut(&self->mapped)) {
+        Py_CLEAR(result);
+        raise_cut((PyObject *)self);
+    }
     if (!self->mapped.closing)
         return result;
     Py_XDECREF(result);
@@ -739,6 +913,8 @@ static PyObject *take_or_wait(Reader *self, PyObject *timeout, bool in_place) {
         return NULL;
     acknowledge(self);
     PyObject *message = take_one(self, in_place);
+    if (message == NULL && !PyErr_Occurred() && look_if_due(self, LOOK) == 1)
+        message = take_one(self, in_place);
     if (message == NULL && !PyErr_Occurred() && parse_timeout(timeout, &deadline))
         while (message == NULL && !PyErr_Occurred() && wait_for_next(self, deadline) > 0)
             message = take_one(self, in_place);
@@ -763,12 +939,14 @@ static PyObject *reader_take(Reader *self, PyObject *argument) {
     if ((limit == -1 && PyErr_Occurred()) || !enter(&self->mapped))
         return NULL;
     acknowledge(self);
-    uint64_t next = self->next, taken = self->messages, bytes = self->bytes, filtered = self->filtered;
     PyObject *messages = PyList_New(0);
-    if (messages != NULL && take_all(self, messages, limit) < 0) {
-        self->next = next, self->messages = taken, self->bytes = bytes, self->filtered = filtered;
-        Py_CLEAR(messages); /* nothing was handed out */
-    }
+    if (messages != NULL && take_all(self, messages, limit) < 0)
+        Py_CLEAR(messages);
+    if (messages != NULL && PyList_GET_SIZE(messages) == 0 && look_if_due(self, LOOK) == 1 &&
+        take_all(self, messages, limit) < 0)
+        Py_CLEAR(messages);
+    if (PyErr_Occurred())
+        Py_CLEAR(messages);
     return leave(self, messages);
 }
 
@@ -780,6 +958,15 @@ static PyObject *reader_wait(Reader *self, PyObject *timeout) {
     acknowledge(self);
     int ready = is_ready(self) ? 1 : wait_for_next(self, deadline);
     return leave(self, PyErr_Occurred() ? NULL : PyBool_FromLong(ready > 0));
+}
+
+/* _look_if_due(seconds): look for another queue, unless that was done so long ago. */
+static PyObject *reader_look_if_due(Reader *self, PyObject *seconds) {
+    double between = PyFloat_AsDouble(seconds);
+    if (PyErr_Occurred() || !enter(&self->mapped))
+        return NULL;
+    int result = is_ready(self) ? 1 : look_if_due(self, (int64_t)(between * 1e9));
+    return leave(self, result < 0 ? NULL : Py_NewRef(Py_None));
 }
 
 /* _columns(first, limit, most_bytes, out): the numbers of up to `limit` messages from there on, a column
@@ -847,9 +1034,11 @@ static PyObject *reader_attach(Reader *self, PyObject *args) {
     self->ring = ring;
     self->entry = ring.writable && entry < (int)ring.header->readers ? entry : -1;
     self->holds = holds;
+    self->name_crc = self->entry < 0 ? 0 : penstock_name_crc(&ring.readers[self->entry]);
     self->filters = type != Py_None;
     self->type = (int32_t)number;
     self->head = self->next = self->acknowledged = 0;
+    self->epoch = ring.header->epoch;
     Py_XSETREF(self->view, Py_NewRef(view));
     Py_XSETREF(self->stream, Py_NewRef(stream));
     Py_RETURN_NONE;
@@ -896,6 +1085,7 @@ static PyMethodDef reader_methods[] = {METHOD("read", reader_read, METH_FASTCALL
                                        METHOD("acknowledge", reader_acknowledge, METH_NOARGS),
                                        METHOD("_take", reader_take, METH_O), METHOD("_peek", reader_peek, METH_O),
                                        METHOD("_wait", reader_wait, METH_O),
+                                       METHOD("_look_if_due", reader_look_if_due, METH_O),
                                        METHOD("_columns", reader_columns, METH_VARARGS),
                                        METHOD("_payloads", reader_payloads, METH_VARARGS),
                                        METHOD("_attach", reader_attach, METH_VARARGS),
@@ -908,6 +1098,7 @@ static PyGetSetDef reader_getset[] = {{"_head", (getter)reader_end, NULL, NULL, 
 
 static PyMemberDef reader_members[] = {NUMBER("_next", Reader, next), NUMBER("_messages", Reader, messages),
                                        NUMBER("_bytes", Reader, bytes), NUMBER("_filtered", Reader, filtered),
+                                       NUMBER("_numbers_of", Reader, epoch),
                                        {"_entry", T_INT, offsetof(Reader, entry), 0, NULL},
                                        {0}};
 
@@ -966,8 +1157,24 @@ static PyObject *wake(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
-    METHOD("wait_for_any", wait_for_any, METH_VARARGS), METHOD("wake", wake, METH_VARARGS), {0}};
+/* crc32c(data, portable=False): as the processor does it, or without its instruction. */
+static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer data;
+    int portable = 0;
+    if (!PyArg_ParseTuple(args, "y*|p", &data, &portable))
+        return NULL;
+    uint32_t crc = portable ? ~penstock_crc_portable(~0u, data.buf, (size_t)data.len)
+                            : penstock_crc32c(0, data.buf, (size_t)data.len);
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyMethodDef functions[] = {METHOD("wait_for_any", wait_for_any, METH_VARARGS),
+                                  METHOD("wake", wake, METH_VARARGS),
+                                  METHOD("crc32c", crc32c, METH_VARARGS),
+                                  METHOD("watch", watch, METH_O),
+                                  METHOD("unwatch", unwatch, METH_O),
+                                  {0}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_ring", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
@@ -991,6 +1198,7 @@ PyMODINIT_FUNC PyInit__ring(void) {
         PyModule_AddIntConstant(m, "CHANGED", PENSTOCK_CHANGED) != 0 ||
         PyModule_AddIntConstant(m, "NO_SPACE", PENSTOCK_NO_SPACE) != 0 ||
         PyModule_AddIntConstant(m, "CLOSED", PENSTOCK_CLOSED) != 0 ||
+        PyModule_AddIntConstant(m, "GUARDED", PENSTOCK_GUARDED) != 0 ||
         PyModule_AddObjectRef(m, "RingWriter", (PyObject *)&writer_type) != 0 ||
         PyModule_AddObjectRef(m, "RingReader", (PyObject *)&reader_type) != 0)
         Py_CLEAR(m);

@@ -1,6 +1,7 @@
 # The native core; `_ring.c` says what each does. Names with an underscore are for the Python
 # classes built on these, and so are the methods that those have to have: `_make_room`, `_sync`,
-# `_lock_timed_out`, `_lapped`, `_damaged`, `_idle`, `_raise_closed` and `close`.
+# `_lock_timed_out`, `_lapped`, `_renumbered`, `_damaged`, `_idle`,
+# `_raise_closed`, `_raise_cut` and `close`.
 import mmap
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ FULL: int
 CHANGED: int
 NO_SPACE: int
 CLOSED: int
+GUARDED: int
 
 class RingWriter:
     _messages: int
@@ -30,6 +32,7 @@ class RingWriter:
     _head: int
     _position: int
     _limit: int
+    _guard: int
     _created_ns: int
     _ready_position: int
     _ready_seq: int
@@ -71,6 +74,8 @@ class RingReader:
     _messages: int
     _bytes: int
     _filtered: int
+    # The epoch that `_next` counts in.
+    _numbers_of: int
     _entry: int
     @property
     def _head(self) -> int: ...
@@ -81,6 +86,7 @@ class RingReader:
     def _take(self, limit: int) -> list[Message]: ...
     def _peek(self, timeout: float | None) -> Message | None: ...
     def _wait(self, timeout: float | None) -> bool: ...
+    def _look_if_due(self, seconds: float, /) -> None: ...
     def _columns(
         self, first: int, limit: int, most_bytes: int, out: Buffer
     ) -> tuple[int, int, int]: ...
@@ -97,4 +103,7 @@ class RingReader:
     def _detach(self) -> bool: ...
 
 def wait_for_any(readers: tuple[RingReader, ...], bell: Buffer, timeout: float | None) -> bool: ...
+def watch(mapping: mmap.mmap, /) -> int: ...
+def unwatch(address: int, /) -> None: ...
+def crc32c(data: Buffer, portable: bool = False) -> int: ...
 def wake(memory: Buffer, offset: int) -> None: ...

@@ -121,8 +121,8 @@ def _numbers(reader: RingReader, file: QueueFile, first: int, limit: int) -> _Nu
     if count == 0:
         slot = _slots(file, first, 1)[0]
         size = int(slot["length"])
-        is_whole = reader._oldest <= first and int(slot["seq"]) == first  # noqa: SLF001
-        if is_whole and _MOST_BYTES < size <= file.geometry.buffer_size:
+        is_large = _MOST_BYTES < size <= file.geometry.buffer_size
+        if is_large and reader._payloads(first, 1, bytearray()) is None:  # noqa: SLF001
             raise MessageTooLarge(size, _MOST_BYTES, hint="read() takes messages of any size")
         return None
 

@@ -37,7 +37,7 @@ class CompressedReader(WideReader):
         whole: list[Message] = []
         row, end = self._entry, self._head
         try:
-            while len(whole) < limit and (self._next < end or not whole):
+            while True:
                 try:
                     messages = super()._take(limit - len(whole))
                 except DamagedQueue:
@@ -47,6 +47,8 @@ class CompressedReader(WideReader):
                 whole += self._expanded(messages)
                 if not messages or (whole and self._next <= messages[-1].seq):
                     break  # nothing more, or a damaged one, which is for the next call
+                if len(whole) >= limit or self._next >= end:
+                    break  # a filter may pass over for ever
                 if whole:
                     self._entry = -1  # nothing is acknowledged before these are handed out
         finally:

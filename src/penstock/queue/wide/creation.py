@@ -14,18 +14,25 @@ import numpy as np
 
 from penstock.core.closing import Closable
 from penstock.core.errors import AlreadyExists, InvalidOption
+from penstock.core.interfaces import Ancestor, Bounds
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import LIVE_WRITER, Geometry, HeaderFlag, readers_of
+from penstock.queue.wide.layout import LINEAGE, LIVE_WRITER, Geometry, HeaderFlag, check_of
 from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.queue_file import QueueFile, create_queue, new_header, write_new_file
-from penstock.queue.wide.verification import whole_run
+from penstock.queue.wide.queue_file import (
+    QueueFile,
+    create_queue,
+    new_header,
+    reader_table,
+    write_new_file,
+)
+from penstock.queue.wide.verification import copy_aside, whole_run
 
 if TYPE_CHECKING:
     from penstock.queue.liveness import LockFile
 
-__all__ = ["MemoryQueue", "boot_id", "create_from_options", "recover"]
+__all__ = ["MemoryQueue", "boot_id", "create_from_options", "needs_recovery", "recover"]
 
 log = logging.getLogger(__name__)
 
@@ -100,11 +107,19 @@ class MemoryQueue(Closable):
             self.fd = -1
 
 
+def needs_recovery(file: QueueFile) -> bool:
+    """Tell whether the machine went down while somebody wrote to a queue."""
+    written, boot = bytes(file.header["boot_id"][0]), boot_id()
+    return bool(boot) and any(written) and written != boot
+
+
 def recover(path: str, file: QueueFile, locks: LockFile) -> None:
     """Cut off messages that the disk did not get before the machine went down.
 
     A process that dies leaves a whole queue. A machine that does may have brought the header to
     the disk, and not yet all that it counts. The caller is a writer of the queue.
+
+    :raises StorageError: whole messages cannot stay, and there is no space for a copy of them.
     """
     boot = boot_id()
     if not boot or bytes(file.header["boot_id"][0]) == boot:
@@ -122,25 +137,49 @@ def recover(path: str, file: QueueFile, locks: LockFile) -> None:
 
 
 def _recover(path: str, file: QueueFile, boot: bytes) -> None:
-    if any(bytes(file.header["boot_id"][0])):
-        oldest, head = whole_run(file)
-        lost = file.field("head") - file.field("tail") - (head - oldest)
-        readers = readers_of(file.mapping, file.geometry)
-        is_ahead = (readers["state"] != 0) & (readers["position"] > np.uint64(head))
-        if lost or is_ahead.any():
-            what = f"{lost:,} messages" if lost else "the last messages that were read"
-            log.warning("%s: %s did not get to the disk", path, what)
-            # Their numbers are given again. Whoever knows them by the old epoch is to notice.
-            epoch = secrets.randbits(63) | 1
-            readers["position"][is_ahead] = head
-            readers["epoch"] = epoch
-            file.header["epoch"] = epoch
+    is_after_crash = any(bytes(file.header["boot_id"][0]))
+    if is_after_crash:
+        run = whole_run(file)
+        lost = file.field("head") - file.field("tail") - (run.end - run.start)
+        if lost:
+            log.warning("%s: %s messages did not get to the disk", path, f"{lost:,}")
+        if run.dropped:
+            # Those stand apart from the others. They cannot stay, but somebody may want them.
+            copy = copy_aside(file.path)
+            what = f"{run.dropped:,} of them are whole"
+            log.warning("%s: %s; the queue as it was: %s", path, what, copy)
+        _begin_epoch(file, run.end)
         # In this order, so that a writer that is killed here leaves a queue that opens.
-        file.header["tail"] = oldest
-        file.header["head"] = head
-        if oldest == head:  # there is no message to go on behind
-            file.header["first_seq"] = head
+        file.header["tail"] = run.start
+        file.header["head"] = run.end
+        if run.start == run.end:  # there is no message to go on behind
+            file.header["first_seq"] = run.end
+        file.header["guard"] = file.header["guard_next"] = 0
+        file.header["check"] = check_of(file.header)
     file.header["boot_id"] = np.void(boot)
+    if is_after_crash and not file.is_memory:
+        # Else another power failure might forget the epoch that messages are known by meanwhile.
+        with storage_errors("syncing", file.path):
+            os.fdatasync(file.descriptor)
+
+
+def _begin_epoch(file: QueueFile, end: int) -> None:
+    """Give what comes from here on other numbers than what was there before, and may be known.
+
+    Also if nothing seems to be missing: readers may have seen more than the disk. Whoever is
+    killed in here leaves a queue whose next writer does it again.
+    """
+    old, header = file.field("epoch"), file.header
+    header["check"] = 0  # until all of it is as it shall be
+    before = [ancestor for ancestor in file.lineage if ancestor.epoch != old]
+    lineage = (*before, Ancestor(old, end))[-LINEAGE:]
+    header["lineage"][0] = 0
+    header["lineage"][0][: len(lineage)] = lineage
+    header["epoch"] = epoch = secrets.randbits(63) | 1
+    bounds = Bounds(epoch, 0, end, lineage)
+    with reader_table(file) if file.geometry.readers else contextlib.nullcontext() as table:
+        if table is not None:
+            table.renumber(epoch, bounds.successor)
 
 
 def boot_id() -> bytes:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.core.errors import DamagedQueue, Unsupported
+from penstock.core.interfaces import Ancestor
+from penstock.queue.wide import _ring
 
 if TYPE_CHECKING:
     import mmap
 
 __all__ = [
     "HEADER",
+    "LINEAGE",
     "LIVE_READER",
     "LIVE_WRITER",
     "MAGIC",
@@ -34,10 +37,13 @@ __all__ = [
     "SlotFlag",
     "State",
     "check_header",
+    "check_of",
     "check_progress",
     "header_of",
-    "readers_of",
+    "lineage_of",
     "slots_of",
+    "state_of",
+    "state_word",
 ]
 
 #: "PENRING1", read as a little-endian number.
@@ -57,6 +63,12 @@ MAX_READERS: Final = 1 << 16
 #: Whoever uses a queue locks a byte this far behind its end; the kernel unlocks it when he dies.
 LIVE_READER: Final = 1 << 62
 LIVE_WRITER: Final = LIVE_READER + (1 << 24)
+
+#: Numbers of compression that are known; see `Compression`.
+_COMPRESSIONS: Final = 2
+
+#: Epochs that a header remembers.
+LINEAGE: Final = 4
 
 #: A writer may have gone around the queue between two looks at it.
 _LOOKS: Final = 100
@@ -123,6 +135,7 @@ HEADER: Final = _dtype(
     stream=("V16", 72),
     created_ns=("<i8", 88),
     first_seq=("<u8", 96),
+    check=("<u4", 104),
     head=("<u8", 128),
     tail=("<u8", 192),
     sleeping=("<u4", 256),
@@ -135,6 +148,10 @@ HEADER: Final = _dtype(
     writer_pid=("<u4", 392),
     state=("<u4", 396),
     boot_id=("V16", 400),
+    state_check=("<u8", 416),
+    guard=("<u8", 424),
+    guard_next=("<u8", 432),
+    lineage=(f"({LINEAGE},2)<u8", 448),
 )
 
 SLOT: Final = _dtype(
@@ -155,7 +172,12 @@ SLOT: Final = _dtype(
 
 #: What of a row in the reader table others may look at; `queue/cursor_entries.py` has all of it.
 READER: Final = _dtype(
-    READER_SIZE, state=("<u4", 0), pid=("<u4", 4), epoch=("<u8", 8), position=("<u8", 16)
+    READER_SIZE,
+    state=("<u4", 0),
+    pid=("<u4", 4),
+    epoch=("<u8", 8),
+    position=("<u8", 16),
+    check=("<u8", 120),
 )
 
 
@@ -198,9 +220,34 @@ def slots_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
     return np.frombuffer(mapping, SLOT, geometry.slots, geometry.slots_offset)
 
 
-def readers_of(mapping: mmap.mmap, geometry: Geometry) -> Rows:
-    """Lay the reader table over a queue."""
-    return np.frombuffer(mapping, READER, geometry.readers, PAGE)
+def check_of(header: Rows) -> int:
+    """Return the checksum of what only recovery changes in a header."""
+    assert HEADER.fields is not None
+    page = header.view(np.uint8)
+    at, lineage = HEADER.fields["check"][1], HEADER.fields["lineage"][1]
+    kept = page[lineage : lineage + HEADER["lineage"].itemsize]
+    return _ring.crc32c(page[:at].tobytes() + kept.tobytes()) or 1
+
+
+def lineage_of(header: Rows) -> tuple[Ancestor, ...]:
+    """Return the epochs that a queue continues, the oldest first."""
+    return tuple(Ancestor(int(epoch), int(end)) for epoch, end in header["lineage"][0] if epoch)
+
+
+def state_word(state: int) -> int:
+    """Return a state as `state_check` has it: with its complement above it."""
+    return state | (~state & 0xFFFF_FFFF) << 32
+
+
+def state_of(header: Rows) -> int:
+    """Return what is to become of a queue.
+
+    `state_check` is believed before `state`, if its halves agree: a bit of `state` may have
+    changed, or who stored both was killed between.
+    """
+    both = int(header["state_check"][0])
+    state = both & 0xFFFF_FFFF
+    return state if both and both == state_word(state) else int(header["state"][0])
 
 
 def check_header(path: str, header: bytes, file_size: int) -> Geometry:
@@ -214,9 +261,8 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
             path, "the header", 0, f"{PAGE} bytes", len(header), hint="the file was cut off"
         )
     fields = np.frombuffer(header, HEADER, 1)
-    found = {
-        name: int(fields[name][0]) for name in HEADER.names or () if fields[name].dtype != "V16"
-    }
+    numbers = [name for name in HEADER.names or () if HEADER[name].kind in "iu"]
+    found = {name: int(fields[name][0]) for name in numbers}
 
     def need(field: str, expected: object, *, holds: bool) -> None:
         if not holds:
@@ -241,11 +287,17 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
     size = found["buffer_size"]
     need("buffer_size", f"a multiple of {PAGE}", holds=0 < size <= MAX_BUFFER and size % PAGE == 0)
     need("readers", f"up to {MAX_READERS}", holds=found["readers"] <= MAX_READERS)
-    need("state", f"up to {max(State)}", holds=found["state"] <= max(State))
+    need("compression", f"up to {_COMPRESSIONS}", holds=found["compression"] <= _COMPRESSIONS)
+    if both := found["state_check"]:
+        word = state_word(both & 0xFFFF_FFFF)
+        need("state_check", "a state and its complement", holds=both == word)
+    need("state", f"up to {max(State)}", holds=state_of(fields) <= max(State))
     geometry = Geometry(slots, size, found["readers"])
     for field in ("slots_offset", "buffer_offset", "file_size"):
         expected = getattr(geometry, field)
         need(field, expected, holds=found[field] == expected)
+    if found["check"]:
+        need("check", check_of(fields), holds=found["check"] == check_of(fields))
     if file_size < geometry.file_size:
         raise DamagedQueue(
             path, "the file", 0, f"{geometry.file_size} bytes", file_size, hint="it was cut off"

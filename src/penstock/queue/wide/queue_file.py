@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.core.errors import AlreadyExists, DamagedQueue, LockTimeout, NotFound
+from penstock.core.errors import (
+    AlreadyExists,
+    DamagedQueue,
+    LockTimeout,
+    NotFound,
+    PenstockError,
+)
 from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
@@ -33,13 +39,18 @@ from penstock.queue.wide.layout import (
     HeaderFlag,
     State,
     check_header,
+    check_of,
     check_progress,
     header_of,
+    lineage_of,
+    state_of,
+    state_word,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.core.interfaces import Ancestor
     from penstock.core.stream_id import StreamId
 
 __all__ = [
@@ -49,11 +60,17 @@ __all__ = [
     "file_of",
     "mark",
     "new_header",
+    "protect",
     "reader_table",
+    "store_state",
     "write_new_file",
 ]
 
 SUFFIX: Final = ".fmq"
+#: Numbers of writers, from that of the only one on.
+_ALL_WRITERS: Final = 1 << 31
+#: Bytes of the header that only recovery changes.
+_CONSTANT: Final = 128
 _NO_FLAGS: Final = HeaderFlag(0)
 
 #: A queue that a parent process hands to its children.
@@ -86,19 +103,15 @@ class QueueFile:
         with storage_errors("opening", path):
             status = os.fstat(descriptor)
             self.identity = status.st_dev, status.st_ino
-            self.geometry = check_header(path, os.pread(descriptor, PAGE, 0), status.st_size)
+            self.geometry = _checked(path, descriptor, status.st_size)
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.mapping = mmap.mmap(descriptor, self.geometry.file_size, prot=access)
+        weakref.finalize(self.mapping, _ring.unwatch, _ring.watch(self.mapping)).atexit = False
         self.memory = memoryview(self.mapping)
         #: The header's fields, as they are at any moment; an array of one.
         self.header = header_of(self.mapping)
         check_progress(path, self.header, self.geometry)
-        try:
-            self.compression = Compression.of_code(int(self.header["compression"][0]))
-        except ValueError as error:
-            raise DamagedQueue(
-                path, "compression", 44, "a number that this version knows", error
-            ) from None
+        self.compression = Compression.of_code(int(self.header["compression"][0]))
 
     @classmethod
     def open(cls, path: str, *, writable: bool) -> QueueFile:
@@ -136,7 +149,12 @@ class QueueFile:
 
     def field(self, name: str) -> int:
         """Return a number of the header as it is now."""
-        return int(self.header[name][0])
+        return state_of(self.header) if name == "state" else int(self.header[name][0])
+
+    @property
+    def lineage(self) -> tuple[Ancestor, ...]:
+        """The epochs that this queue continues after power failures."""
+        return lineage_of(self.header)
 
     @property
     def flags(self) -> HeaderFlag:
@@ -160,6 +178,19 @@ class QueueFile:
             return True  # who knows
         return (status.st_dev, status.st_ino) == self.identity
 
+    def has_writer(self) -> bool:
+        """Tell whether somebody writes to it now, as far as this process may know."""
+        if not self.writable:
+            return False
+        with contextlib.suppress(PenstockError):
+            locks = LockFile(self.descriptor)
+            try:
+                is_many = HeaderFlag.MANY_WRITERS in self.flags
+                return locks.is_locked(LIVE_WRITER, _ALL_WRITERS if is_many else 1)
+            finally:
+                locks.close()
+        return False
+
     def is_current(self) -> bool:
         """Tell whether there is nothing better by that name: this queue, or none now."""
         return self.is_named() or not os.path.lexists(self.path)
@@ -171,6 +202,21 @@ class QueueFile:
         with contextlib.suppress(OSError):  # an older kernel: pages come one by one, later
             self.mapping.madvise(_POPULATE_WRITE)
 
+    def cut_off(self) -> DamagedQueue:
+        """Return the error for a file that has lost pages while it was mapped."""
+        try:
+            size: object = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            size = error
+        return DamagedQueue(
+            self.path,
+            "the file",
+            0,
+            f"{self.geometry.file_size} bytes, with their disk space",
+            size,
+            hint="it was cut off, or the disk is full, while it was in use: create it anew",
+        )
+
     def close(self) -> None:
         # Not `mapping.close()`: a message in place, or an Arrow batch, may still be in use.
         if not hasattr(self, "mapping"):
@@ -181,15 +227,42 @@ class QueueFile:
         self._close()
 
 
+def _checked(path: str, descriptor: int, size: int) -> Geometry:
+    """Check a header. One that does not pass its checksum may be recovered this very moment."""
+    page = os.pread(descriptor, PAGE, 0)
+    while True:
+        try:
+            return check_header(path, page, size)
+        except DamagedQueue:
+            before, page = page, os.pread(descriptor, PAGE, 0)
+            if page[:_CONSTANT] == before[:_CONSTANT]:
+                raise
+
+
 def reader_table(file: QueueFile) -> CursorTable:
     """Return the rows of those who read a queue."""
     rows = memoryview(file.mapping)[PAGE : PAGE + file.geometry.readers * READER_SIZE]
-    return CursorTable(file.descriptor, rows, live_base=LIVE_READER)
+    return CursorTable(file.descriptor, rows, live_base=LIVE_READER, offset=PAGE)
+
+
+def store_state(file: QueueFile, state: State) -> None:
+    """Give a queue another state. Nobody is woken."""
+    # The word that has both halves in one store; then the one that older programs look at.
+    file.header["state_check"] = state_word(state)
+    file.header["state"] = state
+
+
+def protect(file: QueueFile) -> None:
+    """Give a queue of an earlier release the checksums that it lacks. The caller is a writer."""
+    if not file.field("state_check"):
+        file.header["state_check"] = state_word(file.field("state"))
+    if not file.field("check"):
+        file.header["check"] = check_of(file.header)
 
 
 def mark(file: QueueFile, state: State) -> None:
     """Give a queue another state, and wake everybody who waits for it."""
-    file.header["state"] = state
+    store_state(file, state)
     assert HEADER.fields is not None
     _ring.wake(file.mapping, HEADER.fields["wakes"][1])
 
@@ -277,14 +350,15 @@ def new_header(
     compression: Compression = Compression.NONE,
     stream: StreamId | None = None,
     first_seq: int = 0,
+    epoch: int | None = None,
 ) -> bytes:
-    """Return the first page of a queue without messages."""
+    """Return the first page of a queue without messages; of a new epoch, if none is given."""
     header = np.zeros(1, HEADER)
     for name, value in {
         "magic": MAGIC,
         "version": VERSION,
         "flags": flags,
-        "epoch": secrets.randbits(63) | 1,
+        "epoch": secrets.randbits(63) | 1 if epoch is None else epoch,
         "slots": geometry.slots,
         "buffer_size": geometry.buffer_size,
         "readers": geometry.readers,
@@ -296,8 +370,10 @@ def new_header(
         "first_seq": first_seq,
         "head": first_seq,
         "tail": first_seq,
+        "state_check": state_word(State.LIVE),
     }.items():
         header[name] = value
     if stream is not None:
         header["stream"] = np.void(bytes(stream))
+    header["check"] = check_of(header)
     return header.tobytes()

@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.closing import Concluding
@@ -16,6 +16,7 @@ from penstock.core.errors import (
     DamagedQueue,
     Overrun,
     PenstockError,
+    PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import Bounds, Reader
@@ -23,11 +24,13 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss, ReaderStatistics
 from penstock.core.stream_id import StreamId
+from penstock.queue.cursor_entries import POSITION_AT
 from penstock.queue.losses import LoggedLosses
 from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
 from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run
-from penstock.queue.wide.layout import Rows, slots_of
+from penstock.queue.wide.creation import needs_recovery
+from penstock.queue.wide.layout import PAGE, READER_SIZE, Rows, slots_of
 from penstock.queue.wide.lending import View, lent_batch
 from penstock.queue.wide.queue_file import QueueFile
 from penstock.queue.wide.reader_rows import claim_row, tell_writers
@@ -45,6 +48,11 @@ __all__ = ["WideReader"]
 
 log = logging.getLogger(__name__)
 
+#: While nothing comes, look this often (seconds) whether the path names another queue.
+_BETWEEN_LOOKS: Final = 0.25
+#: A writer whose queue was removed goes over to the new one within this time (seconds).
+_WRITER_NOTICES: Final = 2.0
+
 
 class WideReader(_ring.RingReader, Concluding, Reader):
     """Reads a wide queue while others write to it. It takes no lock and slows nobody.
@@ -60,6 +68,9 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._path = path
         self._options = options
         self._restarts = 0
+        self._removed_at: float | None = None
+        #: The queue that was removed, while somebody may write to it, and how far that is known.
+        self._left: tuple[QueueFile, int] | None = None
         self._losses = LoggedLosses(url, log)
         self._table: CursorTable | None = None
         self._cursor: Cursor | None = None
@@ -82,14 +93,54 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         cursor = self._cursor
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
-        elif cursor.epoch == file.field("epoch"):
-            self._next = min(max(cursor.seq, file.field("first_seq")), self._head)
+        elif (known := self._known_place(cursor)) is not None:
+            self._next = max(known, file.field("first_seq"))
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1
             self._stand_at(Position.START)
         if self._options.hold:
             tell_writers(self._file)
+
+    def _known_place(self, cursor: Cursor) -> int | None:
+        """Return where a reader goes on that left its place here; None: in an earlier queue.
+
+        :raises DamagedQueue: there was never such a message.
+        """
+        bounds = self._bounds()
+        place = bounds.successor(cursor.epoch, cursor.seq)
+        if place is None or place <= bounds.end:
+            return place
+        if needs_recovery(self._file):  # the disk got its place, and not the messages
+            return bounds.end
+        raise DamagedQueue(
+            self._path,
+            f"row {cursor.index} of the reader table: the position of {cursor.name}",
+            PAGE + cursor.index * READER_SIZE + POSITION_AT,
+            f"up to {bounds.end}, the number of the next message",
+            place,
+            hint="choose another name, and where it starts",
+        )
+
+    def _renumbered(self) -> None:
+        """Find the place again after another writer recovered the queue under this reader."""
+        bounds = self._bounds()
+        place = bounds.successor(self._numbers_of, self._next)
+        self._numbers_of = bounds.epoch
+        if place is None:
+            log.warning("%s: its numbers are others by now; reading it from its start", self.url)
+            self._restarts += 1
+            place = self._oldest
+        self._next = place
+        if self._cursor is not None:
+            self._cursor.move(self._next, bounds.epoch)
+
+    def _bounds(self) -> Bounds:
+        while True:
+            epoch, lineage = self._file.field("epoch"), self._file.lineage
+            bounds = Bounds(epoch, self._oldest, self._head, lineage)
+            if epoch == self._file.field("epoch"):  # else it is recovered this moment
+                return bounds
 
     def _read_from(self, file: QueueFile) -> None:
         """Lay the reader over a queue."""
@@ -133,9 +184,21 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             case "time":
                 self._next = self._first_at(place.value)
             case _:
-                self._next = place.value
+                self._next = self._numbered(place.value)
         if self._cursor is not None:
             self._cursor.move(self._next, self._file.field("epoch"))
+
+    def _numbered(self, seq: int) -> int:
+        """Return the number of a message that is there, was there, or is the next to come.
+
+        :raises PositionError: it is none of these.
+        """
+        if seq > self._head:
+            raise PositionError(
+                f"{self.url} has no message {seq} yet: the next is {self._head}",
+                hint="seek('end') waits for the next one",
+            )
+        return seq
 
     def _first_at(self, created_ns: int) -> int:
         """Find the first message that was appended at this time or later: halve, and halve."""
@@ -153,6 +216,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def newest_seq(self) -> int | None:
         self._check_open()
+        self._look_if_due(_BETWEEN_LOOKS)
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
 
@@ -160,7 +224,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._check_open()
         if self._head <= self._next:  # else there is something left in this one
             self._idle()
-        return Bounds(self._file.field("epoch"), self._oldest, self._head)
+        return self._bounds()
 
     # --- reading; `read` and `_take` are in C -------------------------------------------------
 
@@ -187,12 +251,17 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             run = copied_run(self, self._file, first, limit)
             if isinstance(run, int):
                 n = self._meet_bad(run) or n
+            elif self._is_renumbered():
+                self._renumbered()
             elif self._oldest > first:
                 self._next = self._lapped(first, self._oldest)
             else:
                 self._pass(first, run)
                 return run.batch
         return EMPTY_BATCH
+
+    def _is_renumbered(self) -> bool:
+        return self._file.field("epoch") != self._numbers_of
 
     def _pass(self, first: int, run: Run) -> None:
         """Count the messages of a run as delivered, or filtered."""
@@ -206,6 +275,8 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         self._check_open()
         self.acknowledge()
         while n > 0:
+            if self._is_renumbered():
+                self._renumbered()
             if self._oldest > self._next:
                 self._next = self._lapped(self._next, self._oldest)
             if self._head > self._next:
@@ -258,7 +329,12 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     # --- what does not go as usual; called by the C core -----------------------------------------
 
     def _lapped(self, first: int, oldest: int) -> int:
-        """Count the messages from `first` on as overwritten, and say where to go on."""
+        """Count the messages from `first` on as overwritten, and say where to go on.
+
+        :raises DamagedQueue: the header says so, and cannot be right.
+        """
+        if oldest > self._head:
+            raise DamagedQueue(self._path, "tail", 192, f"up to {self._head}", oldest)
         resume = oldest
         if self._options.resume == "newest":
             resume = max(oldest, self._head - 1)
@@ -285,12 +361,33 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def _idle(self) -> bool:
         """Look, while nothing comes, whether the path means another queue by now."""
+        if self._is_renumbered():
+            self._renumbered()
+        self._look_behind()
         if self._file.is_current():
-            return True
+            self._removed_at = None
+        elif self._head <= self._next and self._is_over():
+            self._go_over()
+        return True
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing more is to be expected in a queue that was removed.
+
+        Its writer notices within a second, if it writes at all.
+        """
+        now = time.monotonic()
+        self._removed_at = now if self._removed_at is None else self._removed_at
+        return now - self._removed_at > _WRITER_NOTICES or not self._file.has_writer()
+
+    def _go_over(self) -> None:
+        """Read the queue that the path names now, from the first message that was ever in it."""
         try:
             new = QueueFile.open_to_read(self._path)
         except PenstockError:
-            return True  # removed, or being made: wait
+            return  # removed, or being made: wait
+        if self._head > self._next:  # a last one, before its writer left
+            new.close()
+            return
         if new.compression is not self._file.compression:
             new.close()
             raise Unsupported(
@@ -298,16 +395,30 @@ class WideReader(_ring.RingReader, Concluding, Reader):
             )
         log.warning("%s was created anew; reading it from its start", self.url)
         self._restarts += 1
-        old, self._file = self._file, new
+        self._removed_at = None
+        left, self._file = (self._file, self._next), new
         try:
-            self._let_go_of_row()
-            self._meet(Position.START)
+            self._let_go_of_row(left[0])
+            self._meet(Position.sequence(new.field("first_seq")))
         except BaseException:
+            left[0].close()
             self.close()  # there is nothing that could be read
             raise
-        finally:
-            old.close()
-        return True
+        self._look_behind()
+        self._left = left
+        self._look_behind()
+
+    def _look_behind(self) -> None:
+        """Count what somebody still writes to the queue that was removed, which nobody reads."""
+        if self._left is None:
+            return
+        file, end = self._left
+        has_writer, head = file.has_writer(), file.field("head")
+        if head > end:
+            self._lose(end, head - 1, DropReason.RECREATED)
+        self._left = (file, max(head, end)) if has_writer else None
+        if not has_writer:
+            file.close()
 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
         self._losses.add(Loss(first, last, reason))
@@ -316,6 +427,7 @@ class WideReader(_ring.RingReader, Concluding, Reader):
 
     def statistics(self) -> ReaderStatistics:
         # With what is overwritten by now: that is not known to be lost before it is looked for.
+        self._look_behind()
         backlog = 0 if self._is_closed else max(0, self._head - self._next)
         return ReaderStatistics(
             messages=self._messages,
@@ -335,17 +447,25 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
 
+    def _raise_cut(self) -> None:
+        raise self._file.cut_off()
+
     def _close(self, *, finished: bool) -> None:
         if not self._is_closed and finished and self._cursor is not None:
-            with suppress(RuntimeError, Closed):  # another thread is reading, and leaves now
+            # Another thread is reading, and leaves now; or the file was cut off.
+            with suppress(RuntimeError, Closed, DamagedQueue):
                 self.acknowledge()
         if not self._detach():
             return
         self._is_closed = True
-        self._let_go_of_row()
+        self._look_behind()
+        if self._left is not None:
+            self._left[0].close()
+            self._left = None
         if hasattr(self, "_slots"):
             del self._slots
         if hasattr(self, "_file"):
+            self._let_go_of_row(self._file)
             self._file.close()
             del self._file
 
@@ -359,12 +479,12 @@ class WideReader(_ring.RingReader, Concluding, Reader):
         if self._options.hold:
             self._close(finished=False)
 
-    def _let_go_of_row(self) -> None:
+    def _let_go_of_row(self, file: QueueFile) -> None:
         if self._cursor is not None:
             self._cursor.release()
             self._cursor = None
             if self._options.hold:
-                tell_writers(self._file)
+                tell_writers(file)
         if self._table is not None:
             self._table.close()
             self._table = None

@@ -30,7 +30,7 @@ from penstock.queue.wide.columns import rows_of
 from penstock.queue.wide.creation import recover
 from penstock.queue.wide.holding import Holding
 from penstock.queue.wide.layout import HeaderFlag
-from penstock.queue.wide.queue_file import QueueFile, create_queue
+from penstock.queue.wide.queue_file import QueueFile, create_queue, protect
 from penstock.queue.wide.reservation import Reservation
 from penstock.queue.wide.space import Space
 from penstock.queue.wide.syncing import Syncing
@@ -76,14 +76,14 @@ class WideWriter(_ring.RingWriter, Writer):
         options, file = self._options, self._file
         self._begin_writing()
         recover(self._path, file, self._locks)
+        protect(file)
         if not self._resume():
             raise self._damage()
         file.prefault()
         self._space.begin()
         if options.hold:
             self._holding = Holding(self, file, options)
-        if options.sync != "none" and not file.is_memory:
-            self._syncing = Syncing(file, options.sync)
+        self._syncing = Syncing(self, file, "none" if file.is_memory else options.sync)
 
     def _begin_writing(self) -> None:
         """Become the writer, when the one before has left.
@@ -151,7 +151,7 @@ class WideWriter(_ring.RingWriter, Writer):
     def flush(self) -> None:
         """With a `sync` policy, as `sync`. Otherwise readers see everything already: nothing."""
         self._check_open()
-        if self._syncing is not None:
+        if self._syncing is not None and self._syncing.policy != "none":
             self.sync()
 
     def sync(self) -> None:
@@ -190,6 +190,8 @@ class WideWriter(_ring.RingWriter, Writer):
                     self._waited += time.monotonic() - began
             case _ring.NO_SPACE:
                 self._space.make_room(size)
+            case _ring.GUARDED if self._syncing is not None:
+                self._syncing.make_room()
             case _ring.CLOSED:
                 raise Closed(
                     f"{self.url} was sealed or created anew; it takes no more messages",
@@ -227,10 +229,8 @@ class WideWriter(_ring.RingWriter, Writer):
         )
 
     def _sync(self, *_: int) -> None:
-        if self._syncing is not None:
+        if self._syncing is not None and not self._file.is_memory:
             self._syncing.sync()
-        else:
-            Syncing.sync_file(self._file)
 
     def _look(self, *_: int) -> None:
         """Go over to another queue, once a second at most, when the path names another or none."""
@@ -282,6 +282,9 @@ class WideWriter(_ring.RingWriter, Writer):
 
     def _raise_closed(self) -> None:
         raise Closed(f"{self.url} was closed")
+
+    def _raise_cut(self) -> None:
+        raise self._file.cut_off()
 
     def close(self) -> None:
         if self._is_closed or not self._detach(False):

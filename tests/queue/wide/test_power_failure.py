@@ -1,0 +1,325 @@
+"""After a power failure: nothing synced is lost, no number means two messages, and all is said."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock import DamagedQueue, Position, PositionError, open_reader, open_writer
+from penstock.queue.wide.layout import LINEAGE
+from support.power_cuts import Disk, PowerCut, forget_boot
+from support.wide_files import stored
+from support.wide_opening import wide_reader, wide_writer
+from support.wide_oracle import list_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    return [b"message %d" % number for number in numbers]
+
+
+def image_of(path: str) -> bytes:
+    return Path(f"{path}.fmq").read_bytes()
+
+
+def power_fails(path: str, image: bytes) -> None:
+    """Let the machine come up again with this on its disk."""
+    file = Path(f"{path}.fmq")
+    file.unlink(missing_ok=True)
+    file.write_bytes(forget_boot(image))
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_numbers_that_were_given_before_a_power_failure_are_of_another_epoch(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?slots=256&crc=true"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(100)))
+        writer.sync()
+        on_disk = image_of(queue_path)
+        writer.write_many(numbered(*range(100, 150)))
+    with wide_reader(url.partition("?")[0]) as reader:
+        assert len(reader.read_many(1000)) == 150
+        before = reader.bounds()
+    power_fails(queue_path, on_disk)
+    with wide_writer(url) as writer:
+        assert writer.write_many(numbered(*range(1000, 1080))) == 179
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        after = reader.bounds()
+        assert after.epoch != before.epoch
+        assert after.lineage == ((before.epoch, 100),)
+        # Who had read up to 150 goes on with the first of the new ones, and misses none.
+        place = after.successor(before.epoch, before.end)
+        assert place == 100
+        reader.seek(place)
+        assert [m.payload for m in reader.read_many(1000)] == numbered(*range(1000, 1080))
+
+
+def test_a_power_failure_is_a_new_epoch_also_when_nothing_seems_to_be_missing(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(0, 1, 2))
+    epoch = list_queue(f"{queue_path}.fmq").header.epoch
+    power_fails(queue_path, image_of(queue_path))
+    with wide_writer(url) as writer:
+        writer.write(b"next")
+    with wide_reader(url) as reader:
+        bounds = reader.bounds()
+    assert bounds.epoch != epoch
+    assert bounds.lineage == ((epoch, 3),)
+    assert stored(queue_path) == [*numbered(0, 1, 2), b"next"]
+
+
+@pytest.mark.parametrize("sync", ["batch", "10s"])
+def test_a_queue_that_was_synced_and_closed_keeps_its_epoch(queue_path: str, sync: str) -> None:
+    url = f"fmq:{queue_path}?sync={sync}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(0, 1, 2))
+    before = list_queue(f"{queue_path}.fmq").header
+    assert not any(before.boot_id)
+    power_fails(queue_path, image_of(queue_path))
+    with wide_writer(url) as writer:
+        assert any(list_queue(f"{queue_path}.fmq").header.boot_id)
+        assert writer.write(b"next") == 3
+        power_fails(f"{queue_path}-crashed", image_of(queue_path))
+    assert list_queue(f"{queue_path}.fmq").header.epoch == before.epoch
+    with wide_writer(f"fmq:{queue_path}-crashed"):
+        assert list_queue(f"{queue_path}-crashed.fmq").header.epoch != before.epoch
+
+
+def test_one_of_many_writers_does_not_say_for_the_others_that_all_is_synced(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?writers=many&sync=batch"
+    with wide_writer(url) as other:
+        with wide_writer(url) as writer:
+            writer.write(b"one")
+        assert any(list_queue(f"{queue_path}.fmq").header.boot_id)
+        other.write(b"two")
+
+
+def test_a_queue_remembers_its_last_four_epochs(queue_path: str) -> None:
+    url = f"fmq:{queue_path}"
+    epochs = []
+    for number in range(LINEAGE + 2):
+        with wide_writer(url) as writer:
+            epochs.append(list_queue(f"{queue_path}.fmq").header.epoch)
+            writer.write(b"%d" % number)
+        power_fails(queue_path, image_of(queue_path))
+    wide_writer(url).close()
+    with wide_reader(url) as reader:
+        bounds = reader.bounds()
+    assert [ancestor.epoch for ancestor in bounds.lineage] == epochs[-LINEAGE:]
+    assert [ancestor.end for ancestor in bounds.lineage] == [3, 4, 5, 6]
+    assert bounds.successor(epochs[2], 5) == 3
+    assert bounds.successor(epochs[0], 0) is None  # it is forgotten: read from the start
+
+
+# --- readers ----------------------------------------------------------------------------------
+
+
+def test_a_named_reader_beyond_the_cut_goes_on_at_the_cut(queue_path: str) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(10)))
+        old = image_of(queue_path)
+        writer.write_many(numbered(*range(10, 15)))
+        with wide_reader(f"{url}?hold=archive") as reader:
+            assert len(reader.read_many(100)) == 15
+        with wide_reader(f"{url}?hold=slow") as reader:
+            assert len(reader.read_many(4)) == 4
+        new = image_of(queue_path)
+    # The disk got the page of readers, and neither header nor messages.
+    power_fails(queue_path, old[:4096] + new[4096:8192] + old[8192:])
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(20, 21))
+    with wide_reader(f"{url}?hold=archive") as reader:
+        assert [m.payload for m in reader.read_many(100)] == numbered(20, 21)
+        assert reader.statistics()[2:5] == (0, 0, 0)
+    with wide_reader(f"{url}?hold=slow") as reader:
+        assert [m.seq for m in reader.read_many(100)] == list(range(4, 12))
+
+
+def test_a_reader_that_was_first_after_a_power_failure_finds_its_place_again(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(10)))
+        old = image_of(queue_path)
+        writer.write_many(numbered(*range(10, 15)))
+        with wide_reader(f"{url}?hold=archive") as reader:
+            assert len(reader.read_many(100)) == 15
+        new = image_of(queue_path)
+    power_fails(queue_path, old[:4096] + new[4096:8192] + old[8192:])
+    ways: tuple[Callable[[], list[bytes]], ...] = (
+        lambda: [m.payload for m in named.read_many(100)],
+        lambda: [m.payload for m in iter(lambda: passing.read(0), None) if m],
+        lambda: list(batches.read_batch(100)["payload"].to_pylist()),
+    )
+    with (
+        wide_reader(f"{url}?hold=archive") as named,
+        wide_reader(url) as passing,
+        wide_reader(url) as batches,
+    ):
+        assert [len(way()) for way in ways] == [0, 10, 10]
+        # One more is on the disk than the new writer finds whole.
+        with Path(f"{queue_path}.fmq").open("r+b") as file:
+            file.seek(list_queue(f"{queue_path}.fmq").header.slots_offset + 9 * 64)
+            file.write(bytes(64))
+        with wide_writer(url) as writer:
+            writer.write_many(numbered(*range(20, 40)))
+            for way in ways:
+                assert way() == numbered(*range(20, 40))
+
+
+def test_a_position_that_no_message_had_is_refused_by_its_row(queue_path: str) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(10)))
+    wide_reader(f"{url}?hold=archive").close()
+    with Path(f"{queue_path}.fmq").open("r+b") as file:
+        file.seek(4096 + 16)
+        file.write((2**63 - 2).to_bytes(8, "little"))
+        file.seek(4096 + 120)
+        file.write(bytes(8))  # a row of an earlier release, without a checksum
+    with pytest.raises(DamagedQueue, match=r"row 0 .*archive at byte 4112 should be up to 10"):
+        wide_reader(f"{url}?hold=archive")
+    with wide_reader(url) as reader, pytest.raises(PositionError, match="the next is 10"):
+        reader.seek(2**63 - 2)
+
+
+# --- what was synced ------------------------------------------------------------------------------
+
+
+def test_a_cut_inside_write_many_keeps_everything_that_was_synced(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}?slots=1024&size=65536&crc=true&sync=batch"
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    writer = wide_writer(url)
+    writer.write_many(numbered(*range(1024)))
+    disk.syncs_left = 0
+    with pytest.raises(PowerCut):
+        writer.write_many(numbered(*range(1024, 1324)))
+    tail = list_queue(f"{queue_path}.fmq").header.tail
+    images = [disk.image(random.Random(seed)) for seed in range(10)]
+    disk.syncs_left = None
+    writer.close()
+    for image in images:
+        power_fails(queue_path, image)
+        wide_writer(url).close()
+        kept = list_queue(f"{queue_path}.fmq").messages
+        assert kept[0].seq <= tail
+        assert kept[-1].seq >= 1023
+        assert [m.payload for m in kept] == numbered(*range(kept[0].seq, kept[-1].seq + 1))
+
+
+def test_whole_messages_that_cannot_stay_are_kept_in_a_copy(
+    queue_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"fmq:{queue_path}?slots=16&crc=true"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(10)))
+    header = list_queue(f"{queue_path}.fmq").header
+    image = bytearray(image_of(queue_path))
+    image[header.slots_offset + 3 * 64] ^= 1
+    power_fails(queue_path, bytes(image))
+    with wide_writer(url) as writer:
+        assert writer.write(b"next") == 10
+    assert stored(queue_path) == [*numbered(*range(4, 10)), b"next"]  # the longer run
+    assert "3 of them are whole" in caplog.text
+    copy = Path(f"{queue_path}.fmq.torn-1")
+    assert copy.read_bytes() == forget_boot(bytes(image))
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def survive(path: str, disk: Disk, chance: random.Random) -> None:
+    """Write until the power fails, and make sure of what is there afterwards."""
+    slots, size = chance.choice([(16, 65536), (64, 8192), (256, 65536)])
+    sync = chance.choice(["batch", "batch", "1000s"])
+    url = f"fmq:{path}?slots={slots}&size={size}&readers=2&crc=true&sync={sync}"
+    sizes = chance.choice([(1, 64), (1, 2000), (100, 100)])
+    payloads: dict[int, bytes] = {}
+    disk.syncs_left = chance.randrange(3, 12)
+    writer = wide_writer(url)
+    disk.sync()
+    try:
+        for _ in range(1000):
+            head = len(payloads)
+            count = chance.choice([1, 1, 5, slots // 3, slots, 2 * slots])
+            new = [chance.randbytes(chance.randint(*sizes)) for _ in range(count)]
+            payloads.update(enumerate(new, head))
+            writer.write_many(new)
+            if chance.random() < 0.2:
+                writer.sync()
+    except PowerCut:
+        pass
+    tail = list_queue(f"{path}.fmq").header.tail
+    image, synced = disk.image(chance, chance.random()), disk.head
+    disk.syncs_left = None
+    writer.close()
+    power_fails(path, image)
+    before = int.from_bytes(image[16:24], "little")
+    with wide_writer(url) as writer:
+        listing = list_queue(f"{path}.fmq")
+        assert listing.header.epoch != before
+        kept = {message.seq: message.payload for message in listing.messages}
+        assert all(payloads[seq] == payload for seq, payload in kept.items())
+        missing = [seq for seq in range(tail, synced) if seq not in kept]
+        assert not missing, f"{len(missing)} of {synced} synced, from {missing[0]}"
+        assert writer.write(b"next") == listing.header.head
+    for copy in Path(path).parent.glob("*.torn-*"):
+        copy.unlink()
+    Path(f"{path}.fmq").unlink()
+
+
+@pytest.mark.parametrize(
+    "images", [60, pytest.param(6000, marks=pytest.mark.full)], ids=["some", "many"]
+)
+def test_what_was_synced_and_not_overwritten_survives_every_power_failure(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch, images: int
+) -> None:
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    for seed in range(images):
+        try:
+            survive(queue_path, disk, random.Random(seed))
+        except BaseException as error:
+            error.add_note(f"image {seed}")
+            raise
+
+
+def test_a_writer_that_is_killed_while_it_recovers_leaves_the_next_one_to_do_it(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(url) as writer:
+        writer.write_many(numbered(*range(10)))
+    first = list_queue(f"{queue_path}.fmq").header.epoch
+    power_fails(queue_path, image_of(queue_path))
+
+    def die(_: int) -> None:
+        raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", die)
+        with pytest.raises(PowerCut):
+            open_writer(url)
+    power_fails(queue_path, image_of(queue_path))  # what it did got to the disk
+    with wide_writer(url) as writer:
+        assert writer.write(b"next") == 10
+    with open_reader(url, start=Position.START) as reader:
+        bounds = reader.bounds()
+        assert len(bounds.lineage) == 2
+        assert bounds.successor(first, 10) == 10

@@ -1,0 +1,179 @@
+"""A queue that is removed while it is used: what is left is read, and then the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock import aio, open_writer
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss
+from penstock.queue import wait_any
+from support.wide_opening import wide_reader, wide_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.queue.wide.reader import WideReader
+
+#: How long a reader has, and its writer, to notice.
+SOON = 6.0
+
+
+def by_read(reader: WideReader) -> Iterator[bytes]:
+    if message := reader.read(timeout=0.05):
+        yield message.payload
+
+
+def by_polling(reader: WideReader) -> Iterator[bytes]:
+    time.sleep(0.01)
+    if message := reader.read(timeout=0):
+        yield message.payload
+
+
+def by_many(reader: WideReader) -> Iterator[bytes]:
+    for message in reader.read_many(10, timeout=0.05):
+        yield message.payload
+
+
+def by_batch(reader: WideReader) -> Iterator[bytes]:
+    yield from reader.read_batch(10, timeout=0.05)["payload"].to_pylist()
+
+
+def by_available(reader: WideReader) -> Iterator[bytes]:
+    time.sleep(0.01)
+    for message in reader.available():
+        yield message.payload
+
+
+def by_view(reader: WideReader) -> Iterator[bytes]:
+    with reader.view(timeout=0.05) as message:
+        if message is not None:
+            yield bytes(message.payload)
+
+
+def by_waiting(reader: WideReader) -> Iterator[bytes]:
+    if wait_any([reader], timeout=0.05):
+        yield from by_many(reader)
+
+
+def until(
+    way: Callable[[WideReader], Iterator[bytes]], reader: WideReader, last: bytes
+) -> list[bytes]:
+    found: list[bytes] = []
+    deadline = time.monotonic() + SOON
+    while last not in found and time.monotonic() < deadline:
+        found += way(reader)
+    return found
+
+
+@pytest.mark.parametrize(
+    "way", [by_read, by_polling, by_many, by_batch, by_available, by_view, by_waiting]
+)
+def test_a_reader_that_never_waits_long_finds_the_queue_that_took_the_place_of_its_own(
+    queue_path: str, way: Callable[[WideReader], Iterator[bytes]]
+) -> None:
+    url = f"fmq:{queue_path}?slots=64"
+    with wide_writer(url) as writer:
+        writer.write_many([b"a", b"b"])
+        with wide_reader(f"fmq:{queue_path}") as reader:
+            assert until(way, reader, b"b") == [b"a", b"b"]
+            Path(f"{queue_path}.fmq").unlink()
+            writer.write_many([b"c", b"d"])  # into the file that has no name
+            writer.close()
+            with wide_writer(url) as other:
+                other.write_many([b"e", b"f"])
+                assert until(way, reader, b"f") == [b"c", b"d", b"e", b"f"]
+            books = reader.statistics()
+            assert (books.messages, books.lost, books.restarts) == (6, 0, 1)
+
+
+def test_nothing_is_missed_of_a_queue_that_is_removed_while_it_is_written(queue_path: str) -> None:
+    count, done = 0, threading.Event()
+
+    def write() -> None:
+        nonlocal count
+        with open_writer(f"fmq:{queue_path}?slots=65536") as writer:
+            while not done.is_set():
+                writer.write(b"%d" % count)
+                count += 1
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=write)
+    with wide_writer(f"fmq:{queue_path}?slots=65536"):
+        pass
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        thread.start()
+        found: list[bytes] = []
+        began, removed = time.monotonic(), False
+        while time.monotonic() - began < 2.5:
+            found += by_many(reader)
+            if not removed and time.monotonic() - began > 0.3:
+                Path(f"{queue_path}.fmq").unlink()
+                removed = True
+        done.set()
+        thread.join()
+        while payloads := list(by_many(reader)):
+            found += payloads
+        assert reader.statistics().restarts == 1
+        assert reader.statistics().lost == 0
+    assert found == [b"%d" % n for n in range(count)]
+
+
+def test_what_was_overwritten_in_the_new_queue_before_the_reader_came_is_counted(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?slots=8"
+    wide_writer(url).close()
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        Path(f"{queue_path}.fmq").unlink()
+        with wide_writer(url) as writer:
+            writer.write_many(b"%d" % n for n in range(20))
+            assert until(by_many, reader, b"19") == [b"%d" % n for n in range(12, 20)]
+        assert reader.statistics().losses == (Loss(0, 11, DropReason.OVERRUN),)
+
+
+def test_what_somebody_still_writes_to_a_removed_queue_is_counted(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.queue.wide.reader._WRITER_NOTICES", 0.2)
+    url = f"fmq:{queue_path}?slots=8"
+    with wide_writer(url) as stubborn:  # it writes nothing, and does not notice
+        stubborn.write(b"old")
+        with wide_reader(f"fmq:{queue_path}") as reader:
+            assert until(by_many, reader, b"old") == [b"old"]
+            Path(f"{queue_path}.fmq").unlink()
+            with wide_writer(url) as writer:
+                writer.write(b"new")
+                assert until(by_many, reader, b"new") == [b"new"]
+                stubborn.write_many([b"to", b"nobody"])
+                books = reader.statistics()
+                assert books.losses == (Loss(1, 2, DropReason.RECREATED),)
+
+
+def test_a_task_that_waits_for_moments_finds_the_new_queue(queue_path: str) -> None:
+    async def follow() -> list[bytes]:
+        found: list[bytes] = []
+        async with aio.open_reader(f"fmq:{queue_path}") as reader:
+            deadline = time.monotonic() + SOON
+            while b"new" not in found and time.monotonic() < deadline:
+                message = await reader.read(timeout=0.05)
+                if message is not None:
+                    found.append(message.payload)
+                    if found == [b"old"]:
+                        replace()
+        return found
+
+    def replace() -> None:
+        Path(f"{queue_path}.fmq").unlink()
+        with wide_writer(f"fmq:{queue_path}") as writer:
+            writer.write(b"new")
+
+    with wide_writer(f"fmq:{queue_path}") as writer:
+        writer.write(b"old")
+    assert asyncio.run(follow()) == [b"old", b"new"]

@@ -332,6 +332,9 @@ def _move_cursors(folder: Path, settings: Settings) -> None:
         for entry in cursors.entries():
             seq = settings.successor(entry.epoch, entry.seq)
             if entry.name and not entry.alive and seq is not None:
-                with contextlib.suppress(CursorInUse), cursors.claim(entry.name) as cursor:
+                with (
+                    contextlib.suppress(CursorInUse, DamagedQueue),  # whoever claims it is told
+                    cursors.claim(entry.name) as cursor,
+                ):
                     cursor.move(seq, settings.epoch)
         cursors.sync()

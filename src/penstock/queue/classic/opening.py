@@ -62,7 +62,7 @@ def open_to_write(
             if time.monotonic() >= deadline:
                 raise
         else:
-            if creation is Creation.NEVER or not is_blank(device):
+            if creation is Creation.NEVER or not _is_blank(device):
                 return device
             device.close()  # who began to make it may have died over it
             break
@@ -81,7 +81,15 @@ def open_to_write(
             device = open_device(path, writable=True)  # somebody else was quicker
         except NotFound:
             raise taken from None
-        if is_blank(device):
+        if _is_blank(device):
             device.close()
             raise taken from None
         return device
+
+
+def _is_blank(device: Device) -> bool:
+    try:
+        return is_blank(device)
+    except BaseException:
+        device.close()
+        raise

@@ -11,11 +11,19 @@ import pytest
 from penstock import describe
 from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption
 from penstock.core.overflow import DropReason
+from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import Limits
 from support import self_describing
 from support.lives import Lives, Report
-from support.log_files import SMALL, log_reader, log_writer, segment_files, url_of
+from support.log_files import (
+    SMALL,
+    after_power_failure,
+    log_reader,
+    log_writer,
+    segment_files,
+    url_of,
+)
 from support.log_lives import LAST_TYPE
 
 COUNT = 50
@@ -211,3 +219,29 @@ def test_every_message_comes_at_least_once_to_a_consumer_that_is_killed(
         for message in reader.available():
             if message.type != LAST_TYPE:
                 self_describing.check(message.payload)
+
+
+@pytest.mark.parametrize("seq", [51, 2**62, 2**63 - 2])
+def test_a_cursor_beyond_the_end_is_an_error_that_names_it(path: Path, seq: int) -> None:
+    with log_reader(path, "cursor=me") as reader:
+        epoch = reader.bounds().epoch
+    with CursorFile(str(path / "cursors")) as cursors, cursors.claim("me") as cursor:
+        cursor.move(seq, epoch)
+    for _ in range(2):  # it is not moved by that
+        with pytest.raises(DamagedQueue, match="cursor me") as caught:
+            log_reader(path, "cursor=me")
+        assert "another cursor=NAME" in (caught.value.hint or "")
+    with log_reader(path, "cursor=you") as reader:
+        assert reader.read(0) is not None
+
+
+def test_recovery_believes_no_cursor(path: Path) -> None:
+    with log_reader(path, "cursor=me") as reader:
+        epoch = reader.bounds().epoch
+    with CursorFile(str(path / "cursors")) as cursors, cursors.claim("me") as cursor:
+        cursor.move(2**63 - 2, epoch)
+    after_power_failure(path)
+    with log_writer(path, "") as writer:
+        assert writer.write(b"new") == 50
+    with log_reader(path, "cursor=me") as reader:
+        assert [m.seq for m in reader.available()] == [50]

@@ -474,7 +474,7 @@ def test_a_waiting_reader_leaves_an_old_copy_when_more_comes(path: Path) -> None
 
 def test_a_segment_of_a_foreign_log_is_an_error_or_a_loss_that_is_counted(path: Path) -> None:
     overwrite(path_of(path, 8), 16, b"\1" * 8)
-    with log_reader(path) as reader, pytest.raises(DamagedQueue, match="epoch|check"):
+    with log_reader(path) as reader, pytest.raises(DamagedQueue, match=r"epoch|check"):
         list(reader.available())
     with log_reader(path, "damaged=skip") as reader:
         assert [m.seq for m in reader.available()] == [*range(8), *range(16, 20)]

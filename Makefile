@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers-ready
 QUICK  := $(VENV)/.spark-ready
 CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
-NATIVE := $(wildcard src/penstock/*/*/*.c include/penstock/*.h)
+NATIVE := $(wildcard src/penstock/*/*/*.[ch] include/penstock/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint format bench bench-more fuzz sanitize clean

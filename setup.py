@@ -17,7 +17,7 @@ setup(
             name,
             [f"src/{name.replace('.', '/')}.c"],
             include_dirs=["include"],
-            depends=["include/penstock/ring.h"],
+            depends=["include/penstock/ring.h", "src/penstock/queue/wide/_areas.h"],
             extra_compile_args=flags,
             extra_link_args=link,
         )

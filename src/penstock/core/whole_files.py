@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["make_whole", "sync_names", "write_whole"]
+__all__ = ["make_whole", "open_new", "sync_names", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool, is_shared: bool = False) -> None:
@@ -55,6 +55,21 @@ def sync_names(folder: Path) -> None:
         os.close(names)
 
 
+def open_new(path: Path, mode: int = 0o666) -> int:
+    """Make a file that is ours, and return its descriptor, to write and read.
+
+    What is there goes: a killed process left it, or somebody put a link to another file there.
+
+    :raises OSError: the operating system refuses.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+    return os.open(path, flags, mode)
+
+
 def _name_of_its_own(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
 
@@ -62,7 +77,7 @@ def _name_of_its_own(path: Path) -> Path:
 @contextlib.contextmanager
 def _written(unfinished: Path, content: bytes, *, sync: bool) -> Iterator[None]:
     try:
-        with unfinished.open("wb") as file:
+        with os.fdopen(open_new(unfinished), "wb") as file:
             file.write(content)
             file.flush()
             if sync:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, InstanceOf
 from penstock.core.stream_id import StreamId
 from penstock.core.units import parse_duration
 
-__all__ = ["Creation", "HeldReaders", "OwnStream", "Patience", "Sync", "SyncOption"]
+__all__ = ["Creation", "FileMode", "HeldReaders", "OwnStream", "Patience", "Sync", "SyncOption"]
 
 
 class Creation(StrEnum):
@@ -54,6 +54,24 @@ def _stream(value: object) -> object:
 
 #: The stream of messages that have none of their own.
 OwnStream: TypeAlias = Annotated[InstanceOf[StreamId] | None, BeforeValidator(_stream)]
+
+_MOST_RIGHTS = 0o777
+
+
+def _mode(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        mode = int(value, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= _MOST_RIGHTS:
+        raise ValueError("is a number of chmod, as in mode=0640")
+    return mode
+
+
+#: Who may read and write what is created, as a number of `chmod`; none: its owner alone.
+FileMode: TypeAlias = Annotated[int | None, BeforeValidator(_mode)]
 
 #: When messages are brought to the disk: never, after every call, or every so many seconds.
 Sync: TypeAlias = Literal["none", "batch"] | float

@@ -114,7 +114,7 @@ class Ownership:
 def _open_or_make(path: str) -> LockFile:
     while True:
         with storage_errors("creating", path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         with contextlib.suppress(NotFound):  # removed at this very moment
             return LockFile(path)
 

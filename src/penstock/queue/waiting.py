@@ -72,7 +72,7 @@ class Waiter(Closable):
         look_around = now + between_looks(len(every))
         for reader in every:  # which may be waited for again and again, each time for a moment
             if reader.wait_group is RingWaitGroup and not _has_news(reader):
-                with suppress(Closed):
+                with suppress(PenstockError):  # its next read says so
                     cast("WideReader", reader)._look_if_due(between_looks(len(every)))  # noqa: SLF001
         pause = FIRST_PAUSE
         while True:

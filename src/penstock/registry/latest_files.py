@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import DamagedQueue
+from penstock.core.whole_files import open_new
 from penstock.protocols.lrose.ldata_body import encode_body
 from penstock.protocols.lrose.ldata_text import catalog_line, encode_ascii
 from penstock.protocols.lrose.ldata_xml import encode_xml
@@ -75,7 +76,8 @@ def write_state(files: InfoFiles, info: LatestInfo) -> None:
 
 def _replace(files: InfoFiles, target: Path, content: bytes) -> None:
     # LROSE removes the target first, for the sake of NFS caches, and for a moment there is none.
-    files.temporary.write_bytes(content)
+    with os.fdopen(open_new(files.temporary), "wb") as file:
+        file.write(content)
     files.temporary.replace(target)
 
 

@@ -104,7 +104,7 @@ def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = Non
 def _open(
     folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
 ) -> Opened:
-    _make_folder(folder)
+    _make_folder(folder, options.mode)
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
@@ -131,14 +131,18 @@ def _open(
     return Opened(settings, file, lock, recovered.recovery)
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int | None) -> None:
     """Make the directory; leave alone one that holds other things.
+
+    Its files can be used by those who can use it: the owner alone, unless `mode` says more.
 
     :raises AlreadyExists: it does.
     """
     with storage_errors("creating", str(folder)):
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        if missing:  # who may read it may also look into it
+            folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
         for made in missing:  # what is synced in it is to be found by its name
             sync_names(made.parent)
         names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}

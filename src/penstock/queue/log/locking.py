@@ -34,7 +34,7 @@ class WriterLock:
         """
         path = folder / LOCK
         with storage_errors("opening", str(path)):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         self._locks = LockFile(str(path))
         began = time.monotonic()
         try:

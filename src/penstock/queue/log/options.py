@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from penstock.core.options import Options
 from penstock.core.units import parse_duration, parse_size
-from penstock.queue.options import Creation, HeldReaders, OwnStream, Patience, SyncOption
+from penstock.queue.options import Creation, FileMode, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_SLOTS
 
@@ -54,6 +54,8 @@ class LogOptions(Options):
     crc: bool = True
     #: Creating: the stream that the messages belong to.
     stream: OwnStream = None
+    #: Creating: who may use the log's directory; without it, its owner alone.
+    mode: FileMode = None
     create: Creation = Creation.MISSING
     #: Wait for the log to appear: `true`, or for how long.
     wait: Patience = 0.0

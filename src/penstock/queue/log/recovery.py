@@ -42,7 +42,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
-_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.[0-9a-f-]+(\.new)?|{re.escape(SETTINGS)}\.new")
+_UNFINISHED: Final = re.compile(
+    rf"\.\d{{20}}\.fmq\.\d+(-[0-9a-f]+)?\.new|{re.escape(SETTINGS)}(\.\d+-[0-9a-f]+)?\.new"
+)
 #: What a reader made, what a clock was, and what was put aside.
 _LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|{CLOCK}(\.new)?|.+\.(damaged|torn)-\d+")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from penstock.core.errors import DamagedQueue, NotFound
-from penstock.core.whole_files import sync_names
+from penstock.core.whole_files import open_new, sync_names
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id
 from penstock.queue.wide.layout import (
@@ -203,9 +204,10 @@ def begin_segment(folder: Path, settings: Settings, first: int, *, sync: bool) -
             return file
         file.close()
     geometry = settings.geometry
-    unfinished = folder / f".{path.name}.{os.getpid()}.new"
+    unfinished = folder / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     with storage_errors("creating", str(path)):
-        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        # Who may look into the folder may read what is in it.
+        descriptor = open_new(unfinished, folder.stat().st_mode & 0o666)
         try:
             write_new_file(descriptor, _header(settings, geometry, first), geometry, sparse=True)
             if sync:

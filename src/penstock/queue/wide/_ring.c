@@ -11,7 +11,8 @@
 #include <structmember.h>
 
 #include <penstock/ring.h>
-#include <signal.h>
+
+#include "_areas.h"
 
 enum {
     LARGE = 256 << 10, /* from this size on the interpreter is left to others while bytes are copied */
@@ -87,87 +88,6 @@ static bool int_argument(PyObject *value, const char *name, int64_t least, int64
                             most == INT32_MAX ? 32 : 64), false;
     *out = number;
     return true;
-}
-
-/* --- files that get shorter while they are mapped ---------------------------------------------- */
-
-/* A page behind the end of a file, or one that the disk has no space for, is no error but a signal. So
- * mapped queues are known here: where one of them has lost a page, the signal puts zeros in its place and
- * leaves a mark, and the call that met it raises. Every other signal is left to whoever had it before. */
-typedef struct Area {
-    uintptr_t base; /* 0: not in use */
-    size_t size;
-    int is_cut;
-    struct Area *next;
-} Area;
-
-static Area *areas; /* grows only: the signal may come at any time */
-static struct sigaction signal_before;
-
-static void on_bus_error(int number, siginfo_t *info, void *context) {
-    uintptr_t at = (uintptr_t)info->si_addr;
-    int saved = errno;
-    for (Area *a = __atomic_load_n(&areas, __ATOMIC_ACQUIRE); info->si_code == BUS_ADRERR && a != NULL; a = a->next) {
-        uintptr_t base = __atomic_load_n(&a->base, __ATOMIC_ACQUIRE);
-        if (base == 0 || at < base || at - base >= a->size)
-            continue;
-        void *page = (void *)(at & ~(uintptr_t)(PENSTOCK_PAGE - 1));
-        if (mmap(page, PENSTOCK_PAGE, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) ==
-            MAP_FAILED)
-            break;
-        __atomic_store_n(&a->is_cut, 1, __ATOMIC_RELEASE);
-        errno = saved;
-        return;
-    }
-    if (signal_before.sa_flags & SA_SIGINFO)
-        signal_before.sa_sigaction(number, info, context);
-    else if (signal_before.sa_handler != SIG_DFL && signal_before.sa_handler != SIG_IGN)
-        signal_before.sa_handler(number);
-    else
-        sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL); /* it comes again, and ends us */
-}
-
-/* The area that memory is in, or NULL. */
-static Area *area_of(const void *memory) {
-    Area *a = areas;
-    while (a != NULL && a->base != (uintptr_t)memory)
-        a = a->next;
-    return a;
-}
-
-/* watch(mapping): let a page that its file loses be an error. */
-static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
-    Py_buffer memory;
-    if (PyObject_GetBuffer(mapping, &memory, PyBUF_SIMPLE) != 0)
-        return NULL;
-    uintptr_t base = (uintptr_t)memory.buf;
-    Area *a = areas;
-    while (a != NULL && a->base != 0)
-        a = a->next;
-    if (areas == NULL) {
-        struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
-        sigaction(SIGBUS, &action, &signal_before);
-    }
-    if (a == NULL && (a = PyMem_RawCalloc(1, sizeof *a)) != NULL) {
-        a->next = areas;
-        __atomic_store_n(&areas, a, __ATOMIC_RELEASE);
-    }
-    if (a != NULL) {
-        a->size = (size_t)memory.len;
-        a->is_cut = 0;
-        __atomic_store_n(&a->base, base, __ATOMIC_RELEASE);
-    }
-    PyBuffer_Release(&memory);
-    return a == NULL ? PyErr_NoMemory() : PyLong_FromVoidPtr((void *)base);
-}
-
-/* unwatch(address): the mapping that began there is gone. */
-static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *address) {
-    void *base = PyLong_AsVoidPtr(address);
-    Area *a = base == NULL ? NULL : area_of(base);
-    if (a != NULL)
-        __atomic_store_n(&a->base, 0, __ATOMIC_RELEASE);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 /* The part that readers and writers share: the mapped memory. */

@@ -59,6 +59,7 @@ def create_from_options(
             compression=options.compress,
             stream=options.stream,
             replace=replace,
+            mode=options.mode,
         )
 
 

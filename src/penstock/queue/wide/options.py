@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.core.options import Duration, Options, Size
-from penstock.queue.options import Creation, HeldReaders, OwnStream, Patience, SyncOption
+from penstock.queue.options import Creation, FileMode, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_READERS, MAX_SLOTS
 
@@ -49,6 +49,8 @@ class WideOptions(Options):
     writers: Literal["one", "many"] = "one"
     #: The stream that the queue's messages belong to.
     stream: OwnStream = None
+    #: Who may use the file of a queue that is created; without it, its owner alone.
+    mode: FileMode = None
     create: Creation = Creation.MISSING
     #: Wait for the queue to appear: `true`, or for how long.
     wait: Patience = 0.0

@@ -22,6 +22,7 @@ from penstock.core.errors import (
     NotFound,
     PenstockError,
 )
+from penstock.core.whole_files import open_new
 from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
@@ -67,6 +68,8 @@ __all__ = [
 ]
 
 SUFFIX: Final = ".fmq"
+#: Rights of a new file: its owner alone.
+_PRIVATE: Final = 0o600
 #: Numbers of writers, from that of the only one on.
 _ALL_WRITERS: Final = 1 << 31
 #: Bytes of the header that only recovery changes.
@@ -164,6 +167,11 @@ class QueueFile:
     def is_memory(self) -> bool:
         """Whether it is in memory only: in /dev/shm, or a memfd."""
         return self.path.startswith(_IN_MEMORY)
+
+    @property
+    def mode(self) -> int:
+        """Who may use the file, as `chmod` has it."""
+        return os.fstat(self.descriptor).st_mode & 0o777
 
     def is_named(self) -> bool:
         """Tell whether the path names this queue, and not another or none."""
@@ -276,8 +284,11 @@ def create_queue(
     stream: StreamId | None = None,
     first_seq: int = 0,
     replace: bool = False,
+    mode: int | None = None,
 ) -> None:
     """Make a queue: nobody ever sees a half-made one, and a full disk is an error now.
+
+    Its owner alone may use it, unless `mode` says more, or the one that it replaces did.
 
     :raises AlreadyExists: there is one, and `replace` is not set.
     :raises LockTimeout: there is one, and somebody writes to it now.
@@ -294,8 +305,11 @@ def create_queue(
             )
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
-        descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = open_new(made, _PRIVATE)
         try:
+            if mode is None and old is not None:
+                mode = old.mode
+            os.fchmod(descriptor, _PRIVATE if mode is None else mode)
             write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
             if replace:
                 made.rename(file)

@@ -265,6 +265,7 @@ class WideWriter(_ring.RingWriter, Writer):
                     flags=old.flags,
                     compression=old.compression,
                     stream=StreamId(stream) if any(stream) else None,
+                    mode=old.mode,
                 )
         new = QueueFile.open(self._path, writable=True)
         if new.compression is not old.compression:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.closing import Closable
 from penstock.core.errors import Closed, DamagedQueue, InvalidOption, Unsupported
 from penstock.core.whole_files import make_whole
-from penstock.queue.cursor_entries import ENTRY_SIZE
+from penstock.queue.cursor_entries import ENTRY_SIZE, POSITION_AT
 from penstock.queue.cursors import CursorTable
 from penstock.queue.storage import storage_errors
 
@@ -77,7 +77,7 @@ class CursorFile(Closable):
 
     def offset(self, cursor: Cursor) -> int:
         """Return where in the file the position of a cursor is."""
-        return _HEADER_SIZE + cursor.offset
+        return _HEADER_SIZE + cursor.index * ENTRY_SIZE + POSITION_AT
 
     def is_named(self) -> bool:
         """Tell whether the path names this file, and not another or none."""

@@ -158,8 +158,9 @@ def _recover(path: str, file: QueueFile, boot: bytes) -> None:
         file.header["guard"] = file.header["guard_next"] = 0
         file.header["check"] = check_of(file.header)
     file.header["boot_id"] = np.void(boot)
-    if is_after_crash and not file.is_memory:
-        # Else another power failure might forget the epoch that messages are known by meanwhile.
+    if not file.is_memory:
+        # Before a message comes. Else a power failure might forget the epoch that it is known by,
+        # or leave a queue that looks as clean as it is now.
         with storage_errors("syncing", file.path):
             os.fdatasync(file.descriptor)
 

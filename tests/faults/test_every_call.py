@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: The small form tries so many calls of each scenario, spread over it; the full one every call.
-_FEW = 8
+_FEW = 6
 #: A run that takes longer waits for something that does not come (seconds).
 _LONGEST = 60
 

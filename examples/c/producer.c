@@ -33,6 +33,8 @@ static const char *refusal(penstock_code code)
         return "the queue is damaged";
     case PENSTOCK_CLOSED:
         return "the queue was sealed, or replaced by another";
+    case PENSTOCK_GUARDED:
+        return "what it would overwrite was synced, and the disk does not answer";
     case PENSTOCK_EMPTY:
         return "another writer kept the lock for 10 s";
     default:

@@ -395,6 +395,22 @@ def test_c_producers_that_are_killed_harm_nobody(programs: Programs, queue_path:
     assert list_queue(file).header.head == listing.header.head + 5
 
 
+def test_a_c_producer_overwrites_what_was_synced_when_the_disk_knows(
+    programs: Programs, queue_path: str
+) -> None:
+    with open_writer(f"fmq:{queue_path}?slots=8&sync=batch") as writer:
+        writer.write_many([b"synced"] * 8)
+        assert 0 < list_queue(f"{queue_path}.fmq").header.guard <= 8
+    done = run(programs.producer, f"{queue_path}.fmq", 20, 32)
+    assert (done.code, done.says) == (0, {"written": 20})
+    header = list_queue(f"{queue_path}.fmq").header
+    assert (header.guard, header.guard_next) == (2**64 - 1, 2**64 - 1)
+    assert any(header.boot_id)
+    with open_writer(f"fmq:{queue_path}?sync=batch") as writer:
+        assert writer.write(b"again") == 28
+        assert 20 <= list_queue(f"{queue_path}.fmq").header.guard <= 29
+
+
 READ = """
 #define _GNU_SOURCE
 #include <penstock/ring.h>

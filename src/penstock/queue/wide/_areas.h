@@ -10,6 +10,7 @@
 typedef struct Area {
     uintptr_t base; /* 0: not in use */
     size_t size;
+    unsigned long long id; /* another for every mapping: addresses come again */
     int is_cut;
     struct Area *next;
 } Area;
@@ -49,14 +50,17 @@ static Area *area_of(const void *memory) {
     return a;
 }
 
-/* watch(mapping): let a page that its file loses be an error. */
+/* watch(mapping): let a page that its file loses be an error. Returns what `unwatch` takes. */
 static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
     Py_buffer memory;
     if (PyObject_GetBuffer(mapping, &memory, PyBUF_SIMPLE) != 0)
         return NULL;
+    static unsigned long long last_id;
     uintptr_t base = (uintptr_t)memory.buf;
-    Area *a = areas;
-    while (a != NULL && a->base != 0)
+    Area *a = area_of(memory.buf); /* of one that is gone, which nobody has told yet */
+    if (a != NULL)
+        __atomic_store_n(&a->base, 0, __ATOMIC_RELEASE);
+    for (a = areas; a != NULL && a->base != 0;)
         a = a->next;
     if (areas == NULL) {
         page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -69,18 +73,21 @@ static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
     }
     if (a != NULL) {
         a->size = (size_t)memory.len;
+        a->id = ++last_id;
         a->is_cut = 0;
         __atomic_store_n(&a->base, base, __ATOMIC_RELEASE);
     }
     PyBuffer_Release(&memory);
-    return a == NULL ? PyErr_NoMemory() : PyLong_FromVoidPtr((void *)base);
+    return a == NULL ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(a->id);
 }
 
-/* unwatch(address): the mapping that began there is gone. */
-static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *address) {
-    void *base = PyLong_AsVoidPtr(address);
-    Area *a = base == NULL ? NULL : area_of(base);
-    if (a != NULL)
+/* unwatch(id): that mapping is gone. */
+static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *id) {
+    unsigned long long wanted = PyLong_AsUnsignedLongLong(id);
+    Area *a = areas;
+    while (a != NULL && a->id != wanted)
+        a = a->next;
+    if (a != NULL && !PyErr_Occurred())
         __atomic_store_n(&a->base, 0, __ATOMIC_RELEASE);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }

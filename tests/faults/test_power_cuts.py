@@ -214,6 +214,12 @@ class Receiver:
         return set(found) - new
 
 
+#: Large enough for all messages: none is overwritten.
+RING = Stream(
+    "fmq:{}?slots=256&size=256k&readers=4&crc=true", "hold=me", ("batch", "none", "10ms", "1s")
+)
+
+
 def simulate(place: Path, life: Any, books: Any, images: int) -> None:
     """Let the power fail so many times, again and again after what was made of the disk."""
     seed = 0
@@ -270,3 +276,10 @@ def test_an_outbox_loses_nothing_that_was_synced_and_settles_nothing_new(
     place: Path, images: int
 ) -> None:
     simulate(place, Receiver(), OutboxBooks, images)
+
+
+@IMAGES
+def test_a_ring_loses_nothing_that_was_synced_and_gives_no_number_twice(
+    place: Path, images: int
+) -> None:
+    simulate(place, RING, Books, images)

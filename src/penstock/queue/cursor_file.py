@@ -50,7 +50,7 @@ class CursorFile(Closable):
                 size = _check_file(path, self._fd)
                 self._map = mmap.mmap(self._fd, size)
             self._memory = memoryview(self._map)[_HEADER_SIZE:]
-            self.table = CursorTable(self._fd, self._memory)
+            self.table = CursorTable(self._fd, self._memory, offset=_HEADER_SIZE)
             undo.pop_all()
 
     def claim(

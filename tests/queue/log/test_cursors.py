@@ -245,3 +245,23 @@ def test_recovery_believes_no_cursor(path: Path) -> None:
         assert writer.write(b"new") == 50
     with log_reader(path, "cursor=me") as reader:
         assert [m.seq for m in reader.available()] == [50]
+
+
+@pytest.mark.parametrize("byte", [8, 12, 16, 17, 18, 20, 23, 32, 120, 123, 127])
+def test_one_changed_byte_of_a_cursor_passes_over_nothing(path: Path, byte: int) -> None:
+    """Its place is known all the same, or it is an error, or another name: never further on."""
+    with log_reader(path, "cursor=me") as reader:
+        assert len(reader.read_many(10)) == 10
+    file = path / "cursors"
+    data = bytearray(file.read_bytes())
+    data[4096 + byte] ^= 0x40
+    file.write_bytes(data)
+    try:
+        with log_reader(path, "cursor=me") as reader:
+            assert next(m.seq for m in reader.available()) <= 10
+            assert reader.statistics().lost == 0
+    except DamagedQueue as error:
+        found = error.offset, bool(error.hint)
+    else:
+        return
+    assert found == (4096, True)  # the entry, in the file

@@ -207,4 +207,4 @@ def _progress(descriptor: int) -> tuple[int, Tip]:
         # The state first: a segment that is sealed gets no more.
         state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
         header = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)[0]
-    return int(state), Tip(int(header["epoch"]), int(header["head"]))
+    return state, Tip(int(header["epoch"]), int(header["head"]))

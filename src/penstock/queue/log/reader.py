@@ -253,12 +253,6 @@ class LogReader(WideReader):
                 raise
         return messages
 
-    def read(self, timeout: float | None = None) -> Message | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := super().read(timeout)) is None and self._go_on():
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return message
-
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         batches = [super().read_batch(n, timeout)]
         left = n - batches[0].num_rows

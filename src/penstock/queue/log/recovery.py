@@ -22,7 +22,7 @@ from penstock.queue.log.segments import numbers_of, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS, save_settings
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id
-from penstock.queue.wide.layout import HEADER, PAGE, State, check_header, slots_of
+from penstock.queue.wide.layout import HEADER, PAGE, State, check_header, slots_of, state_of
 from penstock.queue.wide.verification import first_bad
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 #: Files that a writer was making when it died.
-_UNFINISHED: Final = re.compile(rf"\.\d{{20}}\.fmq\.[0-9a-f-]+(\.new)?|{re.escape(SETTINGS)}\.new")
+_UNFINISHED: Final = re.compile(
+    rf"\.\d{{20}}\.fmq\.\d+(-[0-9a-f]+)?\.new|{re.escape(SETTINGS)}(\.\d+-[0-9a-f]+)?\.new"
+)
 #: What a reader made, what a clock was, and what was put aside.
 _LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|{CLOCK}(\.new)?|.+\.(damaged|torn)-\d+")
 
@@ -183,17 +185,16 @@ def _pass_over(lost: list[int], settings: Settings, found: Recovery, *, is_all: 
 
 def _is_live(path: Path) -> bool:
     """Tell whether a segment says that it takes messages, without mapping it."""
-    assert HEADER.fields is not None
     with storage_errors("looking at", str(path)):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            state = os.pread(descriptor, 4, HEADER.fields["state"][1])
+            page = os.pread(descriptor, PAGE, 0)
         finally:
             os.close(descriptor)
-    return state == State.LIVE.to_bytes(4, "little")
+    return len(page) == PAGE and state_of(np.frombuffer(page, HEADER, 1)) == State.LIVE
 
 
 def _is_open(file: QueueFile, settings: Settings, next_seq: int) -> bool:

@@ -158,8 +158,8 @@ def _recover(path: str, file: QueueFile, boot: bytes) -> None:
         file.header["check"] = check_of(file.header)
     file.header["boot_id"] = np.void(boot)
     if not file.is_memory:
-        # Before a message is known by its epoch: else a power failure might forget the new one, or
-        # leave a queue that looks as if it had been closed.
+        # Before a message comes. Else a power failure might forget the epoch that it is known by,
+        # or leave a queue that looks as clean as it is now.
         with storage_errors("syncing", file.path):
             os.fdatasync(file.descriptor)
 

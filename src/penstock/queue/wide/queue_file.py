@@ -22,7 +22,7 @@ from penstock.core.errors import (
     NotFound,
     PenstockError,
 )
-from penstock.core.whole_files import open_new
+from penstock.core.whole_files import open_new, sync_names
 from penstock.queue.cursors import CursorTable
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
@@ -311,10 +311,15 @@ def create_queue(
                 mode = old.mode
             os.fchmod(descriptor, _PRIVATE if mode is None else mode)
             write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
+            is_on_disk = not file.startswith(_IN_MEMORY)
+            if is_on_disk:  # after a power failure there is all of it under its name, or none
+                os.fsync(descriptor)
             if replace:
                 made.rename(file)
             else:
                 _link(made, file, path)
+            if is_on_disk:
+                sync_names(folder)
         finally:
             os.close(descriptor)
             made.unlink(missing_ok=True)

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.publish
 import pytest
+from paho.mqtt.client import Client
 
 from penstock.core.clock import ManualClock
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import ConnectionLost
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UStatusError, UUri, publish
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
+from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink
 from penstock.protocols.uprotocol.transports.mqtt_subscriptions import Subscriptions
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until
@@ -73,6 +77,25 @@ def test_what_the_broker_refuses_is_asked_for_again_until_it_is_granted(strict: 
         sender.send(publish(TOPIC, b"now"))
         until(lambda: heard)
         leg.unlisten(TOPIC)
+
+
+def test_what_is_subscribed_to_while_the_broker_is_being_told_of_others_is_not_forgotten(
+    strict: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, late = MqttLink._subscribe, threading.Event()
+
+    def ask(link: MqttLink, client: Client, topic_filter: str) -> tuple[Any, int | None]:
+        if not late.is_set():
+            late.set()
+            other = threading.Thread(target=link.subscribe, args=("late",))
+            other.start()
+            other.join()
+        return real(link, client, topic_filter)
+
+    monkeypatch.setattr(MqttLink, "_subscribe", ask)
+    with MqttLeg("cloud", "cloud", MqttBroker.parse(strict.url)) as leg:
+        leg.start(lambda _: None, ["cloud"])
+        until(lambda: leg.statistics()["not_subscribed"] == 2)  # this broker refuses all
 
 
 def test_whoever_registers_or_reads_is_told_that_it_is_refused(strict: Mosquitto) -> None:

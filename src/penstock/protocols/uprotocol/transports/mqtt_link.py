@@ -178,19 +178,28 @@ class MqttLink:
             return
         with self._changed:
             missing, unwanted = self._subscriptions.resumed(is_kept=flags.session_present)
-        if unwanted:
-            client.unsubscribe(unwanted)
+            self._unconfirmed.clear()
         self._identifies &= getattr(properties, "SubscriptionIdentifierAvailable", 1) != 0
-        asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
+        self._tell_changes(client, missing, unwanted)
         with self._changed:
-            self._unconfirmed = asked
             self._answers.clear()  # the numbers begin anew
             self._publishing.begin(
                 most=getattr(properties, "ReceiveMaximum", 65535),
                 largest=getattr(properties, "MaximumPacketSize", 1 << 28),
             )
             self._connection.begin(is_resumed=flags.session_present)
+            # Whoever came in between saw no connection, and left it to this one.
+            missing, unwanted = self._subscriptions.changed()
+        self._tell_changes(client, missing, unwanted)
         self.counts.add("connections")
+
+    def _tell_changes(self, client: Client, missing: list[str], unwanted: list[str]) -> None:
+        """Ask for filters, and take others back; the answers come on this thread, later."""
+        if unwanted:
+            client.unsubscribe(unwanted)
+        asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
+        with self._changed:
+            self._unconfirmed.update(asked)
 
     def _on_disconnect(self, client: Client, _: Any, flags: Any, reason: Any, more: Any) -> None:
         del flags, more

@@ -123,8 +123,12 @@ class Subscriptions:
         """
         if not is_kept:
             self._there.clear()
-        missing = sorted(self._wanted - self._there)
-        unwanted = sorted(self._there - self._wanted)
-        self._there = set(self._wanted)
         self._refused.clear()  # all of them are asked for
+        return self.changed()
+
+    def changed(self) -> tuple[list[str], list[str]]:
+        """Return what is to be subscribed to, and unsubscribed from, which then is under way."""
+        missing = sorted(self._wanted - self._there - self._refused.keys())
+        unwanted = sorted(self._there - self._wanted)
+        self._there = self._wanted - self._refused.keys()
         return missing, unwanted

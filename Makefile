@@ -34,7 +34,7 @@ demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in unde
 	@$(BIN)/python examples/radar/storm_watch.py
 
 test: $(QUICK) ## all tests at small size, below 12 minutes
-	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 test-full: $(QUICK) ## every "It must show" at full size
 	@$(CACHED) $(BIN)/python -m pytest --timeout 1800

@@ -33,7 +33,7 @@ PROGRAM = """
         "skip": lambda: end.read_many(3, timeout=20),
         "view": lambda: end.view(timeout=20).__enter__(),
         "waiting": lambda: (end.seek("end"), end.read(timeout=20)),
-        "waiting for any": lambda: (end.seek("end"), wait_any([end], 20), end.read(timeout=5)),
+        "waiting for any": lambda: (end.seek("end"), wait_any([end], 2), end.read(timeout=5)),
         "bounds": lambda: (end.bounds(), end.read(timeout=5)),
     }
     print("ready", flush=True)

@@ -349,7 +349,7 @@ class Described(Record):
 class Identified(Record):
     """Where a stream is stored: a token that is the same for all its names. None: there is none."""
 
-    storage: _Label | None = None
+    storage: _Label | None
 
 
 class Noted(Record):

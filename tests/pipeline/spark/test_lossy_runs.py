@@ -144,7 +144,6 @@ class Run:
         return int(last["lost"])
 
 
-QUICK = ((signal.SIGKILL,),)
 FULL = tuple(
     tuple(random.Random(seed).choices((signal.SIGTERM, signal.SIGKILL, signal.SIGINT), k=10))
     for seed in range(5)
@@ -154,7 +153,6 @@ FULL = tuple(
 @pytest.mark.parametrize(
     "signals",
     [
-        *(pytest.param(one, id="quick", marks=pytest.mark.timeout(600)) for one in QUICK),
         *(
             pytest.param(one, id=f"full-{i}", marks=[pytest.mark.full, pytest.mark.timeout(3600)])
             for i, one in enumerate(FULL)

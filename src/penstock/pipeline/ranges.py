@@ -105,6 +105,7 @@ def read_range(
 
 
 def _read(wanted: Range, reader: Reader, schema: pa.Schema) -> Iterator[pa.RecordBatch | LostRange]:
+    """Yield the rows of a range whose numbers are those of the stream as it is now."""
     # That it is created anew is told by this number: bounds may be those of the next stream
     # already, while the last messages of this one are delivered.
     restarts = reader.statistics().restarts

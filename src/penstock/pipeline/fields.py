@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, JsonValue
 
 from penstock.core.endpoints import endpoint_of
-from penstock.core.errors import InvalidOption, InvalidURL, PenstockError
+from penstock.core.errors import InvalidOption, InvalidURL, PenstockError, UnknownScheme
 from penstock.core.overflow import DropReason
 from penstock.core.units import parse_size
+from penstock.core.url import URL
 from penstock.pipeline.timing import Trigger, parse_interval
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ def _url(value: object) -> str:
     text = _text(value)
     try:
         endpoint_of(text)
+    except UnknownScheme as error:
+        scheme = f"{URL.parse(text).scheme}:"
+        raise _Wrong(f"no endpoint answers to {scheme}", hint=error.hint) from None
     except InvalidURL as error:
         raise _Wrong(str(error), hint=error.hint) from None
     return text

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Replayable
 from penstock.core.endpoints import Identity, find_streams, identity, open_reader
-from penstock.core.errors import Closed, NotFound, PenstockError, Unsupported
+from penstock.core.errors import Closed, InvalidOption, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
+from penstock.core.url import URL
 from penstock.pipeline.through_log import LiveCopy, log_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.core.interfaces import Bounds, Reader
 
@@ -25,12 +26,26 @@ _BETWEEN_REMOTE_CHECKS: Final = 10.0
 
 
 def expand(urls: Sequence[str]) -> list[str]:
-    """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order."""
+    """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order.
+
+    :raises InvalidOption: one stream is named twice, and not to be read alike.
+    """
     found: dict[Identity, str] = {}  # a stream is read once, whatever it is called
     for url in urls:
         for named in find_streams(url):
-            found.setdefault(identity(named), named)
+            first = found.setdefault(identity(named), named)
+            if named == url and first in urls and _options(first) != _options(url):
+                raise InvalidOption(
+                    "url",
+                    url,
+                    f"is the stream {first}, read in another way",
+                    hint="read it by a source of its own",
+                )
     return list(found.values())
+
+
+def _options(url: str) -> Mapping[str, str]:
+    return URL.parse(url).options
 
 
 class Streams:

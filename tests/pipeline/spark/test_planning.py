@@ -182,6 +182,12 @@ def test_a_pattern_finds_queues_or_logs_and_nothing_else(tmp_path: Path) -> None
     ]
 
 
+def test_a_stream_that_is_named_twice_is_read_once_or_refused() -> None:
+    assert expand(["fmq:/d/q", "fmq:/d/x/../q.fmq", "fmq:/d/q"]) == ["fmq:/d/q"]
+    with pytest.raises(InvalidOption, match="is the stream fmq:/d/q, read in another way"):
+        expand(["fmq:/d/q", "fmq:/d/q?type=6"])  # its messages of that type would be left out
+
+
 def test_a_missing_stream_is_named(url: str) -> None:
     with pytest.raises(NotFound, match="q"):
         Planner(url).begin()

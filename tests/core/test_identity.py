@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.endpoints import are_same_stream, identity, is_named_by, is_pattern
+from penstock.core.endpoints import Endpoint, are_same_stream, identity, is_named_by, is_pattern
+from penstock.core.url import URL
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,17 @@ def test_it_says_where_it_is_on_this_machine_and_reads_like_a_url(tmp_path: Path
     assert str(here) == f"log:{tmp_path}/a"
     assert there.path is None
     assert str(there) == "flight://host:8815/a"
+    assert str(identity("flight://[::1]/a")) == "flight://[::1]:8815/a"
+    odd = identity(f"log:{tmp_path}/a%3Fb%2525")
+    assert odd.path == tmp_path / "a?b%25"
+    assert identity(str(odd)) == odd
+
+
+def test_what_an_endpoint_does_not_know_makes_a_difference_but_no_secret_does() -> None:
+    one = Endpoint().identity(URL.parse("any://host/a?table=x&password=1"))
+    assert one == Endpoint().identity(URL.parse("any://host/a?password=2&table=x"))
+    assert str(one) == "any://host/a?table=x"
+    assert one != Endpoint().identity(URL.parse("any://host/a?table=y"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.core.errors import NotFound, StorageError
 from penstock.core.provenance import Origin, ranges_to_json
@@ -238,9 +237,10 @@ class Commit(NamedTuple):
                 if pa.types.is_integer(column.type):
                     data.update(column.to_numpy().tobytes())
                     continue
-                column = column.cast(pa.large_binary())
-                sizes.update(json.dumps(pc.binary_length(column).to_pylist()).encode())
-                data.update(b"".join(value for value in column.to_pylist() if value is not None))
+                values = column.cast(pa.large_binary()).to_pylist()
+                lengths = [None if value is None else len(value) for value in values]
+                sizes.update(json.dumps(lengths).encode())
+                data.update(b"".join(value for value in values if value is not None))
         whole = blake2b(digest_size=16)
         for sizes, data in hashes.values():
             whole.update(sizes.digest() + data.digest())

@@ -10,13 +10,14 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from urllib.parse import unquote
 
 from penstock.core.capabilities import Listable
 from penstock.core.errors import InvalidURL, UnknownScheme, Unsupported
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, PositionLike
-from penstock.core.redaction import shown
-from penstock.core.url import URL
+from penstock.core.redaction import is_secret, shown
+from penstock.core.url import URL, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +50,7 @@ class Identity(NamedTuple):
     """Where a stream is, whatever the options by which it is reached."""
 
     kind: str
-    #: The path on this machine, with no link in it; or `//host:port/path`.
+    #: The path on this machine, with no link in it; or `//host:port/path`. As in a URL.
     place: str
 
     @classmethod
@@ -69,10 +70,11 @@ class Identity(NamedTuple):
         """
         path = url.path if path is None else path
         if url.host is None:
-            place = os.path.realpath(path)
+            place = escaped(os.path.realpath(path))
         else:
             port = url.port or port
-            place = f"//{url.host}{'' if port is None else f':{port}'}{path}"
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            place = f"//{host}{'' if port is None else f':{port}'}{escaped(path)}"
         named = sorted(url.options.keys() & set(options))
         said = "&".join(f"{name}={url.options[name]}" for name in named)
         return cls(kind or url.scheme, f"{place}?{said}" if said else place)
@@ -80,7 +82,9 @@ class Identity(NamedTuple):
     @property
     def path(self) -> Path | None:
         """Where it is on this machine; None: it is on another."""
-        return None if self.place.startswith("//") else Path(self.place.partition("?")[0])
+        if self.place.startswith("//"):
+            return None
+        return Path(unquote(self.place.partition("?")[0], errors="surrogateescape"))
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.place}"
@@ -90,7 +94,7 @@ class Endpoint:
     """One scheme of URLs: how its readers and writers are opened.
 
     A scheme overrides what it can do; the rest says clearly that it cannot. What only some can do
-    is in `capabilities`: `class MyEndpoint(Endpoint, Listable)`.
+    is in `capabilities`: `class MyEndpoint(Listable, Endpoint)`.
     """
 
     #: What becomes of the oldest messages of its streams.
@@ -111,9 +115,10 @@ class Endpoint:
     def identity(self, url: URL) -> Identity:
         """Return where a stream is, by its URL alone. It is the same for ever.
 
-        As it is here, every option says which stream is meant; leave out those that do not.
+        As it is here, every option but a secret says which stream is meant; leave out those that
+        do not.
         """
-        return Identity.of(url, options=url.options.keys())
+        return Identity.of(url, options=[name for name in url.options if not is_secret(name)])
 
     def storage_of(self, url: URL) -> str | None:  # noqa: ARG002
         """Return a token of what is behind a URL now: the same for all URLs of one stream.

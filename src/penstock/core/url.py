@@ -13,7 +13,7 @@ from penstock.core.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["URL"]
+__all__ = ["URL", "escaped"]
 
 _MAX_LENGTH = 8192
 
@@ -79,8 +79,7 @@ class URL:
         """Return the text of a URL that differs from this one in its path only."""
         head, mark, options = self.text.partition("?")
         server = "" if self.host is None else f"//{urlsplit(head, allow_fragments=False).netloc}"
-        escaped = path.replace("%", "%25").replace("?", "%3F")
-        return f"{self.scheme}:{server}{escaped}{mark}{options}"
+        return f"{self.scheme}:{server}{escaped(path)}{mark}{options}"
 
     def __str__(self) -> str:
         """Write it for people, who need not know its secrets."""
@@ -88,6 +87,11 @@ class URL:
 
     def __repr__(self) -> str:
         return f"URL({str(self)!r})"
+
+
+def escaped(path: str) -> str:
+    """Return a path as it is written in a URL."""
+    return path.replace("%", "%25").replace("?", "%3F")
 
 
 def _options(text: str, query: str) -> dict[str, str]:

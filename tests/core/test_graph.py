@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.graph import Graph
+from penstock.core.graph import Graph
 
 GRAPHS = st.dictionaries(
     st.integers(0, 9), st.lists(st.integers(0, 9), max_size=3), max_size=10

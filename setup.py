@@ -25,6 +25,7 @@ setup(
             "penstock.queue.classic._appender",
             "penstock.queue.classic._rows",
             "penstock.queue.wide._ring",
+            "penstock.protocols._datagrams",
             "penstock.protocols.lrose._short",
         )
     ],

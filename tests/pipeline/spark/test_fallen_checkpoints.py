@@ -54,8 +54,10 @@ _BY_SPARK = re.compile(
     r"|Malformed|CONCURRENT|Concurrent|Unexpected|JsonParse|JsonEOF|No content|MappingException"
     r"|STREAMING|Failed to read|IllegalState|NumberFormat|not found|cannot be"
 )
-#: What we say: both ranges.
-_BOTH_RANGES = re.compile(r"batch \d+ is made of .* but delivered was .*\d+")
+#: What we say: both ranges, or which files do not fit together.
+_BOTH_RANGES = re.compile(
+    r"batch \d+ is made of .* but delivered was .*\d+|commits of batch \d+, (no )?offsets"
+)
 
 
 def check(history: History, seed: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import NotFound
 from penstock.pipeline.commits import notes_of
-from penstock.pipeline.provenance import folder_of, last_offsets
+from penstock.pipeline.provenance import folder_of, last_batch
 from penstock.queue.ownership import Ownership
 from penstock.queue.storage import storage_errors
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.model import Sink
 
-__all__ = ["check_name", "own", "used_before"]
+__all__ = ["check_whole", "own", "used_before"]
 
 
 def own(checkpoint: str) -> list[Ownership]:
@@ -35,20 +35,30 @@ def own(checkpoint: str) -> list[Ownership]:
     return [Ownership.claim(f"{path}.running", "penstock run", f"the query {path.name}")]
 
 
-def check_name(checkpoint: str) -> None:
-    """Make sure that a checkpoint has not lost the name that its batches are noted under.
+def check_whole(checkpoint: str) -> None:
+    """Make sure that a checkpoint has not lost files without which Spark goes wrong.
 
-    Spark would give the query another, and what was under way would be delivered twice.
+    Without `metadata` it would give the query another name, and what was under way would be
+    delivered twice. A batch that is committed and not planned ends the query by an assertion.
 
     :raises NotFound: it has.
     """
     folder = folder_of(checkpoint)
-    if folder is None or (folder / "metadata").exists() or last_offsets(folder) is None:
+    if folder is None:
         return
-    raise NotFound(
-        f"the checkpoint {folder} has lost its file metadata, with the name of the query",
-        hint="put it back; or remove the whole checkpoint, and the query begins anew",
-    )
+    planned, committed = last_batch(folder / "offsets"), last_batch(folder / "commits")
+    if planned is not None and not (folder / "metadata").exists():
+        raise NotFound(
+            f"the checkpoint {folder} has lost its file metadata, with the name of the query",
+            hint="put it back; or remove the whole checkpoint, and the query begins anew",
+        )
+    if committed is not None and (planned is None or planned < committed):
+        has = "no offsets" if planned is None else f"offsets of batch {planned}"
+        raise NotFound(
+            f"the checkpoint {folder} does not fit together: commits of batch {committed}, {has}",
+            hint="put the offsets back; or remove the newer files of commits, too: "
+            "those batches are planned again, and what of them was delivered is skipped",
+        )
 
 
 def used_before(checkpoint: str, sinks: Iterable[Sink]) -> list[str]:

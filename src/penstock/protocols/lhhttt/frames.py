@@ -50,7 +50,7 @@ def encode_bytes(data: BytesLike) -> bytes:
     if size > LONGEST:
         raise MessageTooLarge(size, LONGEST)
     digits = b"%x" % size
-    return b"%x%b%b" % (len(digits), digits, data)
+    return b"".join((b"%x" % len(digits), digits, data))
 
 
 def decode(frame: BytesLike) -> str:

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from harness import Requirement, Result, machine, report, save
-from penstock.pipeline.decoding import decode, decoder_for
+from penstock.core.decoding import decoder_for
+from penstock.pipeline.decoding import decode
 from penstock.pipeline.session import spark_session
 
 if TYPE_CHECKING:

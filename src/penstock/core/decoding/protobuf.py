@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.decoding.decoder import Decoder, Failure, Part
+from penstock.core.decoding.schema import filled_list
 from penstock.core.errors import InvalidOption, Unsupported
-from penstock.pipeline.decoding.result import Decoder, Failure, Part
-from penstock.pipeline.decoding.types import filled_list
-from penstock.pipeline.fields import nearest
+from penstock.core.options import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from core.decoding.batches import batch_of, checked, decode_all
+from penstock.core.decoding import decoder_for
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.decoding import decoder_for
-from pipeline.decoding.batches import batch_of, checked, decode_all
 
 _Field = descriptor_pb2.FieldDescriptorProto
 

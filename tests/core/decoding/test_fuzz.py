@@ -238,11 +238,7 @@ class ProtobufCase(Case):
         return self.make(source)
 
     def check(self, payload: bytes, rows: list[dict[str, Any]]) -> None:
-        expected = [references.message_row(payload, self.kind)]
-        for row in (*rows, *expected):
-            for name in {"tags", "counts"} & row.keys():
-                row[name] = dict(row[name])
-        _is_good(rows, expected)
+        _is_good(rows, [references.message_row(payload, self.kind)])
 
 
 class ArrowCase(Case):

@@ -182,7 +182,8 @@ def test_in_a_file_the_line_is_named(text: str, message: str, hint: str | None) 
 def test_decoding_without_spark_does_not_import_it() -> None:
     program = (
         "import sys; from penstock.core.decoding import decoder_for; "
-        "decoder_for({'format': 'struct', 'layout': '<d'}); "
+        "[decoder_for(format=name, schema='a INT') for name in ('json', 'csv', 'arrow')]; "
+        "decoder_for(format='struct', layout='<d'); "
         "print([m for m in ('pyspark', 'google.protobuf', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -19,7 +19,7 @@ from penstock.core.decoding import decoder_for
 from penstock.core.errors import InvalidOption
 
 Field = descriptor_pb2.FieldDescriptorProto
-SCHEMAS = [12, pytest.param(4_000, marks=pytest.mark.full)]
+SCHEMAS = [12, pytest.param(2_000, marks=pytest.mark.full)]
 PAYLOADS = 150
 
 VARINTS = {Field.TYPE_INT32, Field.TYPE_INT64, Field.TYPE_UINT32, Field.TYPE_UINT64,

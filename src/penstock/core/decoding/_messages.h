@@ -242,7 +242,7 @@ static const uint8_t *read_varint(Parser *parser, const uint8_t *at, const uint8
     for (int i = 0; i < most; i++, at++) {
         if (at == end)
             return fail(parser, CUT, NULL);
-        value |= (uint64_t)(*at & 0x7f) << (7 * i); /* what is above 64 bits goes, as it always did */
+        value |= (uint64_t)(*at & 0x7f) << (7 * i); /* what is above 64 bits goes */
         if (*at < 0x80) {
             *found = value;
             return at + 1;

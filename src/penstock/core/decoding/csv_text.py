@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
 __all__ = ["CsvDecoder", "check_csv_schema"]
 
 _MARK: Final = b"\xef\xbb\xbf"
+_FEED, _RETURN, _QUOTE = b'\n\r"'
 
 
 def check_csv_schema(schema: pa.Schema) -> None:
@@ -82,7 +82,7 @@ class CsvDecoder(Decoder):
         texts = Bytes.of(trimmed.view(pa.large_binary()))
         is_empty = texts.lengths == 0
         failures = [Failure(row, "lines", "nothing") for row in np.flatnonzero(is_empty).tolist()]
-        texts, bad = with_plain_quotes(texts, self._delimiter)
+        texts, bad = _with_plain_quotes(texts, self._delimiter)
         found = "a quote that is never closed, or has text behind it"
         failures += [Failure(row, "lines", found) for row in bad]
         is_good = ~is_empty
@@ -121,7 +121,7 @@ class CsvDecoder(Decoder):
         if not self._header:
             yield self._plain.names, np.arange(len(texts)), texts
             return
-        headers, bodies = split_first_line(texts)
+        headers, bodies = _split_first_line(texts)
         encoded = headers.dictionary_encode()
         codes = encoded.indices.to_numpy()
         order = np.argsort(codes, kind="stable")
@@ -132,7 +132,7 @@ class CsvDecoder(Decoder):
 
     def _names(self, header: bytes) -> list[str]:
         try:
-            names = [each.decode().strip() for each in values_of_line(header, self._delimiter)]
+            names = [each.decode().strip() for each in _values_of_line(header, self._delimiter)]
         except UnicodeDecodeError:
             return []
         return names if len(set(names)) == len(names) else []
@@ -140,7 +140,7 @@ class CsvDecoder(Decoder):
     def _group(
         self, names: list[str], texts: Bytes
     ) -> tuple[list[pa.Array], NDArray[np.int64], list[Failure]]:
-        lines = lines_of(texts, self._delimiter)
+        lines = _lines_of(texts, self._delimiter)
         failures = _other_lines(lines, len(names))
         counts = lines.counts
         places = np.arange(len(texts))
@@ -220,7 +220,7 @@ class CsvDecoder(Decoder):
         )
 
 
-def _other_lines(lines: Lines, columns: int) -> list[Failure]:
+def _other_lines(lines: _Lines, columns: int) -> list[Failure]:
     """Tell of texts with a line that has another number of values."""
     places = np.flatnonzero(lines.values != columns)
     owners, first = np.unique(lines.owners[places], return_index=True)
@@ -247,13 +247,13 @@ def _without_marks(payloads: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     return Bytes.from_lengths(texts.data[kept], texts.lengths - len(_MARK) * has_mark).binary()
 
 
-# --- lines and values ----------------------------------------------------------------------------
+# --- lines and values ------------------------------------------------------------------------
+#
+# Looked at as one buffer, before any of it is parsed: so a text that is no table is known by
+# itself, and cannot take in the next one.
 
 
-_FEED, _RETURN, _QUOTE = b'\n\r"'
-
-
-class Lines(NamedTuple):
+class _Lines(NamedTuple):
     """The lines of all texts, one after the other."""
 
     #: Of each text.
@@ -263,7 +263,7 @@ class Lines(NamedTuple):
     values: NDArray[np.int64]
 
 
-def with_plain_quotes(texts: Bytes, delimiter: bytes) -> tuple[Bytes, list[int]]:
+def _with_plain_quotes(texts: Bytes, delimiter: bytes) -> tuple[Bytes, list[int]]:
     """Write the texts so that each quote begins or ends a value, or is one of a pair in it.
 
     Returns the texts, and the places of those in which a quote is never closed, or text follows
@@ -282,7 +282,7 @@ def with_plain_quotes(texts: Bytes, delimiter: bytes) -> tuple[Bytes, list[int]]
     return Bytes.of(pa.array(written, pa.large_binary())), bad
 
 
-def lines_of(texts: Bytes, delimiter: bytes) -> Lines:
+def _lines_of(texts: Bytes, delimiter: bytes) -> _Lines:
     """Find the lines of texts with plain quotes and no line end behind the last line."""
     starts, stops = _line_ends(texts)
     commas = _outside_of_quotes(texts, np.flatnonzero(texts.data == delimiter[0]))
@@ -296,10 +296,10 @@ def lines_of(texts: Bytes, delimiter: bytes) -> Lines:
     values = np.searchsorted(commas, ends) - np.searchsorted(commas, begins) + 1
     values[begins == ends] = 0
     owners = np.repeat(np.arange(len(texts), dtype=np.int64), counts)
-    return Lines(counts, owners, values)
+    return _Lines(counts, owners, values)
 
 
-def split_first_line(texts: Bytes) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
+def _split_first_line(texts: Bytes) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
     """Return the first line of each text, and the lines behind it."""
     starts, stops = _line_ends(texts)
     first = np.searchsorted(starts, texts.starts)
@@ -314,7 +314,7 @@ def split_first_line(texts: Bytes) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryA
     return thirds.take(pa.array(places)), thirds.take(pa.array(places + 2))
 
 
-def values_of_line(line: bytes, delimiter: bytes) -> list[bytes]:
+def _values_of_line(line: bytes, delimiter: bytes) -> list[bytes]:
     """Return the values of one line with plain quotes."""
     return [
         value[1:-1].replace(b'""', b'"') if value.startswith(b'"') else value

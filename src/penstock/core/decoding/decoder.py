@@ -215,7 +215,7 @@ def _bounded(failure: Failure) -> Failure:
     return failure._replace(found=found)
 
 
-# --- many payloads as one buffer -----------------------------------------------------------------
+# --- many payloads as one buffer -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-# --- many texts in one go ------------------------------------------------------------------------
+# --- many texts in one go --------------------------------------------------------------------
 
 
 class Refused(Exception):

@@ -27,6 +27,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Complex", "StructDecoder"]
 
+#: A complex number is a struct of `re` and `im`; or two neighbours in an array of numbers.
+Complex = Literal["struct", "array"]
+
+#: Spark has no unsigned numbers and no half precision: the next type that holds every value.
+_TYPES: Final = {
+    "b1": (pa.bool_(), np.bool_),
+    "i1": (pa.int8(), np.int8),
+    "i2": (pa.int16(), np.int16),
+    "i4": (pa.int32(), np.int32),
+    "i8": (pa.int64(), np.int64),
+    "u1": (pa.int16(), np.int16),
+    "u2": (pa.int32(), np.int32),
+    "u4": (pa.int64(), np.int64),
+    "u8": (pa.decimal128(20, 0), np.uint64),
+    "f2": (pa.float32(), np.float32),
+    "f4": (pa.float32(), np.float32),
+    "f8": (pa.float64(), np.float64),
+    "c8": (pa.float32(), np.complex64),
+    "c16": (pa.float64(), np.complex128),
+}
+_NOTHING: Final = np.empty(0, np.uint8)
+
 
 class StructDecoder(Decoder):
     """Looks at the payloads' bytes through numpy: no Python for each row."""
@@ -35,7 +57,7 @@ class StructDecoder(Decoder):
 
     def __init__(self, layout: Layout, complex: Complex, prefix: str) -> None:
         super().__init__(
-            pa.schema([(item.name, column_type(item, complex)) for item in layout.all_items]),
+            pa.schema([(item.name, _column_type(item, complex)) for item in layout.all_items]),
             prefix,
         )
         self._layout = layout
@@ -73,7 +95,9 @@ class StructDecoder(Decoder):
         layout = self._layout
         count = len(found)
         if layout.tail is None:  # one behind the other: nothing is copied
-            return found.data.reshape(count, layout.size).view(layout.dtype).reshape(count), _NONE
+            return found.data.reshape(count, layout.size).view(layout.dtype).reshape(
+                count
+            ), _NOTHING
         if not layout.size:
             return np.empty(count, layout.dtype), found.data
         heads = found.starts[:, None] + np.arange(layout.size)
@@ -87,12 +111,12 @@ class StructDecoder(Decoder):
     ) -> list[pa.Array]:
         layout = self._layout
         columns = [
-            column_of(heads[f"f{i}"], item, self._complex) for i, item in enumerate(layout.items)
+            _column_of(heads[f"f{i}"], item, self._complex) for i, item in enumerate(layout.items)
         ]
         if layout.tail is not None:
             counts = (found.lengths - layout.size) // layout.tail.size
             tail = layout.tail
-            columns.append(tail_of(tails, counts, tail, self._complex))
+            columns.append(_tail_of(tails, counts, tail, self._complex))
         return columns
 
     def _bad_text(
@@ -101,90 +125,67 @@ class StructDecoder(Decoder):
         """Find rows with text that is not UTF-8, and the field."""
         bad: dict[int, str] = {}
         for i, item in enumerate(self._layout.items):
-            if is_text(item):
-                valid = valid_text(bytes_of(heads[f"f{i}"], item))
+            if _is_text(item):
+                valid = valid_text(_bytes_of(heads[f"f{i}"], item))
                 if valid is not None:
                     rows = np.flatnonzero(~valid) // max(1, item.values)
                     bad |= dict.fromkeys(rows.tolist(), item.name)
         tail = self._layout.tail
-        if tail is not None and is_text(tail):
+        if tail is not None and _is_text(tail):
             sizes = found.lengths - self._layout.size
-            if is_byte_tail(tail):
+            if _is_byte_tail(tail):
                 valid = valid_text(Bytes.from_lengths(tails, sizes).binary())
                 rows = np.arange(len(found))
             else:
-                valid = valid_text(bytes_of(tails.view(tail.dtype), tail))
+                valid = valid_text(_bytes_of(tails.view(tail.dtype), tail))
                 rows = np.repeat(np.arange(len(found)), sizes // tail.dtype.itemsize)
             if valid is not None:
                 bad |= dict.fromkeys(rows[~valid].tolist(), tail.name)
         return bad
 
 
-_NONE: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-# --- numpy's values as Arrow columns -------------------------------------------------------------
+# --- numpy's values as Arrow columns ---------------------------------------------------------
 
 
-#: A complex number is a struct of `re` and `im`; or two neighbours in an array of numbers.
-Complex = Literal["struct", "array"]
-
-
-#: Spark has no unsigned numbers and no half precision: the next type that holds every value.
-_TYPES: Final = {
-    "b1": (pa.bool_(), np.bool_),
-    "i1": (pa.int8(), np.int8),
-    "i2": (pa.int16(), np.int16),
-    "i4": (pa.int32(), np.int32),
-    "i8": (pa.int64(), np.int64),
-    "u1": (pa.int16(), np.int16),
-    "u2": (pa.int32(), np.int32),
-    "u4": (pa.int64(), np.int64),
-    "u8": (pa.decimal128(20, 0), np.uint64),
-    "f2": (pa.float32(), np.float32),
-    "f4": (pa.float32(), np.float32),
-    "f8": (pa.float64(), np.float64),
-    "c8": (pa.float32(), np.complex64),
-    "c16": (pa.float64(), np.complex128),
-}
-
-
-def is_text(item: Item) -> bool:
+def _is_text(item: Item) -> bool:
     """Tell whether a field is text, which may turn out not to be UTF-8."""
     return item.dtype.kind == "S"
 
 
-def column_type(item: Item, complex: Complex) -> pa.DataType:
+def _column_type(item: Item, complex: Complex) -> pa.DataType:
     """Return the Arrow type of a field's column."""
     kind, depth = _leaf_type(item.dtype, complex), len(item.shape)
     if item.dtype.kind == "c" and complex == "array":
         depth = max(depth, 1)
-    if is_byte_tail(item):
+    if _is_byte_tail(item):
         depth = 0
     for _ in range(depth):
         kind = filled_list(kind)
     return kind
 
 
-def column_of(values: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
+def _column_of(values: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
     """Turn the values of a field, one row each, into a column."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return _nested(flat, item, list(item.shape), None, complex)
 
 
-def tail_of(raw: NDArray[np.uint8], counts: NDArray[np.int64], item: Item, cx: Complex) -> pa.Array:
+def _tail_of(
+    raw: NDArray[np.uint8], counts: NDArray[np.int64], item: Item, cx: Complex
+) -> pa.Array:
     """Turn the tails of all rows, one behind the other, into a column."""
-    if is_byte_tail(item):
+    if _is_byte_tail(item):
         binary = _binary(raw, np.concatenate(([0], np.cumsum(counts))))
-        return binary.cast(pa.string()) if is_text(item) else binary
+        return binary.cast(pa.string()) if _is_text(item) else binary
     return _nested(raw.view(item.dtype), item, list(item.shape[1:]), counts, cx)
 
 
-def bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
+def _bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
     """Turn values of a fixed number of bytes into binary, text up to its first NUL."""
     size = item.dtype.itemsize
     flat = np.ascontiguousarray(values).reshape(-1)
     raw = flat.view(np.uint8).reshape(len(flat), size)
-    if not is_text(item):
+    if not _is_text(item):
         return _binary(raw.reshape(-1), np.arange(len(flat) + 1, dtype=np.int64) * size)
     is_end = raw == 0
     lengths = np.where(is_end.any(axis=1), is_end.argmax(axis=1), size)
@@ -192,7 +193,7 @@ def bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
     return _binary(kept, np.concatenate(([0], np.cumsum(lengths))))
 
 
-def is_byte_tail(item: Item) -> bool:
+def _is_byte_tail(item: Item) -> bool:
     """Tell whether a field is text or bytes of any length, which is one value and no array."""
     return item.shape == (-1,) and item.dtype.kind in "SV" and item.dtype.itemsize == 1
 
@@ -235,8 +236,8 @@ def _nested(
 def _leaf(flat: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
     dtype = item.dtype
     if dtype.kind in "SV":
-        binary = bytes_of(flat, item)
-        return binary.cast(pa.string()) if is_text(item) else binary
+        binary = _bytes_of(flat, item)
+        return binary.cast(pa.string()) if _is_text(item) else binary
     if dtype.kind == "b":  # any byte but 0 is true, as in C
         return pa.array(flat.view(np.uint8) != 0)
     kind, native = _TYPES[f"{dtype.kind}{dtype.itemsize}"]

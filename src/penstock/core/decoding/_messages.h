@@ -235,9 +235,13 @@ static Slot element(const Array *array, int32_t kind, size_t index)
 
 /* --- parsing -------------------------------------------------------------------------------- */
 
-static const uint8_t *read_varint(Parser *parser, const uint8_t *at, const uint8_t *end, int most,
-                                  uint64_t *found)
+static inline const uint8_t *read_varint(Parser *parser, const uint8_t *at, const uint8_t *end,
+                                         int most, uint64_t *found)
 {
+    if (at < end && *at < 0x80) { /* as most are */
+        *found = *at;
+        return at + 1;
+    }
     uint64_t value = 0;
     for (int i = 0; i < most; i++, at++) {
         if (at == end)

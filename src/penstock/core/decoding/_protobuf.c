@@ -56,7 +56,7 @@ static uint8_t *grow(Buffer *buffer, size_t size)
     return room;
 }
 
-static int put_bytes(Buffer *buffer, const void *bytes, size_t size)
+static inline int put_bytes(Buffer *buffer, const void *bytes, size_t size)
 {
     uint8_t *room = grow(buffer, size);
     if (room == NULL)
@@ -201,8 +201,11 @@ static int put(const Plan *plan, Column *column, const Slot *slot)
         wide[0] &= UINT32_MAX;
         error = put_bytes(&column->data, wide, 8);
         break;
+    case DOUBLE: case INT64: case SFIXED64: case SINT64:
+        error = put_bytes(&column->data, wide, 8);
+        break;
     default:
-        error = put_bytes(&column->data, wide, width_of[column->plan->kind]);
+        error = put_bytes(&column->data, wide, 4);
     }
     return error ? error : put_valid(column, 1);
 }

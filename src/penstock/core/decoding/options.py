@@ -11,12 +11,10 @@ import pyarrow as pa
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from penstock.core.config import ConfigModel
-from penstock.core.errors import InvalidOption, PenstockError
-from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run time
-from penstock.pipeline.decoding.arrow_stream import ArrowDecoder
-from penstock.pipeline.decoding.csv_text import CsvDecoder, check_csv_schema
-from penstock.pipeline.decoding.json_text import JsonDecoder, check_json_schema
-from penstock.pipeline.decoding.layout import (
+from penstock.core.decoding.arrow_stream import ArrowDecoder
+from penstock.core.decoding.csv_text import CsvDecoder, check_csv_schema
+from penstock.core.decoding.json_text import JsonDecoder, check_json_schema
+from penstock.core.decoding.layout import (
     Layout,
     from_c,
     from_dtype,
@@ -24,17 +22,18 @@ from penstock.pipeline.decoding.layout import (
     from_items,
     is_format,
 )
-from penstock.pipeline.decoding.protobuf import ProtobufDecoder
-from penstock.pipeline.decoding.structs import StructDecoder
-from penstock.pipeline.decoding.types import Wrong, arrow_schema
-from penstock.pipeline.fields import nearest
+from penstock.core.decoding.protobuf import ProtobufDecoder
+from penstock.core.decoding.schema import Wrong, arrow_schema
+from penstock.core.decoding.structs import StructDecoder
+from penstock.core.errors import InvalidOption, PenstockError
+from penstock.core.options import Size, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pydantic import ValidationInfo
 
-    from penstock.pipeline.decoding.result import Decoder
+    from penstock.core.decoding.decoder import Decoder
 
 __all__ = [
     "AnyDecodeOptions",
@@ -251,8 +250,8 @@ class ProtobufOptions(DecodeOptions):
     """One protobuf message a payload."""
 
     format: Literal["protobuf"]
-    #: A file, as `protoc --include_imports --descriptor_set_out` writes it.
-    descriptor_set: str
+    #: A file, as `protoc --include_imports --descriptor_set_out` writes it; or its bytes.
+    descriptor_set: str | bytes
     #: With its package.
     message: str
     #: The fields that become columns; by default all.
@@ -261,22 +260,28 @@ class ProtobufOptions(DecodeOptions):
     max_size: Size = _LARGEST_PAYLOAD
 
     def decoder(self) -> Decoder:
-        path = Path(self.descriptor_set)
+        given = self.descriptor_set
+        name = "bytes" if isinstance(given, bytes) else given
         try:
-            with path.open("rb") as file:
-                descriptors = file.read(_LARGEST_DESCRIPTORS + 1)
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
-            raise InvalidDecoding(("descriptor_set",), self.descriptor_set, reason) from None
-        if len(descriptors) > _LARGEST_DESCRIPTORS:
-            raise InvalidDecoding(("descriptor_set",), self.descriptor_set, "is too large")
-        try:
+            descriptors = given if isinstance(given, bytes) else _read(Path(given))
             return ProtobufDecoder(
                 descriptors, self.message, self.fields, self.prefix, max_size=self.max_size
             )
         except InvalidOption as error:
-            value = self.descriptor_set if error.option == "descriptor_set" else error.value
+            value = name if error.option == "descriptor_set" else error.value
             raise InvalidDecoding((error.option,), value, error.reason, hint=error.hint) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            descriptors = file.read(_LARGEST_DESCRIPTORS + 1)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+        raise InvalidOption("descriptor_set", path, reason) from None
+    if len(descriptors) > _LARGEST_DESCRIPTORS:
+        raise InvalidOption("descriptor_set", path, "is too large")
+    return descriptors
 
 
 #: For a model that has decoding as one of its fields: the format tells which options there are.
@@ -313,13 +318,20 @@ def parse_decoding(given: Mapping[str, Any]) -> DecodeOptions:
         raise _explain(error, model, given) from None
 
 
-def decoder_for(options: DecodeOptions | Mapping[str, Any]) -> Decoder:
-    """Return what decodes payloads as the options say.
+def decoder_for(
+    options: DecodeOptions | Mapping[str, Any] | None = None, /, **more: Any
+) -> Decoder:
+    """Return what decodes payloads, as in `decoder_for(format="struct", layout="<d")`.
 
     :raises InvalidOption: an option is unknown or missing, or its value does not fit.
     :raises Unsupported: a library is missing that the format needs.
     """
-    chosen = options if isinstance(options, DecodeOptions) else parse_decoding(options)
+    if not isinstance(options, DecodeOptions):
+        chosen = parse_decoding({**(options or {}), **more})
+    elif more:
+        raise InvalidOption("decode", sorted(more), "options were given twice")
+    else:
+        chosen = options
     try:
         return chosen.decoder()
     except InvalidOption as error:

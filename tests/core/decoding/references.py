@@ -14,11 +14,14 @@ import re
 import struct
 from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["Fails", "csv_rows", "is_same", "is_unchanged", "json_row", "message_row", "struct_row"]
 
@@ -52,6 +55,8 @@ def is_same(found: Any, expected: Any) -> bool:
         if math.isnan(expected) or math.isnan(found):
             return math.isnan(expected) and math.isnan(found)
         return found == expected and math.copysign(1, found) == math.copysign(1, expected)
+    if isinstance(expected, Pairs):
+        found, expected = sorted(found, key=repr), sorted(expected, key=repr)
     if isinstance(expected, dict):
         return (
             isinstance(found, dict)
@@ -315,7 +320,11 @@ def struct_row(payload: bytes, fixed: str, names: list[str], tail: str = "") -> 
 # --- protobuf -------------------------------------------------------------------------------
 
 
-def message_row(payload: bytes, kind: Any) -> dict[str, Any]:
+class Pairs(list[Any]):
+    """A map, whose entries have no order."""
+
+
+def message_row(payload: bytes, kind: Any, fields: Sequence[str] | None = None) -> dict[str, Any]:
     """Read with the protobuf library, and go through the fields that are set."""
     try:
         message = kind.FromString(payload)
@@ -323,18 +332,23 @@ def message_row(payload: bytes, kind: Any) -> dict[str, Any]:
         raise Fails(payload) from None
     if not message.IsInitialized():
         raise Fails(payload)
-    return _message(message)
+    try:
+        return _message(message, fields)
+    except UnicodeDecodeError:
+        raise Fails(payload) from None
 
 
-def _message(message: Any) -> dict[str, Any]:
-    present = {field.name: value for field, value in message.ListFields()}
+def _message(message: Any, fields: Sequence[str] | None = None) -> dict[str, Any]:
+    present = {field.name: value for field, value in message.ListFields() if not field.is_extension}
     row: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
+    known = message.DESCRIPTOR.fields_by_name
+    for name in known if fields is None else fields:
+        field = known[name]
         value = present.get(field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             of_key, of_value = (field.message_type.fields_by_name[n] for n in ("key", "value"))
             pairs = dict(value or {}).items()
-            row[field.name] = [(_single(k, of_key), _single(v, of_value)) for k, v in pairs]
+            row[field.name] = Pairs((_single(k, of_key), _single(v, of_value)) for k, v in pairs)
         elif field.is_repeated:
             row[field.name] = [_single(each, field) for each in value or ()]
         elif value is None and field.has_presence:

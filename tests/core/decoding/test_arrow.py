@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.decoding import decoder_for
-from pipeline.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
+from core.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
+from penstock.core.decoding import decoder_for
 
 SCHEMA = "id BIGINT, name STRING"
 

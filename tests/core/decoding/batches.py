@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.pipeline.decoding import decoder_for
-from penstock.pipeline.rows import ROW_SCHEMA
+from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.decoding import decoder_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.pipeline.decoding import Decoded
+    from penstock.core.decoding import Decoded
 
-_NAMES = ROW_SCHEMA.names
+#: What a message has, and Spark's source adds to it.
+_SCHEMA = pa.schema(
+    [("url", pa.string()), *((field.name, field.type) for field in BATCH_SCHEMA),
+     ("time", pa.timestamp("us", "UTC"))]
+)  # fmt: skip
 
 
 def batch_of(payloads: Sequence[bytes | None], first: int = 0) -> pa.RecordBatch:
@@ -32,9 +36,8 @@ def batch_of(payloads: Sequence[bytes | None], first: int = 0) -> pa.RecordBatch
         "payload": payloads,
         "time": [1_700_000_000_000_000] * count,
     }
-    arrays = [pa.array(columns[name], ROW_SCHEMA.field(name).type) for name in _NAMES]
-    schema = pa.schema([ROW_SCHEMA.field(name).with_nullable(True) for name in _NAMES])
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    arrays = [pa.array(columns[field.name], field.type) for field in _SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
 def decode_all(payloads: Sequence[bytes | None], **options: Any) -> Decoded:

@@ -9,11 +9,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from penstock.pipeline.decoding.buffers import Bytes, valid_text
-from penstock.pipeline.decoding.bulk import Parsed, Refused, parse_all
-from penstock.pipeline.decoding.result import Decoder, Failure, Part
-from penstock.pipeline.decoding.types import Wrong, has_type
-from penstock.pipeline.decoding.values import (
+from penstock.core.decoding.decoder import (
+    Bytes,
+    Decoder,
+    Failure,
+    Parsed,
+    Part,
+    Refused,
+    parse_all,
+    valid_text,
+)
+from penstock.core.decoding.schema import Wrong, has_type
+from penstock.core.decoding.values import (
     ValueChanged,
     check_times,
     count_infinite,

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.dead_letter import Code, DeadLetter
+from penstock.core.decoding.decoder import DecodeError
+from penstock.core.decoding.options import InvalidDecoding
 from penstock.core.message import Message
+from penstock.core.options import nearest
 from penstock.core.redaction import shown
 from penstock.core.stream_id import StreamId
-from penstock.pipeline.decoding.options import InvalidDecoding
-from penstock.pipeline.decoding.result import DecodeError
-from penstock.pipeline.fields import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.pipeline.decoding.options import DecodeOptions
-    from penstock.pipeline.decoding.result import Decoded, Decoder, Failure
+    from penstock.core.decoding.decoder import Decoded, Decoder, Failure
+    from penstock.core.decoding.options import DecodeOptions
 
 __all__ = ["DEAD_LETTER", "ERROR", "Rows"]
 

@@ -1,13 +1,37 @@
-"""How are payloads decoded in a Spark data frame?"""
+"""How are payloads decoded in a Spark data frame?
+
+decode(df, format="struct", layout="float azimuth; uint16_t gates; float dbz[64];")
+
+A payload that does not decode is never left out silently. `on_error` says what happens:
+
+- `fail`, the default: the query fails, and names the message, what was expected and found.
+- `skip`: the row is left out and counted, in the query's observed metrics and in the log of the
+  task.
+- `dead_letter`: the row stays, without values, and its column `decode_error` has the message as a
+  dead letter; `split_failures` parts these from the others.
+
+What decodes is `penstock.core.decoding`, which needs no Spark; its names are here, too.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.decoding import (
+    AnyDecodeOptions,
+    Decoded,
+    DecodeError,
+    DecodeOptions,
+    Decoder,
+    Failure,
+    InvalidDecoding,
+    Rows,
+    decoder_for,
+    parse_decoding,
+)
+from penstock.core.decoding.rows import ERROR
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.decoding.options import DecodeOptions, decoder_for, parse_decoding
-from penstock.pipeline.decoding.policy import ERROR, Rows
 from penstock.pipeline.task_process import settle_in
 
 if TYPE_CHECKING:
@@ -16,7 +40,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, Observation
 
-__all__ = ["decode", "split_failures"]
+__all__ = [
+    "AnyDecodeOptions",
+    "DecodeError",
+    "DecodeOptions",
+    "Decoded",
+    "Decoder",
+    "Failure",
+    "InvalidDecoding",
+    "Rows",
+    "decode",
+    "decoder_for",
+    "parse_decoding",
+    "split_failures",
+]
 
 log = logging.getLogger(__name__)
 

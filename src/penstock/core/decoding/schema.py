@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from penstock.core.errors import PenstockError
-from penstock.pipeline.fields import nearest
+from penstock.core.options import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
+from penstock.core.decoding import decoder_for
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.decoding import decoder_for
-from pipeline.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
 
 SCHEMA = "id INT, name STRING"
 _ROW = st.tuples(

@@ -9,19 +9,19 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from core.decoding.batches import batch_of
 from penstock.core.config import ConfigModel, parse_config
 from penstock.core.dead_letter import Code, DeadLetter
-from penstock.core.errors import ConfigError, InvalidOption
-from penstock.core.message import Message
-from penstock.core.stream_id import StreamId
-from penstock.pipeline.decoding import (
+from penstock.core.decoding import (
     AnyDecodeOptions,
     DecodeError,
     Rows,
     decoder_for,
     parse_decoding,
 )
-from pipeline.decoding.batches import batch_of
+from penstock.core.errors import ConfigError, InvalidOption
+from penstock.core.message import Message
+from penstock.core.stream_id import StreamId
 
 PAYLOADS = [struct.pack("<d", 0.5), b"short", None, struct.pack("<d", 1.5)]
 
@@ -181,8 +181,9 @@ def test_in_a_file_the_line_is_named(text: str, message: str, hint: str | None) 
 
 def test_decoding_without_spark_does_not_import_it() -> None:
     program = (
-        "import sys; from penstock.pipeline.decoding import decoder_for; "
-        "decoder_for({'format': 'struct', 'layout': '<d'}); "
+        "import sys; from penstock.core.decoding import decoder_for; "
+        "[decoder_for(format=name, schema='a INT') for name in ('json', 'csv', 'arrow')]; "
+        "decoder_for(format='struct', layout='<d'); "
         "print([m for m in ('pyspark', 'google.protobuf', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from penstock.pipeline.decoding.types import Wrong
-from penstock.pipeline.fields import nearest
+from penstock.core.decoding.schema import Wrong
+from penstock.core.options import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

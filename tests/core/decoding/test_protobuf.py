@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from core.decoding.batches import batch_of, checked, decode_all
+from penstock.core.decoding import decoder_for
+from penstock.core.decoding._protobuf import Plan
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.decoding import decoder_for
-from pipeline.decoding.batches import batch_of, checked, decode_all
 
 _Field = descriptor_pb2.FieldDescriptorProto
 
@@ -211,3 +214,194 @@ def test_of_several_names_for_a_number_it_is_the_first(options: dict[str, Any]) 
     payload = message_class("radar.Old")(needed=1, mode=0).SerializeToString()
     decoded = decode_all([payload], **{**options, "message": "radar.Old", "fields": ["mode"]})
     assert decoded.rows.to_pylist() == [{"mode": "OFF"}]
+
+
+# --- descriptor sets ------------------------------------------------------------------------
+
+
+def set_of(*files: descriptor_pb2.FileDescriptorProto) -> bytes:
+    written: bytes = descriptor_pb2.FileDescriptorSet(file=files).SerializeToString()
+    return written
+
+
+def file_of(name: str, *imports: str) -> Any:
+    return descriptor_pb2.FileDescriptorProto(
+        name=f"{name}.proto", package=name, syntax="proto2",
+        dependency=[f"{each}.proto" for each in imports],
+    )  # fmt: skip
+
+
+def test_one_set_has_many_messages_and_its_files_may_be_in_any_order() -> None:
+    inner, outer = file_of("inner"), file_of("outer", "inner")
+    _add(inner.message_type.add(name="Place"), "lat", 1, _Field.TYPE_DOUBLE)
+    _add(outer.message_type.add(name="Beam"), "at", 1, _Field.TYPE_MESSAGE,
+         type_name=".inner.Place")  # fmt: skip
+    both = set_of(outer, inner)
+    payload = b"\x09" + bytes(8)
+    for name, sent, expected in (
+        ("inner.Place", payload, {"lat": 0.0}),
+        ("outer.Beam", b"\x0a\x09" + payload, {"at": {"lat": 0.0}}),
+    ):
+        decoder = decoder_for(format="protobuf", descriptor_set=both, message=name)
+        assert decoder.decode(batch_of([sent])).rows.to_pylist() == [expected]
+    with pytest.raises(InvalidOption, match="does not fit together"):
+        decoder_for(format="protobuf", descriptor_set=set_of(outer), message="outer.Beam")
+    outer.dependency.append("outer.proto")
+    with pytest.raises(InvalidOption, match="does not fit together"):
+        decoder_for(format="protobuf", descriptor_set=set_of(outer, inner), message="outer.Beam")
+
+
+def test_a_set_of_a_few_bytes_does_not_become_millions_of_columns() -> None:
+    file = file_of("wide")
+    for level in range(40):
+        message = file.message_type.add(name=f"M{level}")
+        for number in (1, 2):
+            _add(
+                message, f"f{number}", number, _Field.TYPE_MESSAGE, type_name=f".wide.M{level + 1}"
+            )
+    _add(file.message_type.add(name="M40"), "x", 1, _Field.TYPE_INT32)
+    with pytest.raises(InvalidOption, match="more than 10,000 columns"):
+        decoder_for(format="protobuf", descriptor_set=set_of(file), message="wide.M0")
+
+
+def test_messages_that_are_too_deep_for_any_payload_are_no_column() -> None:
+    file = file_of("deep")
+    for level in range(500):
+        _add(file.message_type.add(name=f"M{level}"), "f", 1, _Field.TYPE_MESSAGE,
+             type_name=f".deep.M{level + 1}")  # fmt: skip
+    _add(file.message_type.add(name="M500"), "x", 1, _Field.TYPE_INT32)
+    with pytest.raises(InvalidOption, match="more than 100 messages inside"):
+        decoder_for(format="protobuf", descriptor_set=set_of(file), message="deep.M0")
+
+
+def test_message_sets_and_messages_without_fields_are_refused() -> None:
+    file = file_of("old")
+    kind = file.message_type.add(name="Set")
+    kind.options.message_set_wire_format = True
+    kind.extension_range.add(start=4, end=100)
+    file.message_type.add(name="Nothing")
+    _add(file.message_type.add(name="Has"), "set", 1, _Field.TYPE_MESSAGE, type_name=".old.Set")
+    for name, reason in (("old.Has", "message set"), ("old.Set", "no fields"),
+                         ("old.Nothing", "no fields")):  # fmt: skip
+        with pytest.raises(InvalidOption, match=reason):
+            decoder_for(format="protobuf", descriptor_set=set_of(file), message=name)
+
+
+# --- what is only told of a whole message ---------------------------------------------------
+
+
+def test_the_required_field_that_is_missing_is_named(options: dict[str, Any]) -> None:
+    old = message_class("radar.Old")
+    good = old(needed=1).SerializeToString()
+    (failure,) = decode_all([good, b""], **{**options, "message": "radar.Old"}).failures
+    assert failure.reason == "expected a message radar.Old, found none of the required needed"
+
+
+def test_of_several_entries_of_a_key_the_last_counts(options: dict[str, Any]) -> None:
+    beam = message_class("radar.Beam")
+    one, two, again = (
+        beam(tags=each).SerializeToString() for each in ({"a": 1}, {"b": 2}, {"a": 3})
+    )
+    decoded = decode_all([one + two + again, two + two], **{**options, "fields": ["tags"]})
+    assert decoded.rows.column(0).to_pylist() == [[("b", 2), ("a", 3)], [("b", 2)]]
+
+
+def test_a_map_of_many_equal_keys_takes_no_longer_than_others(options: dict[str, Any]) -> None:
+    one = message_class("radar.Beam")(tags={"a": 1}).SerializeToString()
+    decoded = decode_all([one * 200_000], **{**options, "fields": ["tags"]})
+    assert decoded.rows.to_pylist() == [{"tags": [("a", 1)]}]
+
+
+# --- in C -----------------------------------------------------------------------------------
+
+
+def test_other_threads_run_while_payloads_are_parsed(options: dict[str, Any]) -> None:
+    payload = message_class("radar.Beam")(name="x" * 50, tags={"a": 1}).SerializeToString()
+    decoder = decoder_for(options)
+    payloads = pa.array([payload] * 100_000, pa.large_binary())
+    ticks, is_over = [0], threading.Event()
+
+    def tick() -> None:
+        while not is_over.is_set():
+            ticks[0] += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    _, offsets, data = payloads.buffers()
+    before = ticks[0]
+    decoder._plan.parse(offsets, data, 0, len(payloads), 1_000)  # type: ignore[attr-defined]
+    after = ticks[0]
+    is_over.set()
+    thread.join()
+    assert after > before + 100
+
+
+def test_several_threads_decode_with_one_decoder(options: dict[str, Any]) -> None:
+    beam = message_class("radar.Beam")
+    decoder = decoder_for({**options, "fields": ["id", "track"]})
+    batches = [
+        batch_of([beam(id=i, track=[{"lat": i}] * (i % 5)).SerializeToString() for i in range(n)])
+        for n in (500, 1_000, 1_500, 2_000)
+    ]
+    found: dict[int, list[int]] = {}
+
+    def work(place: int) -> None:
+        for _ in range(20):
+            found[place] = decoder.decode(batches[place]).rows.column(0).to_pylist()
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[place] for place in range(4)] == [list(range(n)) for n in (500, 1000, 1500, 2000)]
+
+
+def _table(*rows: tuple[int, ...]) -> bytes:
+    return b"".join(number.to_bytes(4, "little", signed=True) for row in rows for number in row)
+
+
+_ONE = _table((0, 1, 0, 0))
+_INT = _table((1, 5, 0, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("types", "fields", "columns"),
+    [
+        (b"", b"", b""),
+        (_table((0, 2, 0, 0)), _INT, _table((11, 0, 0, -1, 0))),  # fields that are not there
+        (_ONE, _table((1, 99, 0, -1, -1)), _table((11, 0, 0, -1, 0))),  # no such kind
+        (_ONE, _table((1, 11, 0, 7, -1)), _table((11, 0, 0, -1, 0))),  # no such message
+        (_ONE, _table((1, 14, 0, 0, -1)), _table((11, 0, 0, -1, 0))),  # no such enum
+        (_ONE, _table((1, 5, 0, -1, 3)), _table((11, 0, 0, -1, 0))),  # no such oneof
+        (_ONE, _table((1, 11, 17, 0, -1)), _table((11, 0, 0, -1, 0))),  # no entry of a map
+        (_ONE, _INT, _table((11, 0, 0, -1, 1))),  # columns that are not there
+        (_ONE, _INT, _table((11, 0, 0, -1, 0), (5, 0, 0, -1, 0))),  # nor asked for
+        (_ONE, _INT, _table((11, 0, 0, -1, 1), (9, 0, 0, -1, 0))),  # of another kind
+        (_ONE, _INT, _table((11, 0, 0, -1, 1), (5, 0, 1, -1, 0))),  # of no field
+        (_ONE, _INT, _table((11, 0, 0, -1, 1), (19, 0, 0, -1, 1), (5, 0, 0, -1, 0))),  # no list
+        (_ONE, _table((1, 5, 1, -1, -1)), _table((11, 0, 0, -1, 1), (5, 0, 0, -1, 0))),  # a list
+    ],
+)
+def test_a_plan_that_points_to_nowhere_is_refused(
+    types: bytes, fields: bytes, columns: bytes
+) -> None:
+    with pytest.raises(ValueError, match="do not fit together"):
+        Plan(types, fields, b"", b"", columns, b"")
+
+
+def test_offsets_that_point_to_nowhere_are_refused() -> None:
+    plan = Plan(_ONE, _INT, b"", b"", _table((11, 0, 0, -1, 1), (5, 0, 0, -1, 0)), b"")
+    offsets = [(0).to_bytes(8, "little"), (4).to_bytes(8, "little")]
+    assert plan.parse(b"".join(offsets), b"\x08\x01\x08\x02", 0, 1, 100)[1] == []
+    for first, count, placed in (
+        (0, 1, [offsets[0], (5).to_bytes(8, "little")]),
+        (0, 1, [offsets[1], offsets[0]]),
+        (0, 2, offsets),
+        (1, 1, offsets),
+        (-1, 1, offsets),
+        (0, -1, offsets),
+        (0, 0, []),
+    ):
+        with pytest.raises(ValueError, match="offsets"):
+            plan.parse(b"".join(placed), b"\x08\x01\x08\x02", first, count, 100)

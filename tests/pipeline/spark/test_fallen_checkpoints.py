@@ -49,7 +49,7 @@ def test_a_batch_that_is_planned_again_with_more_is_completed(
 
 #: What Spark itself says of a checkpoint that it cannot use.
 _BY_SPARK = re.compile(
-    r"Incomplete log file|log file was malformed|doesn't exist|does not exist"
+    r"Incomplete log file|[Ll]og file was malformed|doesn't exist|does not exist"
     r"|lost its file metadata"
     r"|Malformed|CONCURRENT|Concurrent|Unexpected|JsonParse|JsonEOF|No content|MappingException"
     r"|STREAMING|Failed to read|IllegalState|NumberFormat|not found|cannot be"
@@ -57,6 +57,7 @@ _BY_SPARK = re.compile(
 #: What we say: both ranges, or which files do not fit together.
 _BOTH_RANGES = re.compile(
     r"batch \d+ is made of .* but delivered was .*\d+|commits of batch \d+, (no )?offsets"
+    r"|checkpoint: \S+ should be as Spark wrote it"
 )
 
 

@@ -26,6 +26,9 @@ class Schedule(Generic[_Key]):
     def __len__(self) -> int:
         return len(self._times)
 
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._times
+
     def get(self, key: _Key) -> float | None:
         return self._times.get(key)
 
@@ -59,7 +62,16 @@ class Schedule(Generic[_Key]):
         """Remove and return the keys that are due."""
         found: list[_Key] = []
         while (time := self.first) is not None and time <= now:
-            key = heapq.heappop(self._heap)[2]
-            del self._times[key]
-            found.append(key)
+            found.append(self.take_first())
         return found
+
+    def take_first(self) -> _Key:
+        """Remove and return the key that is due first.
+
+        :raises IndexError: there is none.
+        """
+        if self.first is None:
+            raise IndexError("nothing is due")
+        key = heapq.heappop(self._heap)[2]
+        del self._times[key]
+        return key

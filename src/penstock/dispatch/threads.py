@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
@@ -19,9 +18,11 @@ __all__ = ["Threads"]
 log = logging.getLogger(__name__)
 
 #: Threads that deliver, while they come back from their receivers.
-_ENOUGH: Final = 8
+_ENOUGH: Final = 4
 #: When none of them came back for so long, another one begins (seconds).
 _HELD_UP: Final = 0.1
+#: Receivers that are there come before others that wait, for so long (seconds).
+_PRECEDENCE: Final = 2.0
 #: Seconds without work after which a thread goes.
 _IDLE: Final = 5.0
 
@@ -31,14 +32,15 @@ class Threads:
 
     An outlet rests, is in line, or is worked on by one thread, which keeps its order. A receiver
     that holds its thread up delays no other: if all are held up, there is another thread (E15).
+    Those that are away, and those that are new, let others pass for some time.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._came = threading.Condition(self._lock)
-        self._line: deque[Outlet] = deque()
-        self._in_line: set[Outlet] = set()
+        #: Those in line, by the time when they came, or some time later.
+        self._line: Schedule[Outlet] = Schedule()
         #: Those that are worked on, and whether they were woken since that began.
         self._worked_on: dict[Outlet, bool] = {}
         #: Those that rest, and until when (monotonic seconds).
@@ -52,7 +54,7 @@ class Threads:
 
     def wake(self, outlet: Outlet) -> None:
         """Let somebody look whether there is something to deliver."""
-        if outlet in self._in_line:
+        if outlet in self._line:
             return  # somebody will look
         with self._lock:
             if outlet in self._worked_on:
@@ -64,10 +66,8 @@ class Threads:
         """Look after an outlet no more; a delivery that is under way is not waited for."""
         with self._lock:
             self._resting.discard(outlet)
+            self._line.discard(outlet)
             self._worked_on.pop(outlet, None)
-            if outlet in self._in_line:
-                self._in_line.discard(outlet)
-                self._line.remove(outlet)
 
     def stop(self) -> None:
         """End all threads, when they have done what they are at."""
@@ -82,11 +82,11 @@ class Threads:
     # --- with the lock --------------------------------------------------------------------------
 
     def _put_in_line(self, outlet: Outlet) -> None:
-        if self._is_over or outlet in self._in_line:
+        if self._is_over or outlet in self._line:
             return
         self._resting.discard(outlet)
-        self._in_line.add(outlet)
-        self._line.append(outlet)
+        now = self._clock.monotonic()
+        self._line.set(outlet, now if outlet.is_there else now + _PRECEDENCE)
         if self._idle >= len(self._line):
             self._came.notify()
         elif len(self._threads) < _ENOUGH:
@@ -114,8 +114,7 @@ class Threads:
         if not self._line or self._is_over:
             self._threads.discard(threading.current_thread())
             return None
-        outlet = self._line.popleft()
-        self._in_line.discard(outlet)
+        outlet = self._line.take_first()
         self._worked_on[outlet] = False
         return outlet
 

@@ -39,6 +39,8 @@ __all__ = ["Outlets", "ReceiverInfo"]
 log = logging.getLogger(__name__)
 
 _NEW: Final = "new"
+#: Bytes of a segment of each log, if the largest message fits.
+_SEGMENT: Final = 16 << 20
 _RETIRED: Final = "retired"
 _GONE: Final = ".gone"
 
@@ -82,9 +84,7 @@ class Outlets:
         self._on_retired = retired
         self._lock = threading.Lock()
         self._outlets: dict[Receiver, Outlet] = {}
-        limits = around.limits
-        #: Bytes of a segment of each log.
-        self._segment = max(16 << 20, 2 * limits.message)
+        self._segment = max(_SEGMENT, 2 * around.limits.message)
         self._common = CommonLog(folder / _NEW, self._segment, sync)
         self._is_closed = False
         with storage_errors("creating", str(folder)):
@@ -123,16 +123,15 @@ class Outlets:
 
     def _make_rest(self, folder: Path, label: Mapping[str, Any], first: FirstMessages) -> None:
         """Bring messages into a folder that is there: a crash came before all of them were."""
-        known, syncs = _read_label(folder / LABEL), self._sync != "none"
+        known = _read_label(folder / LABEL)
         if known is None:
-            save_notes(folder / LABEL, first.label, sync=syncs)
+            save_notes(folder / LABEL, first.label, sync=True)
         # With another label, it was there before: a crash came as it had to go.
         is_begun = known is None or known == label
         restore(folder, first, self._segment, self._sync, is_begun=is_begun)
-        if syncs:
-            with storage_errors("syncing", str(folder)):
-                sync_names(folder)
-                sync_names(folder.parent)
+        with storage_errors("syncing", str(folder)):
+            sync_names(folder)
+            sync_names(folder.parent)
         first.end()
 
     def _open(self, receiver: Receiver, first: FirstMessages | None = None) -> Outlet:
@@ -174,7 +173,7 @@ class Outlets:
         if not folder.exists():
             return self._common.begin(label)
         # A crash left it so; what is in it is opened.
-        save_notes(folder / LABEL, json.dumps(label).encode(), sync=self._sync == "batch")
+        save_notes(folder / LABEL, json.dumps(label).encode(), sync=True)
         return None
 
     def store(

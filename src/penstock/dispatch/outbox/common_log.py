@@ -43,6 +43,8 @@ _LABEL, _GONE = 0xFE, 0xFF
 #: The field of a label that tells apart outboxes that were in the same folder one after the other.
 _ID: Final = "id"
 _AT_ONCE: Final = 1024
+#: Bytes of a segment for each of its slots: smaller messages fill the slots first.
+_PER_SLOT: Final = 256
 
 
 #: An outbox is in the common log up to so many bytes, and until so much is behind its beginning.
@@ -62,7 +64,9 @@ class CommonLog:
 
     def __init__(self, folder: Path, segment: int, sync: Sync) -> None:
         self._folder = folder
-        self._options = LogOptions(segment=segment + _HEADER.size, sync=sync)
+        size = segment + _HEADER.size
+        slots = max(2, size // _PER_SLOT)
+        self._options = LogOptions(segment=size, segment_slots=slots, sync=sync)
         self._lock = threading.Lock()
         self._writer: LogWriter | None = None
         #: Where those outboxes begin that have no files yet.
@@ -152,6 +156,14 @@ class CommonLog:
             if floor != self._trimmed:
                 trim(self._folder, Limits(before_seq=floor), None)
                 self._trimmed = floor
+
+    def sync(self) -> None:
+        """Return when all is on the disk.
+
+        :raises StorageError: the device refuses.
+        """
+        if self._writer is not None:
+            self._writer.sync()
 
     def close(self) -> None:
         """Let go; what is needed stays.

@@ -31,6 +31,7 @@ __all__ = ["LaneLog"]
 
 #: Bytes of a segment for each of its slots: smaller messages fill the slots first.
 _PER_SLOT: Final = 256
+_AT_ONCE: Final = 1024
 
 
 class LaneLog:
@@ -202,6 +203,15 @@ class LaneLog:
             Message(seq, 0, 0, kind, 0, None, None, record) for seq, (record, kind) in found
         ]
         return messages, at + len(messages)
+
+    def payloads(self) -> set[bytes]:
+        """Return all that can be read."""
+        found: set[bytes] = set()
+        at = self.oldest
+        while at < self.head:
+            messages, at = self.read("any", at, _AT_ONCE)
+            found.update(message.payload for message in messages)
+        return found
 
     def last_message(self) -> Message | None:
         """Return the newest message that is there."""

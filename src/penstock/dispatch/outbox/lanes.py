@@ -91,7 +91,7 @@ class Lanes:
 
     def _open_state(self, undo: contextlib.ExitStack) -> None:
         # With a time between, whoever brings things to the disk does it with this file, too.
-        self._is_new = isinstance(self._options.sync, float) and self._state.is_new
+        self._is_new = self._options.sync != "batch" and self._state.is_new
         self._state.open(sync=self._options.sync == "batch")
         undo.callback(self._state.close)
 
@@ -104,7 +104,8 @@ class Lanes:
             return
         with storage_errors("creating", str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
-        save_notes(self._folder / LABEL, self._first.label, sync=self._options.sync == "batch")
+        # Synced in any case: without it nobody knows whose the folder is.
+        save_notes(self._folder / LABEL, self._first.label, sync=True)
         with self._owned() as undo:
             for lane in self._lanes.values():
                 lane.log.make()
@@ -257,7 +258,8 @@ class Lanes:
 
         :raises StorageError: the device refuses.
         """
-        if self._syncs:
+        # Without a sync, what the common log has may be there after a power failure, too.
+        if self._syncs or self._made is not None:
             for lane in lanes:
                 lane.log.sync()
             self._state.sync()
@@ -321,21 +323,23 @@ class Lanes:
 def restore(
     folder: Path, first: FirstMessages, segment: int, sync: Sync, *, is_begun: bool
 ) -> None:
-    """Write messages to the files of an outbox that is not open.
+    """Write messages to the files of an outbox that is not open, those that are not there.
 
-    :param is_begun: whether what is in its logs already are the first of them
+    :param is_begun: whether it is the outbox that they were to be moved to
     :raises StorageError: the operating system refuses.
     """
     state = StateFile(folder / _STATE)
-    state.open(sync=sync != "none")
+    state.open(sync=True)
     state.close()
     for priority, records in first.lanes.items():
         own = LaneLog(folder / f"cs{priority}", segment, sync)
         try:
-            left = records[own.head if is_begun else 0 :]
+            # After a power failure any of them may be missing, not only the last.
+            known = own.payloads()
+            settled = state.lane(priority).floor if is_begun else 0
+            left = [each for each in records[settled:] if each[0] not in known]
             if left:
                 own.write(*zip(*left, strict=True))
-            if sync != "none":
-                own.sync()
+            own.sync()
         finally:
             own.suspend()

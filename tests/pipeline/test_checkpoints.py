@@ -31,11 +31,18 @@ def test_a_whole_checkpoint_is_taken_and_so_is_none(checkpoint: Path, tmp_path: 
 
 
 def cut(name: str, size: int) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+    def harm(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+    return harm
 
 
 def remove(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names] and None
+    def harm(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return harm
 
 
 @pytest.mark.parametrize(

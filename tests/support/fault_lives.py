@@ -281,7 +281,7 @@ def cursors(run: Run) -> Callable[[], None]:
             cursor = run.attempt(partial(file.claim, name))
             if cursor is not None:
                 expected = confirmed.get(name, 0)
-                assert run.attempt(lambda cursor=cursor: cursor.seq) in {expected, None}
+                assert run.attempt(partial(getattr, cursor, "seq")) in {expected, None}
                 if run.attempt(partial(moved, cursor, number * 10)):
                     confirmed[name] = number * 10
                 run.attempt(cursor.release)

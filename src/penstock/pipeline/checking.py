@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.config import ConfigErrors
 from penstock.core.endpoints import identity
-from penstock.pipeline.fields import nearest
+from penstock.core.options import nearest
 from penstock.pipeline.links import whole_graph
 from penstock.pipeline.option_faults import option_faults
 

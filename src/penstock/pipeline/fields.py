@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from penstock.core.url import URL
 from penstock.pipeline.timing import Trigger, parse_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 __all__ = [
     "PLACES",
@@ -34,7 +33,6 @@ __all__ = [
     "Urls",
     "Watermark",
     "function_name",
-    "nearest",
 ]
 
 #: Kafka's numbers for places of which the number is not known.
@@ -44,15 +42,6 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 class _Wrong(PenstockError, ValueError):
     """The reason alone: the field and its line are said by whoever read the file."""
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint that names the known name which was probably meant, or lists them all."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"{otherwise}: {', '.join(names) or 'none'}"
 
 
 def function_name(use: str | Callable[..., Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.endpoints import is_named_by
-from penstock.pipeline.graph import Graph
+from penstock.core.graph import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

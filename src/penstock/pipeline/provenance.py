@@ -17,7 +17,7 @@ from penstock.pipeline.offsets import offsets_from_json
 from penstock.pipeline.session import is_local
 from penstock.queue.storage import storage_errors
 
-__all__ = ["folder_of", "last_offsets", "origin_of"]
+__all__ = ["folder_of", "last_batch", "last_offsets", "origin_of"]
 
 #: The first line of the offsets that Spark writes; others are read by Spark only.
 _VERSION: Final = "v1"
@@ -99,10 +99,18 @@ def _offsets(line: str) -> Any:
 
 def last_offsets(folder: Path) -> tuple[int, list[Any]] | None:
     """Return the latest batch that Spark has planned, and the offsets of each of its sources."""
+    last = last_batch(folder / "offsets")
     try:
-        names = [int(name) for name in os.listdir(folder / "offsets") if name.isdigit()]  # noqa: PTH208
-        return (last := max(names)), _sources(folder, last)
+        return None if last is None else (last, _sources(folder, last))
     except (OSError, ValueError):
+        return None
+
+
+def last_batch(folder: Path) -> int | None:
+    """Return the latest batch of which Spark has a file in one of a checkpoint's folders."""
+    try:
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=None)  # noqa: PTH208
+    except OSError:
         return None
 
 

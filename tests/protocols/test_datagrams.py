@@ -1,0 +1,182 @@
+"""Datagrams pass by batches; none is cut, dropped or sent in part without a count."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import StorageError
+from penstock.protocols.datagrams import Address, DatagramSocket
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        pytest.param(
+            "::1", marks=pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+        ),
+    ],
+)
+def test_a_batch_comes_in_order_with_its_senders_and_is_answered(host: str) -> None:
+    with DatagramSocket.bind(host, 0) as server:
+        clients = [DatagramSocket.connect(host, server.port) for _ in range(3)]
+        for number, client in enumerate(clients):
+            assert client.send([(b"%d.%d" % (number, each), None) for each in range(100)]) == 100
+        found: list[tuple[bytes, Address]] = []
+        while len(found) < 300:
+            batch = server.receive(64, 5)
+            assert 0 < len(batch.whole) <= 64
+            found += batch.whole
+        for number, client in enumerate(clients):
+            own = client.socket.getsockname()
+            mine = [payload for payload, address in found if address == own]
+            assert mine == [b"%d.%d" % (number, each) for each in range(100)]
+        assert server.send([(payload[::-1], address) for payload, address in found]) == 300
+        for number, client in enumerate(clients):
+            answers: list[tuple[bytes, Address]] = []
+            while len(answers) < 100:
+                answers += client.receive(timeout=5).whole
+            assert [each for each, _ in answers] == [
+                (b"%d.%d" % (number, each))[::-1] for each in range(100)
+            ]
+            client.close()
+        books = server.statistics()
+        assert (books.received, books.sent, books.cut, books.dropped) == (300, 300, 0, 0)
+        assert books.bytes_in == books.bytes_out == sum(len(each) for each, _ in found)
+
+
+def test_nothing_is_waited_for_as_long_as_was_said() -> None:
+    with DatagramSocket.bind("127.0.0.1", 0) as server:
+        assert not server.receive(timeout=0)
+        began = time.monotonic()
+        assert not server.receive(timeout=0.05)
+        assert 0.04 < time.monotonic() - began < 5
+        threading.Timer(0.05, lambda: client.send([(b"x", None)])).start()
+        with DatagramSocket.connect("127.0.0.1", server.port) as client:
+            assert [each for each, _ in server.receive(timeout=None).whole] == [b"x"]
+
+
+def test_what_is_larger_than_the_limit_is_never_taken_for_whole() -> None:
+    with (
+        DatagramSocket.bind("127.0.0.1", 0, largest=100) as server,
+        DatagramSocket.connect("127.0.0.1", server.port) as client,
+    ):
+        sizes = [100, 101, 0, 60_000]
+        assert client.send([(bytes(size), None) for size in sizes]) == 4
+        batch = server.receive(timeout=5)
+        assert [len(payload) for payload, _ in batch.whole] == [100, 0]
+        assert [(len(payload), size) for payload, _, size in batch.cut] == [
+            (100, 101),
+            (100, 60_000),
+        ]
+        assert server.statistics().cut == 2
+
+
+def test_what_the_kernel_drops_is_counted() -> None:
+    with (
+        DatagramSocket.bind("127.0.0.1", 0) as server,
+        DatagramSocket.connect("127.0.0.1", server.port) as client,
+    ):
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sent = 0
+        for _ in range(20):
+            sent += client.send([(bytes(1000), None)] * 50, 1)
+        received = 0
+        while batch := server.receive(timeout=0.05):
+            received += len(batch.whole)
+        client.send([(b"the last", None)])  # it brings the news
+        received += len(server.receive(timeout=5).whole)
+        books = server.statistics()
+        assert books.dropped > 0
+        assert sent + 1 == received + books.dropped
+
+
+def test_what_cannot_be_sent_is_told_of_when_it_is_the_first() -> None:
+    with (
+        DatagramSocket.bind("127.0.0.1", 0) as server,
+        DatagramSocket.bind("127.0.0.1", 0) as client,
+    ):
+        there = ("127.0.0.1", server.port)
+        datagrams = [(b"a", there), (bytes(70_000), there), (b"b", there)]
+        assert client.send(datagrams) == 1
+        with pytest.raises(OSError, match="too long"):
+            client.send(datagrams[1:])
+        assert client.send(datagrams[2:]) == 1
+        assert client.statistics().sent == 2
+        with pytest.raises(ValueError, match="no numeric address"):
+            client.send([(b"a", ("localhost", server.port))])
+        with pytest.raises(TypeError, match="an address is"):
+            client.send([(b"a", 7)])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="a datagram is"):
+            client.send([b"a"])  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            client.send([("text", there)])  # type: ignore[list-item]
+
+
+def test_unix_sockets_are_answered_by_their_path(tmp_path: Path) -> None:
+    def bound(name: str) -> DatagramSocket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sock.bind(str(tmp_path / name))
+        return DatagramSocket(sock)
+
+    with bound("a") as one, bound("b") as other:
+        assert one.send([(b"x", str(tmp_path / "b"))]) == 1
+        ((payload, address),) = other.receive(timeout=5).whole
+        assert (payload, address) == (b"x", str(tmp_path / "a"))
+        assert other.send([(b"y", address)]) == 1
+        assert one.receive(timeout=5).whole == [(b"y", str(tmp_path / "b"))]
+        with pytest.raises(ValueError, match="107 bytes"):
+            one.send([(b"x", "n" * 108)])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nameless:
+            nameless.connect(str(tmp_path / "b"))
+            nameless.send(b"z")
+            assert other.receive(timeout=5).whole == [(b"z", None)]
+
+
+def test_a_closed_socket_does_not_receive_from_another_that_has_its_number() -> None:
+    server = DatagramSocket.bind("127.0.0.1", 0)
+    server.close()
+    with DatagramSocket.bind("127.0.0.1", 0), pytest.raises(OSError, match="Bad file"):
+        server.receive(timeout=0)
+
+
+def test_an_address_that_is_taken_is_told_of() -> None:
+    with DatagramSocket.bind("127.0.0.1", 0) as server, pytest.raises(StorageError, match="in use"):
+        DatagramSocket.bind("127.0.0.1", server.port)
+
+
+def test_it_keeps_no_references_to_payloads_and_addresses() -> None:
+    with (
+        DatagramSocket.bind("127.0.0.1", 0) as server,
+        DatagramSocket.connect("127.0.0.1", server.port) as client,
+    ):
+        payload = b"payload" * 10
+        before = sys.getrefcount(payload)
+        for _ in range(50):
+            client.send([(payload, None)] * 20)
+            server.receive(timeout=5)
+        gc.collect()
+        assert sys.getrefcount(payload) == before
+        address = ("127.0.0.1", server.port)
+        before = sys.getrefcount(address)
+        with DatagramSocket.bind("127.0.0.1", 0) as other:
+            for _ in range(50):
+                other.send([(b"x", address)] * 20)
+        del other
+        assert sys.getrefcount(address) == before

@@ -14,7 +14,7 @@ from penstock.core.url import URL
 from penstock.pipeline.through_log import LiveCopy, log_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.core.interfaces import Bounds, Reader
 
@@ -25,15 +25,16 @@ _BETWEEN_CHECKS: Final = 1.0
 _BETWEEN_REMOTE_CHECKS: Final = 10.0
 
 
-def expand(urls: Sequence[str]) -> list[str]:
+def expand(urls: Sequence[str], of: Callable[[str], Identity] = identity) -> list[str]:
     """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order.
 
+    :param of: tells which stream a URL names, from memory if it can
     :raises InvalidOption: one stream is named twice, and not to be read alike.
     """
     found: dict[Identity, str] = {}  # a stream is read once, whatever it is called
     for url in urls:
         for named in find_streams(url):
-            first = found.setdefault(identity(named), named)
+            first = found.setdefault(of(named), named)
             if named == url and first in urls and _options(first) != _options(url):
                 raise InvalidOption(
                     "url",
@@ -89,7 +90,7 @@ class Streams:
         :raises Unsupported: one cannot be read again, and is not staged.
         """
         found = {}
-        for url in expand(self._patterns):
+        for url in expand(self._patterns, self._of):
             stream = self._of(url)
             self._urls[stream] = url
             try:
@@ -174,7 +175,9 @@ class Streams:
 
     def _url_of(self, stream: Identity, name: str) -> str:
         """Return the URL by which a stream is reached that was not looked at yet."""
-        return next((url for url in expand(self._patterns) if self._of(url) == stream), name)
+        return next(
+            (url for url in expand(self._patterns, self._of) if self._of(url) == stream), name
+        )
 
     def lost_before_staging(self) -> dict[str, int]:
         """Return how many messages live streams lost since the last call, before they were ours."""

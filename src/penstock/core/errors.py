@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.redaction import as_written, is_secret, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "AlreadyExists",
@@ -17,6 +20,7 @@ __all__ = [
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
+    "LeaseLost",
     "LockTimeout",
     "Malformed",
     "MessageTooLarge",
@@ -243,6 +247,26 @@ class CursorInUse(PenstockError):
         super().__init__(f"the cursor {name!r} is in use by {owner}", hint=hint)
         self.name = name
         self.pid = pid
+
+
+class LeaseLost(PenstockError):
+    """Messages are not leased to this reader of a group: others may have got them by now.
+
+    What was done with them may be done again. The other messages of the same call are settled.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], *, hint: str | None = None) -> None:
+        #: The first and the last number of each run of them.
+        self.ranges = tuple((first, end - 1) for first, end in ranges)
+        count = sum(end - first for first, end in ranges)
+        first, last = self.ranges[0][0], self.ranges[-1][1]
+        which = f"message {first}" if count == 1 else f"{count:,} messages ({first} to {last})"
+        super().__init__(
+            f"{which} not leased to this reader any more",
+            hint=hint or "the lease ran out, or it was settled before; lease= makes it longer",
+        )
+        #: How many they are.
+        self.count = count
 
 
 class CursorTableFull(PenstockError):

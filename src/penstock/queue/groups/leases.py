@@ -393,7 +393,7 @@ def books_of(state: GroupState, end: int) -> GroupStatistics:
 
 def describe_groups(folder: Path, end: int) -> list[dict[str, Any]]:
     """Look at the groups of a stream, whose next message will be `end`."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name in group_names(folder):
         try:
             state, alive = look(folder, name)

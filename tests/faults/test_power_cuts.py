@@ -254,10 +254,11 @@ class Group:
             members = [
                 stack.enter_context(open_reader(plain, group="us", sync=sync)) for _ in range(2)
             ]
-            epoch = members[0].bounds().epoch
+            alone = stack.enter_context(open_reader(plain))
+            epoch = alone.bounds().epoch
             for _ in range(chance.randrange(2, 9)):
                 batch = [books.next() for _ in range(chance.choice((1, 1, 3, 12)))]
-                end = members[0].bounds().end
+                end = alone.bounds().end
                 books.shown |= {(epoch, end + i): data for i, data in enumerate(batch)}
                 writer.write_many(batch)
                 if policy == "batch" or chance.random() < 0.3:
@@ -287,7 +288,7 @@ class Group:
         with open_reader(plain, group="us") as reader:
             assert isinstance(reader, Grouped)
             came = Counter(bytes(message.payload) for message in reader.read_many(10_000))
-            for loss in reader.group().losses:
+            for loss in reader.statistics().losses:
                 assert not there.keys() & set(range(loss.first, loss.last + 1)), "lost, but there"
             reader.acknowledge()
             assert reader.group().lag == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import open_writer
-from penstock.core.errors import Closed, NotFound, PenstockError, Unsupported
+from penstock.core.errors import Closed, NotFound, PenstockError, PositionError, Unsupported
 from penstock.core.grouped import Grouped, numbers_of_delivered
 from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP, Reader
 from penstock.core.statistics import ReaderStatistics
@@ -121,39 +121,49 @@ class GroupReader(Reader, Grouped):
         self._stands_at: int | None = None
 
     def _take_up_stream(self) -> bool:
-        """Go on with the stream that is there now; tell whether there is one."""
-        known_end = (self._stream.newest_seq() or -1) + 1
+        """Go on with the stream and the group that are there now; False: there is no stream."""
+        known_end = self._end()
 
         def find() -> tuple[Bounds, int]:
             # In the turn of this member, so that no other knows less and goes back.
-            stream = self._open_stream()
-            self._stream.close()
-            self._stream = stream
-            bounds = stream.bounds()
-            self._take_up_bounds(bounds)
-            return bounds, known_end
+            return self._open_anew(), known_end
 
         try:
             self._leases.renumber(find)
         except Removed:
-            self._leases.close()
+            with suppress(Removed):
+                self._leases.close()
+            self._open_anew()
             self._leases = self._join()
         except NotFound:
             return False  # removed, and not made anew yet
         return True
+
+    def _open_anew(self) -> Bounds:
+        stream = self._open_stream()
+        self._stream.close()
+        self._stream = stream
+        bounds = stream.bounds()
+        self._take_up_bounds(bounds)
+        return bounds
+
+    def _end(self) -> int:
+        """Return the number of the stream's next message."""
+        newest = self._stream.newest_seq()
+        return 0 if newest is None else newest + 1
 
     # --- reading -------------------------------------------------------------------------------
 
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
         while True:
-            if self._stream.epoch not in self._epochs and not self._take_up_stream():
+            is_another = self._stream.epoch not in self._epochs or self._end() < self._leases.next
+            if is_another and not self._take_up_stream():
                 return []
-            end = (self._stream.newest_seq() or -1) + 1
             ahead: dict[int, Message] = {}
             keys = None if self._options.key is None else self._keys_into(ahead)
             try:
-                taken = self._leases.take(limit, end, self._epochs, keys)
+                taken = self._leases.take(limit, self._end(), self._epochs, keys)
             except Removed:
                 self._take_up_stream()
                 continue
@@ -210,9 +220,17 @@ class GroupReader(Reader, Grouped):
     def _read(self, span: Span) -> list[Message]:
         messages: list[Message] = []
         at = span.first
-        while at < span.end and (found := self._read_at(at, span.end - at)):
-            messages += found
-            at = found[-1].seq + 1
+        try:
+            while at < span.end and (found := self._read_at(at, span.end - at)):
+                messages += found
+                at = found[-1].seq + 1
+        except PositionError:
+            pass  # it is no number of the stream that is there now
+        except PenstockError:
+            if not messages:
+                raise
+            self._leases.give_back([span._replace(first=at)])  # the next call comes to it
+            return messages
         if self._stream.epoch not in self._epochs:
             # These are of another epoch, and their numbers mean others in this group.
             self._leases.give_back([span])
@@ -319,17 +337,9 @@ class GroupReader(Reader, Grouped):
         self._check_open()
         return self._stream.newest_seq()
 
-    def bounds(self) -> Bounds:
-        self._check_open()
-        return self._stream.bounds()
-
-    @property
-    def epoch(self) -> int:
-        return self._stream.epoch
-
     def group(self) -> GroupStatistics:
         self._check_open()
-        return self._leases.statistics((self._stream.newest_seq() or -1) + 1)
+        return self._leases.statistics(self._end())
 
     def statistics(self) -> ReaderStatistics:
         backlog = 0
@@ -351,8 +361,9 @@ class GroupReader(Reader, Grouped):
     def _pause(self, seconds: float) -> None:
         seconds = min(seconds, self._leases.rest())
         following = self._leases.next
-        if following <= (self._stream.newest_seq() or -1):
-            time.sleep(min(seconds, LONGEST_PAUSE))  # there are some, which have to wait
+        if following != self._end():
+            # There are some, which have to wait; or it is another stream, as the next read finds.
+            time.sleep(min(seconds, LONGEST_PAUSE))
             return
         if self._stands_at != following:
             self._stream.seek(following)

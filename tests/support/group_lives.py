@@ -4,21 +4,29 @@
 
     w   0, number, seq      a message of that number was appended
     m   pid, first, last    these messages were read, in one batch
+    b   pid, first, last    they are about to be acknowledged
     a   pid, first, last    they were acknowledged
+    e   0, 0, 0             it came to its end
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import struct
+import sys
 import time
+from typing import TYPE_CHECKING
 
 from penstock import open_reader, open_writer
 from penstock.core.errors import LeaseLost
 from penstock.core.grouped import Grouped
 from penstock.queue.groups.settled import runs_of
 from support.lives import Reporter, serve
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = ["NUMBER"]
 
@@ -67,8 +75,39 @@ def work(url: str, report: str, *, at_once: int, seed: int) -> None:
             books.add_all((b"a", pid, first, end - 1) for first, end in runs)
 
 
+def die_at_line(url: str, report: str, *, at: int) -> None:
+    """Take, acknowledge and give back, and be killed at the n-th line of Python of a group."""
+    books = Reporter(report)
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal lines
+        del argument
+        if "/queue/groups/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            messages = reader.read_many(6)
+            books.add(b"b", 0, 0, 3)
+            reader.ack(messages[:4])
+            books.add(b"a", 0, 0, 3)
+            reader.nack(messages[4])
+            reader.read_many(3)
+    finally:
+        sys.settrace(None)
+    books.add(b"e", 0, 0, 0)
+
+
 if __name__ == "__main__":
     serve(
-        {"write": write, "work": work},
+        {"write": write, "work": work, "die_at_line": die_at_line},
         ["penstock.queue.log.endpoint", "penstock.queue.endpoint", "penstock.queue.groups.reader"],
     )

@@ -256,16 +256,14 @@ class LeaseLost(PenstockError):
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]], *, hint: str | None = None) -> None:
-        #: The first and the last number of each run of them.
-        self.ranges = tuple((first, end - 1) for first, end in ranges)
-        count = sum(end - first for first, end in ranges)
-        first, last = self.ranges[0][0], self.ranges[-1][1]
-        which = f"message {first}" if count == 1 else f"{count:,} messages ({first} to {last})"
-        super().__init__(
-            f"{which} not leased to this reader any more",
-            hint=hint or "the lease ran out, or it was settled before; lease= makes it longer",
+        count = sum(last - first + 1 for first, last in ranges)
+        first, last = ranges[0][0], ranges[-1][1]
+        which = (
+            f"message {first} is" if count == 1 else f"{count:,} messages ({first} to {last}) are"
         )
-        #: How many they are.
+        super().__init__(f"{which} not leased to this reader", hint=hint)
+        #: The first and the last number of each run of them, and how many they are.
+        self.ranges = tuple(ranges)
         self.count = count
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import describe, open_reader
+from penstock import describe, open_reader, open_writer
 from penstock.core.grouped import Grouped
 from support.group_lives import NUMBER
 from support.lives import Life, Lives, Report
@@ -92,6 +92,37 @@ def test_each_message_is_acknowledged_once_whoever_is_killed(
     # Whoever is killed between the call and the report has acknowledged, and did not say so.
     assert len(acknowledged) >= count - 100 * (killed + MEMBERS)
     assert found.redelivered >= sum(read.values()) - len(read) > 0
+
+
+@pytest.mark.parametrize(
+    "step", [61, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
+)
+def test_a_member_that_dies_at_any_line_leaves_a_group_that_goes_on(
+    tmp_path: Path, lives: Lives, step: int
+) -> None:
+    url = f"log:{tmp_path}/stream"
+    with open_writer(f"{url}?sync=none") as writer:
+        writer.write_many(NUMBER.pack(number) for number in range(10))
+    at = 1
+    while True:
+        report = Report(tmp_path / f"report-{at}")
+        group = f"{url}?group=at-{at}&sync=batch"
+        outcome = lives.start("die_at_line", url=group, report=report.path, at=at).end()
+        with open_reader(group) as reader:
+            assert isinstance(reader, Grouped)
+            came = [message.seq for message in reader.read_many(100)]
+            acked = reader.group().acked
+            reader.acknowledge()
+            books = reader.group()
+        assert acked in ((4,) if list(report.records(b"a")) else (0, 4))
+        assert acked == 0 or list(report.records(b"b"))
+        assert came == [*range(acked, 10)]
+        assert (books.acked, books.lag, books.lost, books.members) == (10, 0, 0, 1)
+        if not outcome.killed:
+            assert list(report.records(b"e"))
+            break
+        at += step
+    assert at > 100
 
 
 def numbers(report: Report, kind: bytes) -> Iterator[int]:

@@ -348,6 +348,16 @@ def test_what_waits_and_is_overwritten_is_lost(tmp_path: Path) -> None:
         assert [(x.first, x.last) for x in one.statistics().losses] == [(0, 3)]
 
 
+def test_what_is_overwritten_is_lost_to_an_ordered_group(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/stream"
+    with open_writer(f"{url}?slots=16&size=16k") as writer, member(url, key="type") as one:
+        fill(writer, 40)
+        assert numbers(one.read_many(100)) == [*range(24, 40)]
+        assert [(x.first, x.last) for x in one.statistics().losses] == [(0, 23)]
+        one.acknowledge()
+        assert (one.group().acked, one.group().lag) == (16, 0)
+
+
 def test_a_damaged_message_is_an_error_or_a_loss(tmp_path: Path) -> None:
     url = f"log:{tmp_path}/stream"
     with open_writer(f"{url}?segment=8k&segment_slots=8&sync=none") as writer:

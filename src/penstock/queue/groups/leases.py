@@ -10,6 +10,7 @@ from penstock.core.closing import Closable
 from penstock.core.errors import DamagedQueue, InvalidOption, LeaseLost, Unsupported
 from penstock.core.grouped import GroupStatistics
 from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP
+from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue.groups.settled import NOBODY, Span, runs_of
 from penstock.queue.groups.state import Ending, Join, Leave, Put, Renumber, Restart, Settle
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.interfaces import Bounds
-    from penstock.core.overflow import DropReason
     from penstock.queue.groups.state import GroupState
     from penstock.queue.options import Sync
 
@@ -92,7 +92,8 @@ class Leases(Closable):
         self._hold = hold
         self._now = now
         self._look_at = self._keep_at = 0
-        self._is_dirty = False
+        #: The change of the file that the disk has for sure.
+        self._synced = 0
         self._me = NOBODY
         self._me = self._join()
 
@@ -230,7 +231,10 @@ class Leases(Closable):
                 self._file.add(record(mine))
         self._changed()
         if lost:
-            raise LeaseLost(lost)
+            raise LeaseLost(
+                [(first, end - 1) for first, end in lost],
+                hint="the lease ran out, or they were settled before; lease= makes it longer",
+            )
 
     def ack_all(self) -> None:
         """Settle everything that this member has."""
@@ -313,10 +317,11 @@ class Leases(Closable):
 
     # --- epochs --------------------------------------------------------------------------------
 
-    def renumber(self, find: Callable[[], tuple[Bounds, int]]) -> None:
+    def renumber(self, find: Callable[[], tuple[Bounds, int]]) -> list[Loss] | None:
         """Go on in the numbers that the stream has now.
 
         :param find: returns the bounds of the stream, and the end that it was known to have before
+        :returns: what was lost, if the stream was created anew; None: it goes on
         """
         with self._file.turn() as state:
             bounds, known_end = find()
@@ -324,13 +329,14 @@ class Leases(Closable):
             if cut is not None:
                 if (cut := min(cut, bounds.end)) < state.map.next or bounds.epoch != state.epoch:
                     self._file.add(Renumber(bounds.epoch, cut))
-                return
+                return None
             gone = [span[:2] for span in state.map.spans]
             if known_end > state.map.next:
                 gone.append((state.map.next, known_end))
             if gone:
                 self._file.add(Settle(Ending.RECREATED, gone))
             self._file.add(Restart(bounds.epoch, bounds.oldest))
+        return [Loss(first, end - 1, DropReason.RECREATED) for first, end in gone]
 
     # --- books and closing ---------------------------------------------------------------------
 
@@ -340,9 +346,7 @@ class Leases(Closable):
             return books_of(state, end)
 
     def _changed(self) -> None:
-        self._is_dirty = True
         if self._sync == "batch":
-            self._is_dirty = False
             self._file.sync()
         self._keep()
 
@@ -354,9 +358,10 @@ class Leases(Closable):
         interval = self._sync if isinstance(self._sync, float) else _BETWEEN_HOLDS
         self._keep_at = now + round(interval * _SECOND)
         epoch, floor = self._file.state.epoch, self._file.state.map.floor
-        if self._is_dirty and isinstance(self._sync, float):
-            self._is_dirty = False
+        changes = self._file.changes
+        if self._sync != "none" and changes != self._synced:
             self._file.sync()
+            self._synced = changes
         if self._hold is not None:
             self._hold(epoch, floor)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.overflow import DropReason
     from penstock.core.position import PositionLike
+    from penstock.core.statistics import Loss
+    from penstock.queue.groups.leases import Taken
     from penstock.queue.groups.options import GroupOptions
     from penstock.queue.wide.reader import WideReader
 
@@ -71,6 +73,8 @@ class GroupReader(Reader, Grouped):
         self._is_closed = False
         self._messages = self._bytes = self._restarts = 0
         self._losses = LoggedLosses(url, log)
+        #: Fresh messages that were not there, from and up to these numbers.
+        self._gap: tuple[int, int] | None = None
         self._stream = open_stream()
         try:
             self._take_up_bounds(self._stream.bounds())
@@ -102,9 +106,7 @@ class GroupReader(Reader, Grouped):
             file.close()
             raise
         try:
-            restarts = file.state.restarts
-            leases.renumber(lambda: (self._stream.bounds(), 0))
-            self._restarts += file.state.restarts - restarts
+            self._count_restart(leases.renumber(lambda: (self._stream.bounds(), 0)))
         except BaseException:
             leases.close()
             raise
@@ -116,6 +118,8 @@ class GroupReader(Reader, Grouped):
         return GroupState(epoch, SettledMap(first), self._options.key)
 
     def _take_up_bounds(self, bounds: Bounds) -> None:
+        #: The newest epoch, and all whose numbers are those of the group.
+        self._newest = bounds.epoch
         self._epochs = {bounds.epoch, *(ancestor.epoch for ancestor in bounds.lineage)}
         #: Where the stream's reader stands, if that is known.
         self._stands_at: int | None = None
@@ -129,7 +133,7 @@ class GroupReader(Reader, Grouped):
             return self._open_anew(), known_end
 
         try:
-            self._leases.renumber(find)
+            self._count_restart(self._leases.renumber(find))
         except Removed:
             with suppress(Removed):
                 self._leases.close()
@@ -141,45 +145,61 @@ class GroupReader(Reader, Grouped):
 
     def _open_anew(self) -> Bounds:
         stream = self._open_stream()
+        met, newest = self._stream.epoch, self._newest
         self._stream.close()
         self._stream = stream
         bounds = stream.bounds()
         self._take_up_bounds(bounds)
+        if bounds.epoch == newest:
+            self._epochs.add(met)  # it is the same stream, though nobody knows its lineage
         return bounds
+
+    def _count_restart(self, lost: list[Loss] | None) -> None:
+        """Count that the stream was created anew, with what was lost by that; None: it was not."""
+        if lost is not None:
+            log.warning("%s was created anew", self.url)
+            self._restarts += 1
+            for loss in lost:
+                self._losses.add(loss)
 
     def _end(self) -> int:
         """Return the number of the stream's next message."""
         newest = self._stream.newest_seq()
-        return 0 if newest is None else newest + 1
+        return self._stream.bounds().end if newest is None else newest + 1
 
     # --- reading -------------------------------------------------------------------------------
 
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
-        while True:
-            is_another = self._stream.epoch not in self._epochs or self._end() < self._leases.next
-            if is_another and not self._take_up_stream():
-                return []
-            ahead: dict[int, Message] = {}
-            keys = None if self._options.key is None else self._keys_into(ahead)
-            try:
-                taken = self._leases.take(limit, self._end(), self._epochs, keys)
-            except Removed:
-                self._take_up_stream()
-                continue
-            if taken is None:
-                if not self._take_up_stream():
-                    return []
-                continue
+        ahead: dict[int, Message] = {}
+        while (taken := self._lease(limit, ahead)) is not None:
             if taken.dying:
                 self._bury(taken.dying)
             messages = self._fetch(taken.spans, ahead)
+            gap, self._gap = self._gap, None
+            if gap is not None:
+                self._settle_lost([gap])
             if messages:
                 self._messages += len(messages)
                 self._bytes += sum([len(message.payload) for message in messages])
                 return messages
-            if not taken.spans and not taken.dying:
-                return []
+            if not taken.spans and not taken.dying and gap is None:
+                break
+        return []
+
+    def _lease(self, limit: int, ahead: dict[int, Message]) -> Taken | None:
+        """Lease messages, in the numbers of the stream that is there now; None: there is none."""
+        keys = None if self._options.key is None else self._keys_into(ahead)
+        while True:
+            end = self._end()
+            taken = None
+            if self._stream.epoch in self._epochs and end >= self._leases.next:
+                with suppress(Removed):
+                    taken = self._leases.take(limit, end, self._epochs, keys)
+            if taken is not None:
+                return taken
+            if not self._take_up_stream():
+                return None
 
     def _keys_into(self, ahead: dict[int, Message]) -> Callable[[int, int], list[tuple[int, int]]]:
         """Return what reads fresh messages ahead, keeps them, and tells their numbers and keys."""
@@ -188,9 +208,10 @@ class GroupReader(Reader, Grouped):
 
         def keys(first: int, limit: int) -> list[tuple[int, int]]:
             messages = self._read_at(first, limit)
-            found = []
+            found: list[tuple[int, int]] = []
             for seq, message in enumerate(messages, first):
-                if message.seq != seq:  # the rest comes when this gap is known to be a loss
+                if message.seq != seq:  # the rest comes when this gap is settled as a loss
+                    self._gap = seq, message.seq
                     break
                 ahead[seq] = message
                 found.append((seq, _key_of(getattr(message, key))))
@@ -262,6 +283,9 @@ class GroupReader(Reader, Grouped):
         if missing and missing[-1][1] > stands_at:
             self._leases.give_back([Span(*missing[-1])], after=LONGEST_PAUSE)
             missing.pop()
+        self._settle_lost(missing)
+
+    def _settle_lost(self, missing: Sequence[tuple[int, int]]) -> None:
         oldest = self._stream.bounds().oldest
         for loss in self._leases.lose(missing, oldest, self._reason(missing)):
             self._losses.add(loss)

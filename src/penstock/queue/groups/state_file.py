@@ -85,6 +85,8 @@ class StateFile(Closable):
         #: Whether the copy is to be read anew: the last turn did not end well.
         self._is_stale = True
         self._pending: list[Record] = []
+        #: Records of all members that this one knows of, since it opened the file.
+        self.changes = 0
         lock = str(folder / f"{name}{_LOCK}")
         with storage_errors("creating", lock):
             folder.mkdir(parents=True, exist_ok=True)
@@ -134,6 +136,7 @@ class StateFile(Closable):
         """Change the state; within a turn."""
         self.state.apply(record)
         self._pending.append(record)
+        self.changes += 1
 
     def sync(self) -> None:
         """Return when the last turn, and all before it, would survive a power failure.
@@ -201,6 +204,7 @@ class StateFile(Closable):
             self.state.apply(_decoded(str(self.path), self._at + at, body))
             at += _FRAME.size + len(body)
             self._crc = crc
+            self.changes += 1
         self._at += at
         if at < len(data):
             # Somebody died while writing it. It is not there for anybody.

@@ -442,6 +442,19 @@ def test_cat_takes_its_share(url: str, writer: Writer) -> None:
         assert said == "".join(f"message {number}" for number in share)
 
 
+def test_cp_takes_its_share(url: str, writer: Writer, tmp_path: Path) -> None:
+    fill(writer, 10)
+    copy = f"log:{tmp_path}/copy"
+    with member(url) as other:
+        assert len(other.read_many(4)) == 4
+        for _ in range(2):
+            command("cp", f"{url}?group=us", copy)
+        assert (other.group().acked, other.group().lag) == (6, 4)
+    with open_reader(copy) as reader:
+        found = [message.payload for message in reader.available()]
+    assert found == [b"message %d" % number for number in range(4, 10)]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

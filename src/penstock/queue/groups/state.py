@@ -27,7 +27,6 @@ __all__ = [
     "Restart",
     "Settle",
     "decode",
-    "encode",
 ]
 
 #: Kind; then by kind: member and until, ending, member with pid and time, epoch and number.
@@ -91,12 +90,29 @@ class Put(NamedTuple):
     #: First, end, deliveries and key of each.
     spans: Sequence[tuple[int, int, int, int]]
 
+    def encode(self) -> bytes:
+        spans = b"".join([_SPAN.pack(*span) for span in self.spans])
+        return _PUT.pack(_PUT_KIND, self.member, self.until) + spans
+
+    @classmethod
+    def decode(cls, body: bytes) -> Put:
+        _, member, until = _PUT.unpack_from(body)
+        return cls(member, until, list(_SPAN.iter_unpack(body[_PUT.size :])))
+
 
 class Settle(NamedTuple):
     """Ranges (first, end) are settled."""
 
     ending: Ending
     ranges: Sequence[tuple[int, int]]
+
+    def encode(self) -> bytes:
+        ranges = b"".join([_RANGE.pack(*pair) for pair in self.ranges])
+        return _SETTLE.pack(_SETTLE_KIND, self.ending) + ranges
+
+    @classmethod
+    def decode(cls, body: bytes) -> Settle:
+        return cls(Ending(body[1]), list(_RANGE.iter_unpack(body[_SETTLE.size :])))
 
 
 class Join(NamedTuple):
@@ -106,11 +122,25 @@ class Join(NamedTuple):
     pid: int
     joined_ns: int
 
+    def encode(self) -> bytes:
+        return _JOIN.pack(_JOIN_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Join:
+        return cls(*_JOIN.unpack(body)[1:])
+
 
 class Leave(NamedTuple):
     """A member closed its reader, or its process is gone. It has nothing leased by then."""
 
     member: int
+
+    def encode(self) -> bytes:
+        return _LEAVE.pack(_LEAVE_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Leave:
+        return cls(*_LEAVE.unpack(body)[1:])
 
 
 class Renumber(NamedTuple):
@@ -119,6 +149,13 @@ class Renumber(NamedTuple):
     epoch: int
     cut: int
 
+    def encode(self) -> bytes:
+        return _EPOCH.pack(_RENUMBER_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Renumber:
+        return cls(*_EPOCH.unpack(body)[1:])
+
 
 class Restart(NamedTuple):
     """The stream was created anew, and begins with `first`."""
@@ -126,25 +163,18 @@ class Restart(NamedTuple):
     epoch: int
     first: int
 
+    def encode(self) -> bytes:
+        return _EPOCH.pack(_RESTART_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Restart:
+        return cls(*_EPOCH.unpack(body)[1:])
+
 
 Record: TypeAlias = Put | Settle | Join | Leave | Renumber | Restart
-_KINDS: Final[tuple[type[Record], ...]] = (Put, Settle, Join, Leave, Renumber, Restart)
-
-
-def encode(record: Record) -> bytes:
-    """Return the bytes of a record."""
-    kind = _KINDS.index(type(record))
-    match record:
-        case Put(member, until, spans):
-            return _PUT.pack(kind, member, until) + b"".join([_SPAN.pack(*s) for s in spans])
-        case Settle(ending, ranges):
-            return _SETTLE.pack(kind, ending) + b"".join([_RANGE.pack(*r) for r in ranges])
-        case Join():
-            return _JOIN.pack(kind, *record)
-        case Leave():
-            return _LEAVE.pack(kind, *record)
-        case _:
-            return _EPOCH.pack(kind, *record)
+#: By kind, the first byte of a record.
+_RECORDS: Final[tuple[type[Record], ...]] = (Put, Settle, Join, Leave, Renumber, Restart)
+_PUT_KIND, _SETTLE_KIND, _JOIN_KIND, _LEAVE_KIND, _RENUMBER_KIND, _RESTART_KIND = range(6)
 
 
 def decode(body: bytes) -> Record:
@@ -153,19 +183,7 @@ def decode(body: bytes) -> Record:
     :raises ValueError: they are none.
     """
     try:
-        match _KINDS[body[0]]:
-            case kind if kind is Put:
-                _, member, until = _PUT.unpack_from(body)
-                return Put(member, until, list(_SPAN.iter_unpack(body[_PUT.size :])))
-            case kind if kind is Settle:
-                ending = Ending(_SETTLE.unpack_from(body)[1])
-                return Settle(ending, list(_RANGE.iter_unpack(body[_SETTLE.size :])))
-            case kind if kind is Join:
-                return Join(*_JOIN.unpack(body)[1:])
-            case kind if kind is Leave:
-                return Leave(*_LEAVE.unpack(body)[1:])
-            case kind:
-                return kind(*_EPOCH.unpack(body)[1:])
+        return _RECORDS[body[0]].decode(body)
     except (struct.error, IndexError) as error:
         raise ValueError(f"no record of a group: {error}") from None
 

@@ -20,7 +20,7 @@ from penstock.core.errors import (
 )
 from penstock.core.whole_files import sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
-from penstock.queue.groups.state import GroupState, Put, Record, decode, encode
+from penstock.queue.groups.state import GroupState, Put, Record, decode
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_error, storage_errors
 from penstock.queue.wide.creation import boot_id
@@ -219,7 +219,7 @@ class StateFile(Closable):
             return
         crc, data = self._crc, bytearray()
         for record in self._pending:
-            body = encode(record)
+            body = record.encode()
             crc = zlib.crc32(body, crc)
             data += _FRAME.pack(len(body), crc) + body
         written = os.pwrite(self._fd, data, self._at)

@@ -379,18 +379,38 @@ def test_a_damaged_message_is_an_error_or_a_loss(tmp_path: Path) -> None:
             assert other.statistics().losses[0].reason is DropReason.DAMAGED
 
 
-def test_a_stream_created_anew_is_read_from_its_start(url: str) -> None:
+def test_a_damaged_message_is_lost_to_an_ordered_group(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/stream"
+    with open_writer(f"{url}?segment=8k&segment_slots=8&sync=none") as writer:
+        fill(writer, 8)
+    (segment,) = (tmp_path / "stream").glob("*.fmq")
+    data = segment.read_bytes()
+    for number in (3, 7):
+        data = data.replace(b"message %d" % number, b"MESSAGE %d" % number)
+    segment.write_bytes(data)
+    with member(url, damaged="skip", key="type") as reader:
+        assert numbers(reader.read_many(2)) == [0, 1]
+        assert numbers(reader.read_many(100)) == [2]
+        assert numbers(reader.read_many(100)) == [4, 5, 6]
+        assert reader.read_many(100) == []
+        assert [(x.first, x.last) for x in reader.statistics().losses] == [(3, 3), (7, 7)]
+        reader.acknowledge()
+        assert reader.group().lag == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "type"}], ids=["", "ordered"])
+def test_a_stream_created_anew_is_read_from_its_start(url: str, options: dict[str, str]) -> None:
     with open_writer(url) as writer:
         fill(writer, 10)
-    with member(url) as one, member(url) as two:
-        old = one.read_many(4)
+    with member(url, **options) as one, member(url, **options) as two:
         two.ack(two.read_many(2))
+        old = one.read_many(4)
         with open_writer(url, create="always") as writer:
             writer.write(b"new")
-            again = two.read_many(9, timeout=10)
-            if again[0].payload != b"new":  # a ring that was removed is read to its end
-                again = two.read_many(9, timeout=10)
-            assert [message.payload for message in again] == [b"new"]
+            again = [message.payload for message in two.read_many(9, timeout=10)]
+            if again[-1] != b"new":  # a ring that was removed is read to its end
+                again += [message.payload for message in two.read_many(9, timeout=10)]
+            assert again[-1] == b"new"
             with pytest.raises(LeaseLost):
                 one.ack(old[1:])
             assert one.group().acked == 2

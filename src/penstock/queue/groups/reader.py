@@ -207,8 +207,16 @@ class GroupReader(Reader, Grouped):
         assert key is not None
 
         def keys(first: int, limit: int) -> list[tuple[int, int]]:
-            messages = self._read_at(first, limit)
             found: list[tuple[int, int]] = []
+            try:
+                messages = self._read_at(first, limit)
+            except PositionError:
+                return found  # it is no number of the stream that is there now
+            if self._stream.epoch not in self._epochs:
+                return found  # these are of another epoch, and their numbers mean others here
+            stands_at = self._stream.statistics().next_seq if not messages else None
+            if stands_at is not None and stands_at > first:
+                self._gap = first, stands_at
             for seq, message in enumerate(messages, first):
                 if message.seq != seq:  # the rest comes when this gap is settled as a loss
                     self._gap = seq, message.seq
@@ -224,7 +232,7 @@ class GroupReader(Reader, Grouped):
         messages: list[Message] = []
         for number, span in enumerate(spans):
             try:
-                if span.first in ahead:
+                if span.size == 1 and span.first in ahead:
                     messages.append(ahead[span.first])
                 else:
                     messages += self._read(span)

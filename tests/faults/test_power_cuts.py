@@ -14,6 +14,7 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.grouped import Grouped
+from penstock.core.overflow import DropReason
 from penstock.dispatch.outbox import Entry, Outbox, Reason
 from penstock.queue.wide.writer import WideWriter
 from support.disk_images import Disk, Image, unsynced
@@ -289,7 +290,9 @@ class Group:
             assert isinstance(reader, Grouped)
             came = Counter(bytes(message.payload) for message in reader.read_many(10_000))
             for loss in reader.statistics().losses:
-                assert not there.keys() & set(range(loss.first, loss.last + 1)), "lost, but there"
+                if loss.reason is not DropReason.RECREATED:  # which counts in earlier numbers
+                    lost = set(range(loss.first, loss.last + 1))
+                    assert not there.keys() & lost, "lost, but there"
             reader.acknowledge()
             assert reader.group().lag == 0
         assert max(came.values()) == 1, "a message twice"

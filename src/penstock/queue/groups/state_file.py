@@ -89,7 +89,9 @@ class StateFile(Closable):
         self.changes = 0
         lock = str(folder / f"{name}{_LOCK}")
         with storage_errors("creating", lock):
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                sync_names(folder.parent)
             os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         self._locks = LockFile(lock)
         try:

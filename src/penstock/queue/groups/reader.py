@@ -121,6 +121,8 @@ class GroupReader(Reader, Grouped):
         #: The newest epoch, and all whose numbers are those of the group.
         self._newest = bounds.epoch
         self._epochs = {bounds.epoch, *(ancestor.epoch for ancestor in bounds.lineage)}
+        #: A number that the stream's next message has, or had.
+        self._known_end = 0
         #: Where the stream's reader stands, if that is known.
         self._stands_at: int | None = None
 
@@ -191,15 +193,21 @@ class GroupReader(Reader, Grouped):
         """Lease messages, in the numbers of the stream that is there now; None: there is none."""
         keys = None if self._options.key is None else self._keys_into(ahead)
         while True:
-            end = self._end()
+            # In catch-up the end is far off: it is not asked for each time.
+            is_asked = self._known_end < self._leases.next + limit
+            if is_asked:
+                self._known_end = self._end()
             taken = None
-            if self._stream.epoch in self._epochs and end >= self._leases.next:
+            if self._stream.epoch in self._epochs and self._known_end >= self._leases.next:
                 with suppress(Removed):
-                    taken = self._leases.take(limit, end, self._epochs, keys)
-            if taken is not None:
+                    taken = self._leases.take(limit, self._known_end, self._epochs, keys)
+            if taken is None:
+                if not self._take_up_stream():
+                    return None
+            elif is_asked or taken.spans or taken.dying:
                 return taken
-            if not self._take_up_stream():
-                return None
+            else:
+                self._known_end = 0  # the others were quicker
 
     def _keys_into(self, ahead: dict[int, Message]) -> Callable[[int, int], list[tuple[int, int]]]:
         """Return what reads fresh messages ahead, keeps them, and tells their numbers and keys."""

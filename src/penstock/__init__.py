@@ -45,6 +45,7 @@ from penstock.core.errors import (
     InvalidOption,
     InvalidStreamId,
     InvalidURL,
+    LeaseLost,
     LockTimeout,
     Malformed,
     MessageTooLarge,
@@ -60,6 +61,7 @@ from penstock.core.errors import (
     Unsupported,
     WriteTimeout,
 )
+from penstock.core.grouped import Grouped, GroupStatistics
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.message import Message
@@ -99,6 +101,8 @@ __all__ = [
     "DropReason",
     "Endpoint",
     "ForwardDestination",
+    "GroupStatistics",
+    "Grouped",
     "Held",
     "Identity",
     "InPlaceReader",
@@ -106,6 +110,7 @@ __all__ = [
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
+    "LeaseLost",
     "Listable",
     "LockTimeout",
     "Loss",

@@ -16,7 +16,7 @@ from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.append_once import NotedAppends
 from penstock.queue.endpoint import token_of
-from penstock.queue.log.consuming import open_log_reader
+from penstock.queue.log.consuming import open_log_member, open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
@@ -46,8 +46,14 @@ class LogEndpoint(NotedAppends, Listable, Endpoint):
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         folder, options = _parse(url)
-        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
-        return open_log_reader(url.text, folder, start, options)
+        _refuse(
+            url,
+            WRITER_OPTIONS - ({"sync"} if options.group else set()),
+            "is for writers, and would do nothing here",
+        )
+        options.check_group("cursor", "hold", "type", "resume")
+        open_kind = open_log_reader if options.group is None else open_log_member
+        return open_kind(url.text, folder, start, options)
 
     def open_writer(self, url: URL) -> Writer:
         folder, options = _parse(url)

@@ -15,6 +15,7 @@ import pytest
 
 from penstock import MessageTooLarge, create, open_reader, open_writer
 from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.grouped import Grouped
 from penstock.core.interfaces import BytesLike, Reader, Writer
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
@@ -544,3 +545,21 @@ def test_a_state_of_an_earlier_release_is_known_by_the_urls(tmp_path: Path) -> N
     Journal(tmp_path / "state", source, target).close()
     with pytest.raises(InvalidOption):
         Journal(tmp_path / "state", source, "flight://host/y")
+
+
+def test_what_a_relay_copied_for_a_group_is_settled(source: str, target: str) -> None:
+    fill(source, 100)
+    books = relay(f"{source}?group=archive", target)
+    assert (books.copied, numbers(target)) == (100, list(range(100)))
+    with open_reader(f"{source}?group=archive") as reader:
+        assert isinstance(reader, Grouped)
+        found = reader.group()
+    assert (found.acked, found.lag, found.redelivered) == (100, 0, 0)
+
+
+def test_a_policy_that_drops_what_a_group_would_deliver_again_is_refused(
+    source: str, target: str
+) -> None:
+    fill(source, 1)
+    with pytest.raises(InvalidOption, match="deliver again"):
+        relay(f"{source}?group=archive", target, policy="latest")

@@ -16,6 +16,7 @@ from penstock.core.delivery import DeliveryQueue
 from penstock.core.errors import (
     Closed,
     ConnectionLost,
+    InvalidOption,
     MessageTooLarge,
     Unacknowledged,
     WriteTimeout,
@@ -80,6 +81,13 @@ class Relay:
         self._connection = connection_options(options.target)
         self._queue: DeliveryQueue[Message] | None = None
         if options.policy is not None:
+            if isinstance(reader, Grouped):
+                raise InvalidOption(
+                    "policy",
+                    options.policy,
+                    "drops messages that a group would deliver again",
+                    hint="leave it out: a group's messages wait in its stream",
+                )
             self._queue = DeliveryQueue(
                 options.policy, time_of=lambda message: message.time_ns, clock=clock
             )
@@ -312,7 +320,7 @@ class Relay:
         while left.batch.num_rows:
             patiently(lambda: self._attempt(left), self._policy, self._patience, self._note_outage)
         self.trouble = None
-        if self._queue is None and isinstance(self._reader, Grouped) and self._flush():
+        if isinstance(self._reader, Grouped) and self._flush():
             self._reader.ack(piece)
         now = self._patience.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:

@@ -54,9 +54,9 @@ class Ending:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._is_near.set())
 
-    def wait(self) -> None:
-        """Return when the signal has come."""
-        while not self._is_near.wait(_LOOK):
+    def wait(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Return when the signal has come, or it is over otherwise."""
+        while not self._is_near.wait(_LOOK) and not is_over():
             pass
 
 

@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -141,17 +141,32 @@ class Connection:
 
     # --- bytes --------------------------------------------------------------------------------
 
-    def receive(self, view: memoryview) -> int:
+    @overload
+    def receive(self, view: memoryview, *, eager: bool = False) -> int: ...
+    @overload
+    def receive(self, view: memoryview, patience: float | None) -> int | None: ...
+    def receive(
+        self, view: memoryview, patience: float | None = None, *, eager: bool = False
+    ) -> int | None:
         """Receive what has come, up to the length of a buffer; 0: the peer has ended.
+
+        None, if it may only wait so long: nothing came.
+
+        :param eager: a buffer that is not full is of no use: it may wait a moment for the rest
 
         :raises TimeoutError: nothing, or not all that is expected, came in time.
         :raises ConnectionError: the connection broke, or was cut off.
         """
+        silence = 0.0
+        flags = socket.MSG_WAITALL if eager and self._is_plain else 0
         while True:
             try:
-                count = self.socket.recv_into(view)
+                count = self.socket.recv_into(view, 0, flags)
             except (BlockingIOError, TimeoutError):
                 self._check()
+                silence += _BEAT
+                if patience is not None and silence >= patience:
+                    return None
                 continue
             except ssl.SSLEOFError:
                 return 0
@@ -266,6 +281,15 @@ class Connection:
         except (OSError, ValueError):  # closed meanwhile
             return True
         return False
+
+    def has_ended(self) -> bool:
+        """Tell whether no more comes: the peer has gone, or it was cut off. Nothing is dropped."""
+        if self.reason is not None:
+            return True
+        try:
+            return self.is_readable() and not self.socket.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # closed meanwhile, or encrypted
+            return True
 
     def acknowledge_now(self) -> None:
         """Have the kernel tell the peer at once that what has come so far is here."""

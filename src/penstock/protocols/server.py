@@ -236,6 +236,8 @@ class ServerStatistics(NamedTuple):
     #: Bytes received and sent.
     bytes_in: int
     bytes_out: int
+    #: Bytes that clients have not taken yet, of what they are being sent.
+    unsent: int
     #: How often a connection could not be accepted for want of a descriptor.
     scarcities: int
 
@@ -286,6 +288,9 @@ class Server(Closable):
         self.name = name
         self.limits = limits
         self.sockets = list(sockets)
+        where = self.sockets[0].getsockname()
+        #: The port that it listens on; 0 of a path.
+        self.port: int = where[1] if isinstance(where, tuple) else 0
         self._new_session = new_session
         self._turn_away = turn_away
         self._log = log
@@ -324,16 +329,6 @@ class Server(Closable):
         return self
 
     @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        number: int = self.sockets[0].getsockname()[1]
-        return number
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopping
-
-    @property
     def _is_full(self) -> bool:
         return len(self._clients) >= self.limits.max_clients
 
@@ -358,6 +353,7 @@ class Server(Closable):
             {reason: ends[reason] for reason in End if reason not in _REFUSALS},
             self._bytes_in + sum(each.bytes_in for each in connections),
             self._bytes_out + sum(each.bytes_out for each in connections),
+            sum(each.unsent for each in connections if each.reason is None),
             self._scarcities,
         )
 
@@ -594,7 +590,8 @@ class Server(Closable):
         limit = self.limits.max_unsent
         assert limit is not None
         with self._lock:
-            unsent = {each.connection: each.connection.unsent for each in self._clients}
+            connections = [each.connection for each in self._clients]
+        unsent = {each: each.unsent for each in connections if each.reason is None}
         total = sum(unsent.values())
         while total > limit:
             most = max(unsent, key=unsent.__getitem__)
@@ -609,7 +606,6 @@ class Server(Closable):
                 client.session.close()
             except Exception:  # noqa: BLE001 - as above
                 self._log.exception("%s: closing %s", self.name, connection.peer)
-        connection.close()
         with self._lock:
             self._newcomers.pop(client, None)
             self._clients.discard(client)
@@ -618,6 +614,7 @@ class Server(Closable):
                 self._ends[reason] += 1
             self._bytes_in += connection.bytes_in
             self._bytes_out += connection.bytes_out
+        connection.close()  # who sees it finds it counted
 
 
 class DatagramServer(Closable):

@@ -317,6 +317,8 @@ class Server(Closable):
         self._scarcity = Scarcity(f"{name}: accepting clients", log)
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: A descriptor for one client more when none is left, who may want to know why.
+        self._spare: int | None = os.dup(self._bell)
         self._selector.register(self._bell, selectors.EVENT_READ)
         for each in self.sockets:
             each.setblocking(False)
@@ -414,6 +416,7 @@ class Server(Closable):
             if now >= look_at:
                 look_at = now + self._look_every
                 self._end_silent(now)
+                self._keep_spare()
             if self._paused_until is not None and now >= self._paused_until:
                 self._go_on()
         self._shut()
@@ -430,12 +433,23 @@ class Server(Closable):
                 return
             except OSError as error:
                 self._scarcities += 1
-                if not self._crowd_out(_QUICK):
+                if not self._crowd_out(_QUICK) and not self._give_spare():
                     self._pause(error)
                     return
             else:
                 self._scarcity.note_success()
                 self._admit(sock, address)
+
+    def _give_spare(self) -> bool:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            os.close(spare)
+        return spare is not None
+
+    def _keep_spare(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(OSError):
+                self._spare = os.dup(self._bell)
 
     def _pause(self, error: OSError) -> None:
         """Accept nobody for a moment: there is no descriptor, or no memory, for it."""
@@ -530,6 +544,7 @@ class Server(Closable):
         self._selector.close()
         for each in self.sockets:
             each.close()
+        self._give_spare()
         os.close(self._bell)
         self._bell = -1
 

@@ -64,6 +64,7 @@ class ControlServer:
     def _serve(self, connection: Connection) -> None:
         try:
             question = json.loads(_question(connection))
+            connection.welcome()
             if not isinstance(question, dict):
                 raise PenstockError("a question is a JSON object")  # noqa: TRY301 - told as all are
             with self._answering:

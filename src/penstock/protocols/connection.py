@@ -104,6 +104,8 @@ class Connection:
         self.unsent = 0
         #: What is waited for has to be there by this moment of the monotonic clock.
         self.until: float | None = None
+        #: Whether its first message is here: it is one that knows the protocol.
+        self.is_known = False
         #: Why it was cut off.
         self.reason: str | None = None
         #: Called now and then while whoever waits does so; raises to give up.
@@ -138,6 +140,11 @@ class Connection:
     def expect(self, seconds: float | None) -> None:
         """Have what is waited for next be there in so many seconds; None: any time."""
         self.until = None if seconds is None else time.monotonic() + seconds
+
+    def welcome(self) -> None:
+        """Note that the first message is here; the next may come any time."""
+        self.is_known = True
+        self.until = None
 
     # --- bytes --------------------------------------------------------------------------------
 

@@ -143,8 +143,9 @@ class Session(ABC):
     def serve(self) -> bool:
         """Serve what has come; True: call again when there is more, False: that was all.
 
-        It may wait for more as long as it likes, by the connection's deadlines. When it returns
-        True, it must hold no bytes that it has not looked at.
+        It calls `connection.welcome()` when the first message is there, before which the client's
+        time is limited. Then it may wait for more as long as it likes. When it returns True, it
+        must hold no bytes that it has not looked at.
 
         :raises Malformed: the client does not follow the protocol.
         :raises Refused: the client may not do this.
@@ -178,7 +179,8 @@ class End(StrEnum):
     MALFORMED = "malformed"
     #: Replies that nobody took were too many.
     BEHIND = "behind"
-    #: It had said nothing when there were too many of that kind, or no descriptor was left.
+    #: It had said nothing, or half a first message, when there were too many of that kind, or no
+    #: descriptor was left.
     CROWDED_OUT = "crowded out"
     #: The server failed at something, which is in its log.
     FAILED = "failed"
@@ -475,7 +477,12 @@ class Server(Closable):
         with self._lock:
             self._accepted += 1
             self._newcomers[client] = None
-        if self._speaks_first or (self._turn_away is None and self._is_full):
+            is_hopeless = (
+                self._turn_away is None
+                and self._is_full
+                and all(each.connection.is_known for each in self._clients)
+            )
+        if self._speaks_first or is_hopeless:
             self._begin(client)
             return
         self._hold(client, limits.first_message)
@@ -517,7 +524,7 @@ class Server(Closable):
         if client in self._newcomers:
             with self._lock:
                 del self._newcomers[client]
-                if not self._is_full:
+                if not self._is_full or self._make_place():
                     self._clients.add(client)
                 else:
                     client.is_turned_away = True
@@ -535,6 +542,18 @@ class Server(Closable):
         except RuntimeError as error:
             self._log.warning("%s: %s is denied: %s", self.name, client.connection.peer, error)
             self._end(client, End.THREADS)
+
+    def _make_place(self) -> bool:
+        """Cut off one that began its first message, and is not going on with it."""
+        for client in self._clients:
+            connection = client.connection
+            has_begun = connection.bytes_in > 0 or client.session is None
+            if connection.is_known or connection.reason is not None or not has_begun:
+                continue
+            if not connection.is_readable():
+                connection.cut(End.CROWDED_OUT)
+                return True
+        return False
 
     def _shut(self) -> None:
         with self._lock:

@@ -186,7 +186,7 @@ class _BulkSession(Session):
             raise ConnectionResetError("it left without a word")
         put, self._peer = self._port.keys.take(parse_hello(bytes(said)))
         append = self._port.answers.put(put)
-        self.connection.until = None
+        self.connection.welcome()
         self._answer(None)
         return append
 

@@ -108,7 +108,7 @@ class DsSession(Session):
             raise self._refused(fault) from None
         if frames:
             self._has_spoken = True
-            self.connection.until = None
+            self.connection.welcome()
         self.counts.requests += len(frames)
         done = 0
         try:

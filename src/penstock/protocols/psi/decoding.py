@@ -30,6 +30,7 @@ def hear_one(connection: Connection, decoder: Decoder[_T]) -> _T | None:
     view = memoryview(bytearray(_RECEIVED_AT_ONCE))
     while count := connection.receive(view):
         if found := decoder.feed(bytes(view[:count])):
+            connection.welcome()
             return found[0]
     return None
 

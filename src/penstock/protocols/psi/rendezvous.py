@@ -176,7 +176,7 @@ class _RendezvousSession(Session):
         view = memoryview(bytearray(_RECEIVED_AT_ONCE))
         while count := self.connection.receive(view):
             for update in self._decoder.feed(bytes(view[:count])):
-                self.connection.until = None
+                self.connection.welcome()
                 if isinstance(update, Disconnect):
                     return False
                 if isinstance(update, RendezvousHello):

@@ -294,8 +294,9 @@ class Connection:
         if self.reason is not None:
             return True
         try:
-            return self.is_readable() and not self.socket.recv(1, socket.MSG_PEEK)
-        except (OSError, ValueError):  # closed meanwhile, or encrypted
+            # Not by the method of an encrypted one, which cannot look without taking.
+            return self.is_readable() and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
+        except (OSError, ValueError):  # closed meanwhile
             return True
 
     def acknowledge_now(self) -> None:

@@ -55,6 +55,8 @@ _TAKEN_AT_ONCE: Final = 64
 #: Without a descriptor for one more, a connection that has said nothing for so long (seconds) has
 #: to make room: who comes to be served speaks at once.
 _QUICK: Final = 0.1
+#: So many descriptors are left then to what clients need that do speak.
+_LEFT_FOR_OTHERS: Final = 8
 #: Clients beyond the limit that are told so, at most, and for how long (seconds).
 _MOST_TURNED_AWAY: Final = 64
 _TURNING_AWAY: Final = 5.0
@@ -252,6 +254,8 @@ class _Client:
     """A connection as the server sees it."""
 
     connection: Connection
+    #: When it came.
+    came: float
     #: When what the door waits for has to be there.
     deadline: float | None
     session: Session | None = None
@@ -308,6 +312,8 @@ class Server(Closable):
         self._newcomers: dict[_Client, None] = {}
         self._quiet: set[_Client] = set()
         self._paused_until: float | None = None
+        #: How many there may be of them now.
+        self._room = limits.max_newcomers
         #: Those that have gone quiet, on their way to the door.
         self._returned: deque[_Client] = deque()
         self._accepted = self._scarcities = self._bytes_in = self._bytes_out = 0
@@ -406,8 +412,7 @@ class Server(Closable):
         while not worker.is_stopping:
             for key, _ in self._selector.select(self._patience(look_at)):
                 if isinstance(key.data, _Client):
-                    self._release(key.data)
-                    self._begin(key.data)
+                    self._go_on_with(key.data)
                 elif key.fd == self._bell:
                     os.eventfd_read(self._bell)
                 else:
@@ -420,7 +425,7 @@ class Server(Closable):
                 self._end_silent(now)
                 self._keep_spare()
             if self._paused_until is not None and now >= self._paused_until:
-                self._go_on()
+                self._listen_again()
         self._shut()
 
     def _patience(self, look_at: float) -> float:
@@ -429,14 +434,20 @@ class Server(Closable):
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_TAKEN_AT_ONCE):
+            while len(self._newcomers) >= self._room:
+                if not self._crowd_out(_QUICK):
+                    self._pause(_QUICK)
+                    return
             try:
                 sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._scarcities += 1
+                wait = self._scarcity.wait_after(error)
+                self._room = max(1, min(self._room, len(self._newcomers) - _LEFT_FOR_OTHERS))
                 if not self._crowd_out(_QUICK) and not self._give_spare():
-                    self._pause(error)
+                    self._pause(wait)
                     return
             else:
                 self._scarcity.note_success()
@@ -452,14 +463,19 @@ class Server(Closable):
         if self._spare is None:
             with contextlib.suppress(OSError):
                 self._spare = os.dup(self._bell)
+        if self._spare is not None and self._room < self.limits.max_newcomers:
+            self._room += 1  # there may be more descriptors by now
 
-    def _pause(self, error: OSError) -> None:
+    def _pause(self, seconds: float) -> None:
         """Accept nobody for a moment: there is no descriptor, or no memory, for it."""
-        self._paused_until = time.monotonic() + self._scarcity.wait_after(error)
+        self._paused_until = time.monotonic() + seconds
+        for oldest in self._newcomers:  # which may make room before
+            self._paused_until = min(self._paused_until, oldest.came + _QUICK)
+            break
         for each in self.sockets:
             self._selector.unregister(each)
 
-    def _go_on(self) -> None:
+    def _listen_again(self) -> None:
         self._paused_until = None
         for each in self.sockets:
             self._selector.register(each, selectors.EVENT_READ)
@@ -473,7 +489,8 @@ class Server(Closable):
             stalled=limits.stalled,
             on_large=None if limits.max_unsent is None else self._limit_unsent,
         )
-        client = _Client(connection, time.monotonic() + limits.first_message)
+        now = time.monotonic()
+        client = _Client(connection, now, now + limits.first_message)
         with self._lock:
             self._accepted += 1
             self._newcomers[client] = None
@@ -486,15 +503,11 @@ class Server(Closable):
             self._begin(client)
             return
         self._hold(client, limits.first_message)
-        if len(self._newcomers) > limits.max_newcomers:
-            self._crowd_out(0.0)
 
     def _crowd_out(self, age: float) -> bool:
         """End the newcomer that has said nothing for longest; False: there is none that old."""
         client = next(iter(self._newcomers), None)
-        if client is None or client.deadline is None:
-            return False
-        if time.monotonic() - (client.deadline - self.limits.first_message) < age:
+        if client is None or time.monotonic() < client.came + age:
             return False
         self._release(client)
         self._end(client, End.CROWDED_OUT)
@@ -517,6 +530,16 @@ class Server(Closable):
                 self._release(client)
                 self._log.info("%s: %s was silent for too long", self.name, client.connection.peer)
                 self._end(client, End.TIMED_OUT)
+
+    def _go_on_with(self, client: _Client) -> None:
+        """Do what is to be done with a client that is quiet no more."""
+        if client not in self._newcomers and client not in self._quiet:
+            return  # it had to make room a moment ago
+        self._release(client)
+        if client.connection.has_ended():
+            self._end(client, End(client.connection.reason or End.LEFT))
+        else:
+            self._begin(client)
 
     def _begin(self, client: _Client) -> None:
         """Have a client served that has said something."""

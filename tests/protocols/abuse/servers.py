@@ -49,6 +49,8 @@ class Subject(ABC):
     request: ClassVar[bytes]
     #: The beginning of a message that says that it is larger than any, or never ends.
     huge: ClassVar[bytes]
+    #: Whether another part of the process needs descriptors, too, which does not wait for them.
+    has_others: ClassVar[bool] = False
 
     @abstractmethod
     def make(self, folder: Path) -> tuple[Any, str]:
@@ -171,6 +173,7 @@ class Bulk(Subject):
     """Flight's other port; a good client comes by Flight, and goes on by it."""
 
     name = "bulk"
+    has_others = True
     request = b"PNBULK"
     huge = b"\xff" * 64
 
@@ -185,7 +188,9 @@ class Bulk(Subject):
         return super().connect(where.partition("/")[0])
 
     def ask(self, where: str) -> None:
-        with open_writer(f"flight://{HOST}:{where.partition('/')[2]}/q?slots=100") as writer:
+        with open_writer(
+            f"flight://{HOST}:{where.partition('/')[2]}/q?slots=100&retry=1s"
+        ) as writer:
             writer.write(b"x")
 
 
@@ -268,15 +273,17 @@ class Running:
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         self.subject = subject
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, subject.name, str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._log = folder.with_suffix(".log")
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, subject.name, str(folder)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         self.where = self.process.stdout.readline().strip()
-        assert self.where, self.process.communicate()[1]
+        assert self.where, self.said()
 
     def ask(self) -> None:
         self.subject.ask(self.where)
@@ -295,12 +302,14 @@ class Running:
     def descriptors(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
-    def terminate(self, seconds: float) -> str:
-        """Tell it to stop, and return what it had to say, which it has done in time."""
+    def said(self) -> str:
+        """Return what is in its log."""
+        return self._log.read_text()
+
+    def terminate(self, seconds: float) -> None:
+        """Tell it to stop, which it has done in time."""
         self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=seconds)
-        assert self.process.returncode == 0, errors
-        return errors
+        assert self.process.wait(seconds) == 0, self.said()
 
 
 @contextlib.contextmanager

@@ -40,6 +40,9 @@ def server(
     folder = tmp_path_factory.mktemp(request.param)
     with running(SUBJECTS[request.param], folder) as server:
         yield server
+        said = server.said()
+        assert "Traceback" not in said
+        assert len(said) < 10_000, "clients fill its log"
 
 
 @pytest.fixture(params=sorted(SUBJECTS))
@@ -155,7 +158,9 @@ def test_without_descriptors_who_says_nothing_makes_room_for_who_does(
     server: Running, count: int
 ) -> None:
     pid = server.process.pid
-    with starved(pid, spare=12), connected(server, min(count, 60)):
+    with starved(pid, spare=24), connected(server, min(count, 60)):
+        if server.subject.has_others:
+            time.sleep(0.5)  # by then there is room
         is_answered(server)
         began = cpu_seconds(pid)
         time.sleep(0.5)
@@ -183,9 +188,9 @@ def test_a_busy_server_that_is_told_to_stop_ends_in_time(fresh: Running, count: 
         time.sleep(0.5)
         began = time.monotonic()
         try:
-            errors = fresh.terminate(DEADLINE)
+            fresh.terminate(DEADLINE)
         finally:
             is_over.set()
         assert time.monotonic() - began < DEADLINE
         assert sum(each.result(30) for each in working) > 8
-    assert "Traceback" not in errors
+    assert "Traceback" not in fresh.said()

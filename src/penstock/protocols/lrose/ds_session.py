@@ -151,7 +151,6 @@ class DsSession(Session):
 
     def _refused(self, fault: Malformed) -> Malformed:
         """Say what is wrong with what came: nothing behind it can be made out."""
-        log.warning("%s: %s", self.connection.peer, fault)
         self._send(0, error_reply(0, -1, ErrorCode.BAD_MESSAGE, str(fault)))
         return fault
 

@@ -214,14 +214,18 @@ def test_a_client_too_many_is_turned_away_and_told_so_if_there_is_a_way() -> Non
 
 
 def test_who_is_slow_with_a_first_message_makes_room_for_who_is_not() -> None:
-    with served(max_clients=2) as server:
-        with Client(server) as one, Client(server) as two, Client(server) as good:
-            one.socket.sendall(b"x")
-            two.socket.sendall(b"x")
-            eventually(lambda: len(Echo.made) == 2)
-            time.sleep(0.05)
-            assert good.ask(b"x\n") == b"x\n"
-            eventually(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
+    with (
+        served(max_clients=2) as server,
+        Client(server) as one,
+        Client(server) as two,
+        Client(server) as good,
+    ):
+        one.socket.sendall(b"x")
+        two.socket.sendall(b"x")
+        eventually(lambda: len(Echo.made) == 2)
+        time.sleep(0.05)
+        assert good.ask(b"x\n") == b"x\n"
+        eventually(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
 
 
 def test_of_many_that_say_nothing_the_oldest_make_room() -> None:

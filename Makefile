@@ -71,7 +71,7 @@ $(PEERS): $(STAMP)
 fuzz: $(STAMP) ## the fuzz tests at full size
 	@$(BIN)/python -m pytest --timeout 3600 -k fuzz
 
-sanitize: ## the queue's tests under the address and UB sanitizers, the ring's threads under the thread one
+sanitize: ## the tests of the native parts under the address and UB sanitizers, the ring's threads under the thread one
 	@tools/sanitize "$(PYTHON)"
 
 clean: ## remove everything that was made here

@@ -17,11 +17,16 @@ setup(
             name,
             [f"src/{name.replace('.', '/')}.c"],
             include_dirs=["include"],
-            depends=["include/penstock/ring.h", "src/penstock/queue/wide/_areas.h"],
+            depends=[
+                "include/penstock/ring.h",
+                "src/penstock/core/decoding/_messages.h",
+                "src/penstock/queue/wide/_areas.h",
+            ],
             extra_compile_args=flags,
             extra_link_args=link,
         )
         for name in (
+            "penstock.core.decoding._protobuf",
             "penstock.queue.classic._appender",
             "penstock.queue.classic._rows",
             "penstock.queue.wide._ring",

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from harness import Requirement, Result, machine, report, save
-from penstock.pipeline.decoding import decode, decoder_for
+from penstock.core.decoding import decoder_for
+from penstock.pipeline.decoding import decode
 from penstock.pipeline.session import spark_session
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Case:
     options: Mapping[str, Any]
     ddl: str
     one: Callable[[bytes], tuple[Any, ...]]
+    #: Only reads a payload, without asking for its values; None: there is no such way.
+    parse: Callable[[bytes], object] | None = None
 
     @property
     def size(self) -> int:
@@ -82,7 +85,9 @@ def main() -> None:
     count = arguments.count or (300_000 if arguments.quick else 1_000_000)
     where = machine()
     cases = [struct_case(count), json_case(count)]
-    results = [result for case in cases for result in without_spark(case, rounds)]
+    results = [
+        result for case in (*cases, protobuf_case(count)) for result in without_spark(case, rounds)
+    ]
     if not arguments.no_spark:
         spark = spark_session("penstock-bench", "local[2]")
         results += [result for case in cases for result in with_spark(spark, case, rounds)]
@@ -142,6 +147,52 @@ def json_case(count: int) -> Case:
     return Case("json", pa.array(texts, pa.binary()), {"schema": EVENT_DDL}, EVENT_DDL, one)
 
 
+def protobuf_case(count: int) -> Case:
+    """Return the same events as those of JSON."""
+    from google.protobuf import (  # noqa: PLC0415
+        descriptor_pb2,
+        descriptor_pool,
+        message_factory,
+    )
+
+    file = descriptor_pb2.FileDescriptorProto(name="e.proto", package="bench", syntax="proto3")
+    kinds = {"double": 1, "int64": 3, "string": 9, ".bench.Place": 11}
+    fields = {
+        "Place": ["double lat", "double lon"],
+        "Event": ["int64 id", "string name", "double level", ".bench.Place at"],
+    }
+    for message, declared in fields.items():
+        added = file.message_type.add(name=message)
+        for number, (kind, name) in enumerate((each.split() for each in declared), 1):
+            inner = kind if kind.startswith(".") else None
+            added.field.add(name=name, number=number, type=kinds[kind], label=1, type_name=inner)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    event = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Event"))
+    payloads = [
+        event(
+            id=i,
+            name=f"cell {i % 50}",
+            level=i / 7,
+            at={"lat": 47 + i / count, "lon": 8 - i / count},
+        ).SerializeToString()
+        for i in range(count)
+    ]
+
+    def one(payload: bytes) -> tuple[Any, ...]:
+        value = event.FromString(payload)
+        at = value.at
+        return value.id, value.name, value.level, (at.lat, at.lon)
+
+    options = {
+        "descriptor_set": descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(),
+        "message": "bench.Event",
+    }
+    return Case(
+        "protobuf", pa.array(payloads, pa.binary()), options, EVENT_DDL, one, event.FromString
+    )
+
+
 # --- without Spark ------------------------------------------------------------------------------
 
 
@@ -163,7 +214,14 @@ def without_spark(case: Case, rounds: int) -> list[Result]:
     def by_batch() -> int:
         return sum(decoder.decode(batch).rows.num_rows for batch in batches)
 
-    return compare(case, "no Spark", by_row, by_batch, rounds, PART)
+    def parse() -> None:
+        assert case.parse is not None
+        for batch in batches[: len(batches) // PART]:
+            for payload in batch.column(0).to_pylist():
+                case.parse(payload)
+
+    more = [] if case.parse is None else [("only parsed", parse, PART)]
+    return compare(case, "no Spark", by_row, by_batch, rounds, more)
 
 
 def _as_arrow(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
@@ -191,7 +249,7 @@ def with_spark(spark: SparkSession, case: Case, rounds: int) -> list[Result]:
     decoded = {row.seq: tuple(row)[1:] for row in ours.where("seq < 50").collect()}
     if len(expected) != 50 or expected != decoded:
         raise SystemExit(f"{case.format}: the two do not decode the same")
-    found = compare(case, IN_SPARK, lambda: run(plain), lambda: run(ours), rounds, PART)
+    found = compare(case, IN_SPARK, lambda: run(plain), lambda: run(ours), rounds)
     whole.unpersist()
     part.unpersist()
     return found
@@ -219,23 +277,31 @@ def compare(
     by_row: Callable[[], object],
     by_batch: Callable[[], object],
     rounds: int,
-    part: int = 1,
+    more: Sequence[tuple[str, Callable[[], object], int]] = (),
 ) -> list[Result]:
-    """Let both run in turn, after a few times that warm everything up.
+    """Let all run in turn, after a few times that warm everything up.
 
     A row at a time has only a part of the messages, so that both take about as long.
     """
+    ways = [("a row at a time", by_row, PART), *more, ("decode()", by_batch, 1)]
     for _ in range(WARM_UP):
-        by_batch()
-        by_row()
-    rates: tuple[list[float], list[float]] = ([], [])
+        for _, function, _ in ways:
+            function()
+    rates: list[list[float]] = [[] for _ in ways]
     for _ in track(range(rounds), "measuring", console=Console(stderr=True), transient=True):
-        for own, function, share in zip(rates, (by_row, by_batch), (part, 1), strict=True):
+        for own, (_, function, share) in zip(rates, ways, strict=True):
             began = time.perf_counter()
             function()
             own.append(len(case.payloads) // share / (time.perf_counter() - began))
-    row = Result(f"{case.format}, a row at a time", where, case.size, tuple(rates[0]))
-    return [row, Result(f"{case.format}, decode()", where, case.size, tuple(rates[1]), row)]
+    first, *others = (f"{case.format}, {name}" for name, _, _ in ways)
+    row = Result(first, where, case.size, tuple(rates[0]))
+    return [
+        row,
+        *(
+            Result(name, where, case.size, tuple(own), row)
+            for name, own in zip(others, rates[1:], strict=True)
+        ),
+    ]
 
 
 if __name__ == "__main__":

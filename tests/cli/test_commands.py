@@ -131,6 +131,43 @@ def test_cat_prints_raw_and_hex(queue_url: str) -> None:
     assert [bytes.fromhex(line.decode()) for line in lines] == [b"message 0", b"message 1"]
 
 
+def test_cat_decodes_payloads_and_says_which_do_not(queue_path: str) -> None:
+    url = f"fmq:{queue_path}"
+    with open_writer(url) as writer:
+        for payload in (b'{"id": 7, "at": "2026-02-03", "cost": 1.50}', b"{", b'{"id": 8}'):
+            writer.write(payload, type=3)
+    options = '{format: json, schema: "id BIGINT, at DATE, cost DECIMAL(5,2)", keep: [seq, stream]}'
+    done = run("cat", url, "--decode", options)
+    good, bad, sparse = json_lines(done.stdout)
+    assert good == {"seq": 0, "stream": None, "id": 7, "at": "2026-02-03", "cost": "1.50"}
+    assert (bad["seq"], bad["id"]) == (1, None)
+    assert bad["decode_error"].startswith("expected a JSON object")
+    assert sparse == {"seq": 2, "stream": None, "id": 8, "at": None, "cost": None}
+    assert done.returncode == 1
+    (row,) = json_lines(run("cat", url, "-n1", "--decode", "{format: struct, layout: 43s}").stdout)
+    assert list(row) == ["seq", "time_ns", "created_ns", "type", "subtype", "f0"]
+    assert bytes.fromhex(row["f0"]).startswith(b'{"id"')
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ("json", 2, "takes a mapping"),
+        ("{", 2, "takes a mapping"),
+        ("{format: json, schema: a INT, on_error: fail}", 2, "no on_error"),
+        ("{format: jsn}", 1, "did you mean json?"),
+        ("{format: struct, layout: <d, keep: [sq]}", 1, "did you mean seq?"),
+    ],
+)
+def test_cat_names_what_is_wrong_with_decoding(
+    queue_url: str, options: str, code: int, said: str
+) -> None:
+    fill(queue_url, 1)
+    done = run("cat", queue_url, "--decode", options)
+    assert done.returncode == code
+    assert said in done.stderr.decode()
+
+
 def test_cat_shows_only_the_type_asked_for(queue_url: str) -> None:
     with open_writer(queue_url) as writer:
         for number in range(6):

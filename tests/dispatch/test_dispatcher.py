@@ -18,7 +18,6 @@ from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule, outle
 from penstock.dispatch.outbox import Entry, Outbox
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
-from support.waiting import background, waits
 
 THERE = UUri("there", 0, 0, 0)
 
@@ -234,6 +233,8 @@ def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
     for _ in range(3):
         world.ingest(world.notify(b"1"))
     world.run()
+    (outlet,) = world.dispatcher._all_outlets()
+    outlet.outbox.tend()  # now it has files
 
     class Crash(BaseException):
         """What is left of this process is of no use."""
@@ -411,6 +412,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 def test_files_of_the_state_that_are_not_right_are_named(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.ingest(world.notify())
+    world.run()
     world.close()
     (tmp_path / "switches").write_text('{"stopped": [{"topic": "x"}]}')
     with pytest.raises(Malformed, match="switches"):
@@ -438,34 +440,3 @@ def test_a_pause_that_ends_between_two_looks_at_the_clock_is_not_overlooked(
         assert outlet.next_due() == due
     world.run(1)
     assert world.queued == 0
-
-
-def test_files_for_many_new_receivers_of_one_leg_hold_up_no_other_leg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on, is_making = threading.Event(), threading.Event()
-    world = World(tmp_path)
-    world.ingest(world.notify(b"known", sink=CAROL))
-    made = Outbox
-
-    def slow(*given: Any, **options: Any) -> Any:
-        is_making.set()
-        assert go_on.wait(20)
-        return made(*given, **options)
-
-    monkeypatch.setattr(outlets, "Outbox", slow)
-    absent = [world.notify(sink=UUri("here", 0x100 + number, 1, 0)) for number in range(5)]
-    with background(world.ingest, *absent) as call:
-        assert is_making.wait(10)
-        with background(
-            lambda: world.ingest(world.notify(b"now", CAROL.with_resource(0x8001)), leg="far")
-        ) as other:
-            assert waits(other)  # its receiver is new, too
-            world.ingest(world.notify(b"passes", sink=CAROL))
-            go_on.set()
-            other.result(10)
-        call.result(10)
-    world.run()
-    assert world.far.payloads(UUri("there", 0, 0, 0)) == [b"known", b"passes"]
-    world.balance()
-    world.close()

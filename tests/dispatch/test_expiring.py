@@ -132,7 +132,7 @@ def test_little_is_remembered_of_many_short_lives_beside_a_long_one(tmp_path: Pa
         world.ingest(world.notify(ttl=1))
         world.run(0.003)
     assert len(world.letters) == 500
-    assert len(world.dispatcher._expiring._heap) < 100
+    assert len(world.dispatcher._expiring._dues._heap) < 100
     world.balance()
     world.close()
 

@@ -33,8 +33,7 @@ def test_killed_on_a_full_disk_it_starts_again_and_delivers(tmp_path: Path) -> N
             with RingTransport("here", send=f"fmq:{tmp_path}/in") as sender:
                 for number in range(10):
                     sender.send(notification(TOPIC, ENTITY, b"%d" % number))
-            state = disk / "state" / "outbox"
-            until(lambda: list(state.glob("*/cs1")))
+            until(lambda: list((disk / "state" / "outbox").glob("new/*.fmq")))
             _use_up(disk)
             bus.kill()
             _use_up(disk)

@@ -13,6 +13,8 @@ from penstock.core.errors import ConfigError, InvalidOption
 from penstock.dispatch import Limits, TokenRule, Tokens
 from penstock.dispatch.building import build
 from penstock.dispatch.config import load_bus
+from penstock.dispatch.rates import Rate
+from penstock.dispatch.runs import LEAST
 from penstock.dispatch.tokens import load_check
 from penstock.protocols.uprotocol import UCode, UUri
 from support.dispatching import ALICE, METHOD, World
@@ -74,12 +76,31 @@ def test_a_function_may_decide_and_one_that_fails_accepts_nothing(
         for token in (SECRET, "bad", "other"):
             world.ingest(world.request(ttl=1000, token=token))
         world.run()
-    # The first is asked about again, when there are files for its new receiver.
-    assert list(dict.fromkeys(seen)) == [(SECRET, ALICE), ("bad", ALICE), ("other", ALICE)]
+    assert seen == [(SECRET, ALICE), ("bad", ALICE), ("other", ALICE)]
     assert len(world.far.arrived[THERE]) == 1
     assert world.codes == [UCode.UNAUTHENTICATED] * 2
     assert "RuntimeError" in caplog.text
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("rate", [None, 1e6])
+def test_a_token_is_looked_at_once_however_many_requests_come_at_once(
+    make_world: Callable[..., World], rate: float | None
+) -> None:
+    seen: list[str] = []
+
+    def check(token: str, _: UUri) -> bool:
+        seen.append(token)
+        return True
+
+    rates = {} if rate is None else {"local": Rate(leg=rate)}
+    limits = Limits(leg_rates=rates)
+    world = make_world(tokens=Tokens([TokenRule(check=check)]), limits=limits)
+    tokens = [f"{number:04}" for number in range(3 * LEAST)]
+    world.ingest(*(world.request(ttl=1000, token=token) for token in tokens))
+    world.run()
+    assert seen == tokens
+    assert len(world.far.arrived[THERE]) == len(tokens)
 
 
 def test_a_token_is_in_no_dead_letter_and_in_no_log(

@@ -1,7 +1,8 @@
 /* What if the operating system refuses a call: any one, or all from one on?
  *
  * Loaded before libc (LD_PRELOAD), it counts the calls that take a descriptor, memory of a file, space
- * or the disk, and lets those fail that it was told to. It also finds out who uses a descriptor that
+ * or the disk, and lets those fail that it was told to; or else those by which our native modules
+ * ask Python for memory. It also finds out who uses a descriptor that
  * he has closed: its number is taken by a canary at once, so that nothing else ever gets it.
  */
 #define _GNU_SOURCE
@@ -23,7 +24,7 @@
 enum { NUMBERS = 65536, UNKNOWN = 0, OPEN = 1, CLOSED = 2 };
 
 static atomic_long calls, fails_at, refused;
-static atomic_bool counts, fails_on;
+static atomic_bool counts, fails_on, of_memory;
 static atomic_int state[NUMBERS], stale_uses;
 static char first_stale[128];
 static int canary = -1;
@@ -40,11 +41,13 @@ static void *real(const char *name) {
 
 /* --- for Python ------------------------------------------------------------------------------- */
 
-/* Count from now on, and let call `at` fail; 0: none. `on`: and all behind it. */
-void faults_begin(long at, int on) {
+/* Count from now on, and let call `at` fail; 0: none. `on`: and all behind it. `memory`: count what
+ * asks for memory, and nothing else. */
+void faults_begin(long at, int on, int memory) {
     calls = refused = 0;
     fails_at = at;
     fails_on = on != 0;
+    of_memory = memory != 0;
     counts = true;
 }
 
@@ -72,13 +75,17 @@ int faults_open(void) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-static bool fails(int error) {
-    if (!counts)
-        return false;
+static bool is_due(void) {
     long number = ++calls, at = fails_at;
     if (at == 0 || (fails_on ? number < at : number != at))
         return false;
     refused++;
+    return true;
+}
+
+static bool fails(int error) {
+    if (!counts || of_memory || !is_due())
+        return false;
     errno = error;
     return true;
 }
@@ -218,3 +225,45 @@ NAMES(mkdirat, ENOSPC, (int folder, const char *path, mode_t mode), (folder, pat
 int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *argument) {
     return fails(EAGAIN) ? EAGAIN : REAL(pthread_create)(thread, how, run, argument);
 }
+
+/* --- memory ------------------------------------------------------------------------------------
+ * Modules call these of the interpreter by name. Its own calls, and those of libraries, go on. */
+
+void *PyErr_NoMemory(void);
+
+static bool has_no_memory(void *caller) {
+    Dl_info module;
+    return counts && of_memory && dladdr(caller, &module) && strstr(module.dli_fname, "/penstock/") &&
+           is_due();
+}
+
+#define MAKES(result, name, failure, parameters, arguments)                                            \
+    result name parameters {                                                                           \
+        if (!has_no_memory(__builtin_return_address(0)))                                               \
+            return REAL(name) arguments;                                                               \
+        PyErr_NoMemory();                                                                              \
+        return failure;                                                                                \
+    }
+MAKES(void *, PyBytes_FromStringAndSize, NULL, (const char *from, ssize_t size), (from, size))
+MAKES(void *, PyList_New, NULL, (ssize_t size), (size))
+MAKES(int, PyList_Append, -1, (void *list, void *item), (list, item))
+MAKES(void *, PyLong_FromLongLong, NULL, (long long value), (value))
+MAKES(void *, PyLong_FromSsize_t, NULL, (ssize_t value), (value))
+MAKES(void *, PyLong_FromUnsignedLong, NULL, (unsigned long value), (value))
+MAKES(void *, PyLong_FromUnsignedLongLong, NULL, (unsigned long long value), (value))
+MAKES(void *, PyType_GenericNew, NULL, (void *type, void *given, void *named), (type, given, named))
+
+/* Python has the small numbers already. */
+void *PyLong_FromLong(long value) {
+    if ((value >= -5 && value <= 256) || !has_no_memory(__builtin_return_address(0)))
+        return REAL(PyLong_FromLong)(value);
+    return PyErr_NoMemory();
+}
+
+#define TAKES(name, parameters, arguments)                                                             \
+    void *name parameters {                                                                            \
+        return has_no_memory(__builtin_return_address(0)) ? NULL : REAL(name) arguments;               \
+    }
+TAKES(PyMem_Malloc, (size_t size), (size))
+TAKES(PyMem_Calloc, (size_t count, size_t size), (count, size))
+TAKES(PyMem_RawCalloc, (size_t count, size_t size), (count, size))

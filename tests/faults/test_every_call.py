@@ -35,7 +35,9 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
     processes.end()
 
 
-def run(lives: Lives, scenario: str, at: int, *, on: bool) -> dict[str, Any]:
+def run(
+    lives: Lives, scenario: str, at: int, *, on: bool = False, memory: bool = False
+) -> dict[str, Any]:
     """Run a scenario with call `at` failing (`on`: and all behind it); return what came of it."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-test-"))  # what is in memory is not synced
     report = folder / "report"
@@ -43,7 +45,13 @@ def run(lives: Lives, scenario: str, at: int, *, on: bool) -> dict[str, Any]:
     place.mkdir()
     try:
         life = lives.start(
-            "run", scenario=scenario, folder=str(place), at=at, on=on, report=str(report)
+            "run",
+            scenario=scenario,
+            folder=str(place),
+            at=at,
+            on=on,
+            memory=memory,
+            report=str(report),
         )
         outcome = life.ended(_LONGEST)
         if outcome is None:
@@ -62,25 +70,42 @@ def check(found: dict[str, Any], what: str) -> None:
     assert found["left_open"] == 0, f"{what}: {found['left_open']} descriptors were left open"
 
 
-@pytest.mark.parametrize(
+every_or_some = pytest.mark.parametrize(
     "every",
     [
         pytest.param(False, id="some"),
         pytest.param(True, id="every", marks=[pytest.mark.full, pytest.mark.timeout(1800)]),
     ],
 )
+
+
+@every_or_some
 @pytest.mark.parametrize("on", [False, True], ids=["one call", "all from one on"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_refused_call_is_an_error_and_harms_nothing(
     lives: Lives, scenario: str, on: bool, every: bool
 ) -> None:
-    whole = run(lives, scenario, 0, on=on)
+    refuse_calls(lives, scenario, on=on, every=every)
+
+
+@every_or_some
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_memory_that_a_native_module_does_not_get_is_an_error_and_harms_nothing(
+    lives: Lives, scenario: str, every: bool
+) -> None:
+    refuse_calls(lives, scenario, memory=True, every=every)
+
+
+def refuse_calls(
+    lives: Lives, scenario: str, *, on: bool = False, memory: bool = False, every: bool
+) -> None:
+    whole = run(lives, scenario, 0, on=on, memory=memory)
     check(whole, scenario)
     assert whole["errors"] == []
     step = 1 if every else max(1, whole["calls"] // _FEW)
     at = 1 + zlib.crc32(f"{scenario} {on}".encode()) % step
     # A thread in the background makes a few calls more, or less. So up to where none is refused.
-    while (found := run(lives, scenario, at, on=on))["refused"]:
+    while (found := run(lives, scenario, at, on=on, memory=memory))["refused"]:
         check(found, f"{scenario}, call {at}{' and all behind it' if on else ''} refused")
         at += step
     check(found, scenario)

@@ -7,15 +7,20 @@ import random
 import shutil
 import tempfile
 from collections import Counter
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.dispatch.outbox import Entry, Outbox, Reason
+from penstock.dispatch import Limits, outlets
+from penstock.dispatch.outbox import Entry, Outbox, Reason, common_log
+from penstock.protocols.uprotocol import UMessage, UStatus, UUri
 from penstock.queue.wide.writer import WideWriter
 from support.disk_images import Disk, Image, unsynced
+from support.dispatching import World, status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,6 +219,81 @@ class Receiver:
         return set(found) - new
 
 
+class Bus:
+    """A dispatcher whose receivers are new, come and go, until the power fails."""
+
+    def __init__(self) -> None:
+        self._lives = 0
+
+    def live(self, folder: Path, books: OutboxBooks, disk: Disk, chance: random.Random) -> None:
+        disk.said = books.copy
+        sync: Any = chance.choice(("batch", 0.05, "none"))
+        with disk.watch(), closing(self._open(folder, sync)) as world:
+            for _ in range(chance.randrange(2, 6)):
+                batch = []
+                for _ in range(chance.choice((1, 4, 20))):
+                    books.count += 1
+                    payload = f"letter {books.count} ".encode() * chance.choice((1, 9, 100))
+                    sink = UUri("here", 0x100 + chance.randrange(6), 1, 0)
+                    batch.append(world.notify(payload, sink=sink))
+                payloads = {message.payload or b"" for message in batch}
+                books.stored |= payloads
+                books.ever |= payloads
+                world.ingest(*batch)
+                if sync == "batch":
+                    books.synced |= payloads
+                disk.event()
+                here = {0x100 + chance.randrange(6) for _ in range(2)}
+                world.local.judge = partial(self._judge, here, books)
+                world.run(0.5)
+                disk.event()
+                if sync != "none" and chance.random() < 0.3:
+                    world.dispatcher._outlets._common.sync()
+                    for outlet in world.dispatcher._outlets.all():
+                        outlet.outbox.tend()
+                    books.synced |= books.stored
+                disk.event()
+
+    def _judge(
+        self, here: set[int], books: OutboxBooks, to: UUri, message: UMessage
+    ) -> UStatus | None:
+        if to.ue_id not in here:
+            return status("UNAVAILABLE")
+        books.leaving.add(message.payload or b"")
+        return None
+
+    def _open(self, folder: Path, sync: Any) -> World:
+        # Only the outboxes are on the disk that fails; without the others it is quick.
+        self._lives += 1
+        state = folder.parent / f"state{self._lives}"
+        state.mkdir()
+        (folder / "outbox").mkdir(parents=True, exist_ok=True)
+        (state / "outbox").symlink_to(folder / "outbox")
+        return World(state, sync=sync, limits=Limits(message=4096))
+
+    def look(self, folder: Path, books: OutboxBooks) -> set[bytes]:
+        new = {f"new {number}".encode() for number in range(12)}
+        with closing(self._open(folder, "none")) as world:
+            world.local.always = status("UNAVAILABLE")
+            for number, payload in enumerate(sorted(new)):
+                world.ingest(world.notify(payload, sink=UUri("here", 0x100 + number % 6, 1, 0)))
+            world.balance()
+        with closing(self._open(folder, "none")) as world:
+            world.balance()
+            items = [
+                item
+                for outlet in world.dispatcher._outlets.all()
+                for item in outlet.outbox.take(10_000, 1 << 30)
+            ]
+        found = Counter(UMessage.from_bytes(item.raw).payload or b"" for item in items)
+        assert max(found.values()) == 1, "a message twice"
+        assert new <= set(found), "a new message counts as settled"
+        assert set(found) <= new | books.ever, "something that nobody wrote"
+        missing = books.synced - books.leaving - set(found)
+        assert not missing, f"{len(missing)} messages that were synced are not there"
+        return set(found) - new
+
+
 #: Large enough for all messages: none is overwritten.
 RING = Stream(
     "fmq:{}?slots=256&size=256k&readers=4&crc=true", "hold=me", ("batch", "none", "10ms", "1s")
@@ -276,6 +356,18 @@ def test_an_outbox_loses_nothing_that_was_synced_and_settles_nothing_new(
     place: Path, images: int
 ) -> None:
     simulate(place, Receiver(), OutboxBooks, images)
+
+
+@pytest.mark.parametrize(
+    "images", [20, pytest.param(4000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+)
+def test_receivers_that_are_new_lose_nothing_that_was_synced(
+    place: Path, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlets, "_SEGMENT", 1 << 13)
+    monkeypatch.setattr(common_log, "_MOST_OF_ONE", 2000)
+    monkeypatch.setattr(common_log, "_MOST_BEHIND", 5000)
+    simulate(place, Bus(), OutboxBooks, images)
 
 
 @IMAGES

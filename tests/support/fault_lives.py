@@ -1,8 +1,9 @@
 """What does a program do that the operating system refuses calls to, one after the other?
 
 `python -m support.fault_lives LIBRARY` serves runs of the scenarios below, each in a process of its
-own. LIBRARY is `tests/faults/failing_calls.c`, built. In a run, one call fails, or all from one on;
-then they work again, and the scenario looks at what came of it.
+own. LIBRARY is `tests/faults/failing_calls.c`, built. In a run, one call fails, or all from one on:
+a call of the system, or a native module's for memory. Then they work again, and the scenario looks
+at what came of it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.message import Message
+    from penstock.queue.cursors import Cursor
 
 __all__ = ["SCENARIOS"]
 
@@ -49,7 +51,7 @@ class Faults:
 
     def __init__(self, library: str) -> None:
         self._calls = ctypes.CDLL(library)
-        self._calls.faults_begin.argtypes = (ctypes.c_long, ctypes.c_int)
+        self._calls.faults_begin.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_int)
         self._calls.faults_end.restype = self._calls.faults_refused.restype = ctypes.c_long
 
     def watch(self, folder: Path) -> None:
@@ -59,8 +61,8 @@ class Faults:
         self._canary = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._calls.faults_watch(self._canary)
 
-    def begin(self, at: int, *, on: bool) -> None:
-        self._calls.faults_begin(at, on)
+    def begin(self, at: int, *, on: bool, memory: bool) -> None:
+        self._calls.faults_begin(at, on, memory)
 
     def end(self) -> tuple[int, int]:
         """Return how many calls there were, and how many of them failed."""
@@ -96,7 +98,7 @@ class Run:
         """Return what this returns; None if it was refused in the way that it may be."""
         try:
             return action()
-        except PenstockError as error:
+        except (PenstockError, MemoryError) as error:
             self.errors.append(type(error).__name__)
             return None
 
@@ -117,7 +119,7 @@ class Feed:
             return
         try:
             seq = self._writer.write(data)
-        except PenstockError as error:
+        except (PenstockError, MemoryError) as error:
             run.errors.append(type(error).__name__)
             run.refused.append(data)
             if isinstance(error, Closed):
@@ -158,7 +160,7 @@ class Follower:
             reader = self._reader
             try:
                 self.messages += reader.read_many(5)
-            except PenstockError as error:
+            except (PenstockError, MemoryError) as error:
                 run.errors.append(type(error).__name__)
                 if isinstance(error, Closed):
                     self.close()
@@ -262,6 +264,11 @@ def replace(run: Run, options: str) -> Callable[[], None]:
     return aftermath
 
 
+def moved(cursor: Cursor, seq: int) -> bool:
+    cursor.move(seq, 7)
+    return True
+
+
 def cursors(run: Run) -> Callable[[], None]:
     """Move cursors of a file."""
     path = run.folder / "cursors"
@@ -273,9 +280,10 @@ def cursors(run: Run) -> Callable[[], None]:
         for name in ("one", "two"):
             cursor = run.attempt(partial(file.claim, name))
             if cursor is not None:
-                assert cursor.seq == confirmed.get(name, 0)
-                cursor.move(number * 10, 7)
-                confirmed[name] = number * 10
+                expected = confirmed.get(name, 0)
+                assert run.attempt(partial(getattr, cursor, "seq")) in {expected, None}
+                if run.attempt(partial(moved, cursor, number * 10)):
+                    confirmed[name] = number * 10
                 run.attempt(cursor.release)
         run.attempt(file.sync)
         run.attempt(file.close)
@@ -420,15 +428,18 @@ SCENARIOS: dict[str, Callable[[Run], Callable[[], None]]] = {
 }
 
 
-def run(scenario: str, folder: str, at: int, on: bool, report: str) -> None:
-    """Run a scenario with call `at` failing (`on`: and all behind it), and report."""
+def run(scenario: str, folder: str, at: int, on: bool, memory: bool, report: str) -> None:
+    """Run a scenario with call `at` failing (`on`: and all behind it), and report.
+
+    `memory`: of those that ask for memory.
+    """
     logging.disable()
     place = Path(folder)
     faults.watch(place)
     found: dict[str, object] = {}
     state = Run(place)
     try:
-        faults.begin(at, on=on)
+        faults.begin(at, on=on, memory=memory)
         try:
             aftermath = {**SCENARIOS, "a stale descriptor": stale}[scenario](state)
         finally:

@@ -24,6 +24,7 @@ from penstock.core.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.cli.decoded_lines import DecodedLines
     from penstock.core.interfaces import Writer
     from penstock.core.message import Message
     from penstock.core.statistics import WriterStatistics
@@ -148,15 +149,24 @@ def cat(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The payloads, nothing between.")] = False,
     hex: Annotated[bool, typer.Option("--hex", help="A payload a line, in hex.")] = False,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPTIONS",
+            help="The columns of payloads as JSON, as in '{format: struct, layout: \"<dHH\"}'.",
+        ),
+    ] = None,
 ) -> None:
     """Read messages from a stream and print them.
 
-    Messages that were lost are named on stderr, and the exit code is then 3.
+    Messages that were lost are named on stderr, and the exit code is then 3. With --decode it is 1
+    if a payload does not decode; its line says why.
     """
-    if as_json + raw + hex > 1:
-        raise typer.BadParameter("give at most one of --json, --raw and --hex")
+    if as_json + raw + hex + (decode is not None) > 1:
+        raise typer.BadParameter("give at most one of --json, --raw, --hex and --decode")
     chosen = {as_json: _Format.JSON, raw: _Format.RAW, hex: _Format.HEX}.get(True, _Format.TEXT)
     encode = _ENCODERS[chosen]
+    decoded = None if decode is None else _decoded_lines(decode)
     options = {} if type is None else {"type": type}
     with (
         open_reader(url, start, **options) as reader,
@@ -168,7 +178,10 @@ def cat(
         left = sys.maxsize if count is None else count
         while left > 0 and not stop():
             messages = reader.read_many(min(left, _AT_ONCE), _PATIENCE if follow else 0)
-            out.writelines(encode(message) for message in messages)
+            if decoded is None:
+                out.writelines(encode(message) for message in messages)
+            else:
+                out.writelines(decoded.of(messages))
             left -= len(messages)
             if messages and follow:
                 out.flush()
@@ -180,6 +193,14 @@ def cat(
         lost = reader.statistics().lost
     if lost:
         raise typer.Exit(LOST)
+    if decoded is not None and decoded.failed:
+        raise typer.Exit(1)
+
+
+def _decoded_lines(options: str) -> DecodedLines:
+    from penstock.cli.decoded_lines import DecodedLines  # noqa: PLC0415 - loads Arrow's parsers
+
+    return DecodedLines(options)
 
 
 def _as_json(message: Message) -> bytes:

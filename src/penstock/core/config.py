@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.options import nearest
 from penstock.core.redaction import remember
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def _explain(detail: ErrorDetails, tree: _Tree, known: _KnownKeys) -> _Fault:
         case "extra_forbidden":
             path, _ = _descend(tree.data, loc)
             _, parent = _descend(tree.data, path[:-1])
-            near = _suggest(str(path[-1]), known.of(parent))
+            near = nearest(str(path[-1]), known.of(parent), "known keys")
             return _Fault(tree.lines[path].key, _dotted(path), "unknown key", near)
     path, _ = _descend(tree.data, loc)
     cause = detail.get("ctx", {}).get("error")
@@ -410,8 +410,3 @@ def _reason(detail: ErrorDetails) -> str:
             ctx = detail["ctx"]
             return f"{ctx['discriminator']} should be one of {ctx['expected_tags']}"
     return detail["msg"].replace("Input should", "should", 1)
-
-
-def _suggest(key: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"

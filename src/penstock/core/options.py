@@ -12,9 +12,11 @@ from penstock.core.errors import InvalidOption
 from penstock.core.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.core.url import URL
 
-__all__ = ["Directory", "Duration", "Options", "Size", "parse_options"]
+__all__ = ["Directory", "Duration", "Options", "Size", "nearest", "parse_options"]
 
 
 def _is_there(folder: Path) -> Path:
@@ -37,6 +39,15 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint that names the known name which was probably meant, or lists them all."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"{otherwise}: {', '.join(names) or 'none'}"
+
+
 _AnyOptions = TypeVar("_AnyOptions", bound=Options)
 
 
@@ -52,8 +63,7 @@ def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
         name = str(first["loc"][0]) if first["loc"] else "options"
         known = sorted(model.model_fields)
         if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
+            hint = nearest(name, known, "known options")
             raise InvalidOption(
                 name, first["input"], f"{url.scheme}: has no such option", hint=hint
             ) from None

@@ -7,7 +7,6 @@ same, until the subscriptions or the switches change.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ from penstock.dispatch.duplicates import LEGS
 from penstock.dispatch.giving_up import Failure
 from penstock.dispatch.headers import ID_SIZE, places, with_attributes
 from penstock.dispatch.outbox import Columns, Entry
-from penstock.dispatch.plans import FOR_EVER, NotMade, Refusal
+from penstock.dispatch.plans import FOR_EVER, Refusal
 from penstock.dispatch.runs import LEAST, expiries_of, is_uniform, keys_of
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
@@ -106,24 +105,12 @@ class Admission:
         if intake.generation != generation or max(map(len, intake.plans)) > _PLANS:
             intake.plans = ({}, {})
             intake.generation = generation
-        if self._rates is None or not self._rates.bounds(intake.leg):  # which count each look
-            with suppress(NotMade):
-                return self._admit_all(intake, messages, now_ms, make=False)
-        # Without the lock, which all other legs need: files are made for each new receiver.
-        for message in messages:
-            if isinstance(message, bytes | UMessage):
-                raw = message if isinstance(message, bytes) else _bytes_of(message)
-                self._shape(intake, raw, len(raw) if len(raw) <= self._limits.message else 0)
-        return self._admit_all(intake, messages, now_ms, make=True)
-
-    def _admit_all(
-        self, intake: Intake, messages: Sequence[Any], now_ms: int, *, make: bool
-    ) -> Admitted:
         found = Admitted()
         with self._window.lock:
             try:
-                if not self._admit_run(intake, messages, now_ms, found, make=make):
-                    self._admit(intake, messages, now_ms, found, make=make)
+                first = self._shape_of_run(intake, messages)
+                if first is None or not self._admit_run(intake, messages, now_ms, found, first):
+                    self._admit(intake, messages, now_ms, found, first)
             except BaseException:
                 self._window.forget(found.keys)
                 raise
@@ -134,20 +121,28 @@ class Admission:
         with self._window.lock:
             self._window.forget(admitted.keys)
 
+    def _shape_of_run(self, intake: Intake, messages: Sequence[Any]) -> _Shape | None:
+        """Return what the messages of a batch are that look alike; None: they do not."""
+        count = len(messages)
+        if count < LEAST or not is_uniform(messages) or len(messages[0]) > self._limits.message:
+            return None
+        if self._rates is not None and self._rates.bounds(intake.leg):
+            return None
+        return self._shape(intake, messages[0], len(messages[0]))
+
     def _admit_run(
-        self, intake: Intake, messages: Sequence[Any], now_ms: int, found: Admitted, *, make: bool
+        self,
+        intake: Intake,
+        messages: Sequence[Any],
+        now_ms: int,
+        found: Admitted,
+        shape: _Shape,
     ) -> bool:
         """Decide about a batch of messages that are alike and new, at once; tell whether it is one.
 
         The same as below, at a third of its time.
         """
-        count = len(messages)
-        if count < LEAST or not is_uniform(messages) or len(messages[0]) > self._limits.message:
-            return False
-        if self._rates is not None and self._rates.bounds(intake.leg):
-            return False
-        shape = self._shape(intake, messages[0], len(messages[0]), make=make)
-        plan = shape.plan
+        count, plan = len(messages), shape.plan
         if plan is None or not (shape.begin and shape.is_lasting and plan.is_run):
             return False
         keys = keys_of(messages, shape.begin, shape.head, shape.rest, plan.source_bytes)
@@ -184,7 +179,12 @@ class Admission:
         return True
 
     def _admit(  # noqa: C901, PLR0912, PLR0915 - once for every message: calls cost more than lines
-        self, intake: Intake, messages: Sequence[Any], now_ms: int, found: Admitted, *, make: bool
+        self,
+        intake: Intake,
+        messages: Sequence[Any],
+        now_ms: int,
+        found: Admitted,
+        first: _Shape | None,
     ) -> None:
         entries, keys, published = found.entries, found.keys, found.published
         leg, largest = intake.number, self._limits.message
@@ -217,8 +217,9 @@ class Admission:
                 and raw[middle] == 0x11  # noqa: PLR2004
                 and raw[variant] >> 6 == 2  # noqa: PLR2004
             ):
-                shape = self._shape(intake, raw, size if size <= largest else 0, make=make)
-                plan = shape.plan
+                # Of the first one it may be known: a token is looked at once.
+                shape = first or self._shape(intake, raw, size if size <= largest else 0)
+                first, plan = None, shape.plan
                 if plan is None:
                     found.count("undecodable")
                     found.strays.append(raw)
@@ -321,29 +322,26 @@ class Admission:
 
     # --- what is done once for many messages ------------------------------------------------------
 
-    def _shape(self, intake: Intake, raw: bytes, size: int, *, make: bool = True) -> _Shape:
-        """Find out what a message is; a size of 0 is one that is too large.
-
-        :raises NotMade: its receiver is new, and nothing is to be made.
-        """
+    def _shape(self, intake: Intake, raw: bytes, size: int) -> _Shape:
+        """Find out what a message is; a size of 0 is one that is too large."""
         found = places(raw) if size else None
         if found is None:
-            return self._unusual(intake.leg, raw, make=make)
+            return self._unusual(intake.leg, raw)
         begin, end, payload = found
         plans = intake.plans[1 if payload else 0]
         attributes = raw[begin + ID_SIZE : end]
         plan = plans.get(attributes)
         is_lasting = True
         if plan is None:
-            plan, is_lasting = self._planner.plan(intake.leg, raw, make=make)
+            plan, is_lasting = self._planner.plan(intake.leg, raw)
             if is_lasting and plan is not None:
                 plans[attributes] = plan
         rest = raw[begin + ID_SIZE : payload or end]
         return _Shape(plan, begin, end, raw[: begin + 3], rest, b"", is_lasting)
 
-    def _unusual(self, leg: str, raw: bytes, *, make: bool) -> _Shape:
+    def _unusual(self, leg: str, raw: bytes) -> _Shape:
         """Decide about a message of which the id is elsewhere, or wrong, or that is too large."""
-        plan, _ = self._planner.plan(leg, raw, make=make)
+        plan, _ = self._planner.plan(leg, raw)
         if plan is None or plan.refusal is not None:
             return _NO_SHAPE._replace(plan=plan)
         id = UMessage.attributes_of(raw).id

@@ -69,9 +69,11 @@ class Outlet:
         self._is_delivering = False
         #: Why the last delivery failed; empty after one that did not.
         self.trouble = ""
+        #: Whether it took the last message that it was given.
+        self.is_there = False
         #: Called when messages were delivered, by whoever waits for their room.
         self.on_room: Callable[[Outlet], None] | None = None
-        self._storing = Storing(receiver, outbox, around.ledger)
+        self._storing = Storing(receiver, outbox, self.before.stored, around.ledger)
 
     # --- in -------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class Outlet:
         failures = []
         for item, status in failed:
             verdict = self._attempts.fail(item, status)
-            self.trouble = verdict.text
+            self.trouble, self.is_there = verdict.text, False
             if verdict.due is None:
                 failures.append(self._given_up(item, verdict))
             else:
@@ -253,7 +255,7 @@ class Outlet:
         return self._attempts.total
 
     def _acknowledge(self, items: list[Item], links_lost: int) -> None:
-        self.trouble = ""
+        self.trouble, self.is_there = "", True
         if self._traffic.is_sampled:
             now = self._around.clock.monotonic()
             with self._lock:

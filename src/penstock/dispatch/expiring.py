@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
+from penstock.dispatch.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +26,6 @@ _LONGEST_WAIT: Final = 0.5
 _PAUSE: Final = 1.0
 #: So often it looks for what it was not told of (seconds).
 _BETWEEN_LOOKS: Final = 1.0
-#: Entries that hold no longer, beside as many as there are others.
-_SPARE: Final = 64
 
 
 class Expiring:
@@ -43,10 +40,7 @@ class Expiring:
         self._clock = clock
         self._changed = threading.Condition()
         #: When the first message of an outlet expires, milliseconds since 1970 UTC, or before that.
-        self._dues: dict[Outlet, int] = {}
-        #: The same in a heap, with some that hold no longer; the number tells equal ones apart.
-        self._heap: list[tuple[int, int, Outlet]] = []
-        self._count = itertools.count()
+        self._dues: Schedule[Outlet] = Schedule()
         #: Whether it is not known of all outlets: at first, and after something went wrong.
         self._is_lost = True
         self._looked = self._clock.monotonic()
@@ -60,50 +54,30 @@ class Expiring:
             return
         with self._changed:
             known = self._dues.get(outlet)
-            if known is None or ms < known:
-                is_first = not self._heap or ms < self._heap[0][0]
-                self._dues[outlet] = ms
-                heapq.heappush(self._heap, (ms, next(self._count), outlet))
-                if len(self._heap) > 2 * len(self._dues) + _SPARE:
-                    self._heap = [(ms, next(self._count), it) for it, ms in self._dues.items()]
-                    heapq.heapify(self._heap)
-                if is_first and not self._is_lost:
-                    self._changed.notify()
+            if (known is None or ms < known) and self._dues.set(outlet, ms) and not self._is_lost:
+                self._changed.notify()
 
     def forget(self, outlet: Outlet) -> None:
         """Hear that an outlet is gone."""
         with self._changed:
-            self._dues.pop(outlet, None)
+            self._dues.discard(outlet)
 
     @property
-    def next_ms(self) -> int | None:
+    def next_ms(self) -> float | None:
         """When there is something to do, milliseconds since 1970 UTC; None: nothing expires."""
         if self._is_lost:
             return 0
         with self._changed:
-            return self._next()
-
-    def _next(self) -> int | None:
-        while self._heap:
-            ms, _, outlet = self._heap[0]
-            if self._dues.get(outlet) == ms:
-                return ms
-            heapq.heappop(self._heap)
-        return None
+            return self._dues.first
 
     def _due(self, now_ms: int) -> list[Outlet]:
         """Return the outlets that are due; whatever they get from here on they say themselves."""
-        found: list[Outlet] = []
         with self._changed:
             if self._is_lost:
                 self._is_lost = False
                 self._dues.clear()
-                self._heap.clear()
                 return list(self._outlets())
-            while (ms := self._next()) is not None and ms <= now_ms:
-                outlet = heapq.heappop(self._heap)[2]
-                del self._dues[outlet]
-                found.append(outlet)
+            found = self._dues.take(now_ms)
         # Those that somebody works with come last, so that the others need not wait for that.
         return sorted(found, key=lambda outlet: outlet.outbox.is_busy)
 
@@ -159,7 +133,7 @@ class Expiring:
                     self._changed.wait(pause or self._wait())
 
     def _wait(self) -> float:
-        next_ms = 0 if self._is_lost else self._next()
+        next_ms = 0 if self._is_lost else self._dues.first
         if next_ms is None:
             return _LONGEST_WAIT
         now_ms = self._clock.now_ns() / 1_000_000

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import Closed, Malformed
+from penstock.core.whole_files import sync_names
 from penstock.dispatch.books import NO_COPIES, added
 from penstock.dispatch.delivering import Outlet
-from penstock.dispatch.outbox import Outbox, OutboxBooks
+from penstock.dispatch.outbox import CommonLog, Outbox, OutboxBooks
+from penstock.dispatch.outbox.lanes import LABEL, restore
 from penstock.dispatch.outbox.sidecar import save_notes
-from penstock.dispatch.plans import NoRoom, NotMade
+from penstock.dispatch.plans import NoRoom
 from penstock.dispatch.receivers import Receiver
 from penstock.protocols.uprotocol import UCode, UStatus, UUri
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.dispatch.giving_up import Failure
-    from penstock.dispatch.outbox import Columns, Entry
+    from penstock.dispatch.outbox import Columns, Entry, FirstMessages
     from penstock.dispatch.storing import Keys
     from penstock.dispatch.surroundings import Surroundings
     from penstock.protocols.uprotocol import UMessage
@@ -35,7 +38,9 @@ __all__ = ["Outlets", "ReceiverInfo"]
 
 log = logging.getLogger(__name__)
 
-_NAME: Final = "receiver"
+_NEW: Final = "new"
+#: Bytes of a segment of each log, if the largest message fits.
+_SEGMENT: Final = 16 << 20
 _RETIRED: Final = "retired"
 _GONE: Final = ".gone"
 
@@ -79,6 +84,8 @@ class Outlets:
         self._on_retired = retired
         self._lock = threading.Lock()
         self._outlets: dict[Receiver, Outlet] = {}
+        self._segment = max(_SEGMENT, 2 * around.limits.message)
+        self._common = CommonLog(folder / _NEW, self._segment, sync)
         self._is_closed = False
         with storage_errors("creating", str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,31 +94,63 @@ class Outlets:
         with storage_errors("opening", str(folder)):
             self._tidy_up(counted)
         try:
+            unmade = self._unmade()
             for path in sorted(folder.iterdir()):
-                receiver = _read_receiver(path / _NAME) if path.is_dir() else None
-                if receiver is not None:
+                label = _read_label(path / LABEL) if path.is_dir() else None
+                if label is not None:
+                    receiver = _receiver(label, path)
                     self._outlets[receiver] = self._open(receiver)
+            for receiver, first in unmade.items():
+                self._outlets[receiver] = self._open(receiver, first)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, receiver: Receiver) -> Outlet:
+    def _unmade(self) -> dict[Receiver, FirstMessages]:
+        """Return the receivers that have no files yet; where there are some, make the rest."""
+        found: dict[Receiver, FirstMessages] = {}
+        for first in self._common.open():
+            label = json.loads(first.label)
+            receiver = _receiver(label, self._folder / _NEW)
+            folder = self._folder / receiver.folder
+            if folder.exists():
+                self._make_rest(folder, label, first)
+                continue
+            if receiver in found:  # which had to go when it was empty
+                found[receiver].end()
+            found[receiver] = first
+        return found
+
+    def _make_rest(self, folder: Path, label: Mapping[str, Any], first: FirstMessages) -> None:
+        """Bring messages into a folder that is there: a crash came before all of them were."""
+        known = _read_label(folder / LABEL)
+        if known is None:
+            save_notes(folder / LABEL, first.label, sync=True)
+        # With another label, it was there before: a crash came as it had to go.
+        is_begun = known is None or known == label
+        restore(folder, first, self._segment, self._sync, is_begun=is_begun)
+        with storage_errors("syncing", str(folder)):
+            sync_names(folder)
+            sync_names(folder.parent)
+        first.end()
+
+    def _open(self, receiver: Receiver, first: FirstMessages | None = None) -> Outlet:
         limits = self._around.limits
         outbox = Outbox(
             self._folder / receiver.folder,
             max_messages=limits.queue_messages,
             max_bytes=limits.queue_bytes,
-            segment=max(16 << 20, 2 * limits.message),
+            segment=self._segment,
             sync=self._sync,
             clock=self._around.clock,
+            first=first,
         )
         leg = self._legs.get(receiver.leg) or _Missing(receiver.leg)
         return Outlet(receiver, leg, outbox, self._around)
 
-    def outlet(self, receiver: Receiver, *, make: bool = True) -> Outlet:
-        """Return the outlet of a receiver; make it if there is none.
+    def outlet(self, receiver: Receiver) -> Outlet:
+        """Return the outlet of a receiver; make it if there is none, its files later.
 
-        :raises NotMade: there is none, and none is to be made.
         :raises NoRoom: there are too many receivers that messages wait for.
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: its outbox cannot be read.
@@ -119,22 +158,23 @@ class Outlets:
         outlet = self._outlets.get(receiver)
         if outlet is not None:
             return outlet
-        if not make:
-            raise NotMade
         with self._lock:
             outlet = self._outlets.get(receiver)
             if outlet is None:
                 if len(self._outlets) >= self._around.limits.receivers:
                     self._retire_one()
-                folder = self._folder / receiver.folder
-                with storage_errors("creating", str(folder)):
-                    folder.mkdir(parents=True, exist_ok=True)
-                name = {"leg": receiver.leg, "address": str(receiver.address)}
-                # With a time between, the outbox brings it to the disk with its own files.
-                save_notes(folder / _NAME, json.dumps(name).encode(), sync=self._sync == "batch")
-                outlet = self._open(receiver)
+                outlet = self._open(receiver, self._first_messages(receiver))
                 self._outlets = {**self._outlets, receiver: outlet}
             return outlet
+
+    def _first_messages(self, receiver: Receiver) -> FirstMessages | None:
+        label = {"leg": receiver.leg, "address": str(receiver.address)}
+        folder = self._folder / receiver.folder
+        if not folder.exists():
+            return self._common.begin(label)
+        # A crash left it so; what is in it is opened.
+        save_notes(folder / LABEL, json.dumps(label).encode(), sync=True)
+        return None
 
     def store(
         self,
@@ -177,12 +217,13 @@ class Outlets:
         # Whatever a crash leaves of this, its messages are counted once.
         folder = self._folder / receiver.folder
         gone = folder.with_name(f"{folder.name}{_GONE}")
-        with storage_errors("removing", str(folder)):
+        with storage_errors("removing", str(folder)), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(gone, ignore_errors=True)
-            folder.rename(gone)
+            folder.rename(gone)  # if there is one by now
         notes = {**self._retired._asdict(), "last_folder": folder.name}
         text = json.dumps(notes).encode()
         save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
+        outlet.outbox.discard()
         shutil.rmtree(gone, ignore_errors=True)
 
     def _tidy_up(self, counted: str) -> None:
@@ -241,6 +282,7 @@ class Outlets:
             except Exception as error:
                 log.exception("%s", outlet.receiver)
                 failure = failure or error
+        self._common.close()
         if failure is not None:
             raise failure
 
@@ -274,15 +316,22 @@ class _Missing(Leg):
         return {}
 
 
-def _read_receiver(path: Path) -> Receiver | None:
+def _read_label(path: Path) -> dict[str, Any] | None:
+    """Return what is known of whose folder it is."""
     with storage_errors("reading", str(path)):
         try:
             text = path.read_bytes()
         except FileNotFoundError:
             return None  # of somebody else, or a crash was quicker than its first message
     try:
-        fields = json.loads(text)
-        return Receiver(str(fields["leg"]), UUri.parse(fields["address"]))
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise Malformed(str(path), "the receiver's name", "JSON of this program", error) from error
+
+
+def _receiver(label: Mapping[str, Any], path: Path) -> Receiver:
+    try:
+        return Receiver(str(label["leg"]), UUri.parse(label["address"]))
     except (ValueError, KeyError, TypeError) as error:
         raise Malformed(str(path), "the receiver's name", "JSON of this program", error) from error
 

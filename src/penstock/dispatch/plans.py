@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.switches import Switches
     from penstock.protocols.uprotocol import UAttributes
 
-__all__ = ["FOR_EVER", "Copy", "NoRoom", "NotMade", "Plan", "Planner", "Refusal", "topic_of"]
+__all__ = ["FOR_EVER", "Copy", "NoRoom", "Plan", "Planner", "Refusal", "topic_of"]
 
 #: More than any number of bytes or milliseconds.
 FOR_EVER: Final = 1 << 63
@@ -42,14 +42,10 @@ class NoRoom(Exception):
     """There are as many receivers as there may be."""
 
 
-class NotMade(Exception):
-    """A receiver is new, and has no outlet yet."""
-
-
 class Outlets(Protocol):
     """Whoever has the outlets of all receivers."""
 
-    def outlet(self, receiver: Receiver, *, make: bool = True) -> Outlet:
+    def outlet(self, receiver: Receiver) -> Outlet:
         """Return the outlet of a receiver; make it if there is none.
 
         :raises NoRoom: there are too many.
@@ -157,12 +153,8 @@ class Planner:
             self._routing.subscriptions.generation + self._switches.generation + self.outlets_closed
         )
 
-    def plan(self, leg: str, raw: bytes, *, make: bool = True) -> tuple[Plan | None, bool]:
-        """Decide about a message; tell whether that holds for others, too.
-
-        :param make: whether the outlet of a new receiver is made, which takes its time.
-        :raises NotMade: it would have to be.
-        """
+    def plan(self, leg: str, raw: bytes) -> tuple[Plan | None, bool]:
+        """Decide about a message; tell whether that holds for others, too."""
         try:
             if len(raw) > self._limits.message:
                 attributes, has_payload = UMessage.attributes_of(raw), True
@@ -181,7 +173,7 @@ class Planner:
         try:
             plan.refusal = self._refusal(leg, attributes, has_payload, len(raw))
             if plan.refusal is None:
-                self._route(plan, leg, attributes, make=make)
+                self._route(plan, leg, attributes)
         except DamagedQueue as error:
             plan.refusal = Refusal(
                 "internal", UCode.INTERNAL, DeadLetterReason.INTERNAL, str(error)
@@ -255,7 +247,7 @@ class Planner:
             source=source.resolved(name), sink=None if sink is None else sink.resolved(name)
         )
 
-    def _route(self, plan: Plan, leg: str, attributes: UAttributes, *, make: bool) -> None:
+    def _route(self, plan: Plan, leg: str, attributes: UAttributes) -> None:
         own = self._resolved(attributes)
         source = own.source
         assert source is not None
@@ -288,7 +280,7 @@ class Planner:
                 refused.append(refusal)
                 continue
             try:
-                outlet = self._outlets.outlet(receiver, make=make)
+                outlet = self._outlets.outlet(receiver)
             except NoRoom as error:
                 full = DeadLetterReason.QUEUE_FULL
                 code = UCode.RESOURCE_EXHAUSTED

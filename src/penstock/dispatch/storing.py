@@ -25,13 +25,13 @@ Keys: TypeAlias = "Mapping[int, tuple[bytes, int]]"
 class Storing:
     """What comes in for one receiver, each copy counted once. Safe to share between threads."""
 
-    def __init__(self, receiver: Receiver, outbox: Outbox, ledger: Ledger) -> None:
+    def __init__(self, receiver: Receiver, outbox: Outbox, stored: int, ledger: Ledger) -> None:
         self._receiver = receiver
         self._outbox = outbox
         self._ledger = ledger
         self._lock = threading.Lock()
         #: Messages that the ledger knows to be in the outbox, with those from before.
-        self._counted = outbox.books().stored
+        self._counted = stored
 
     def store(
         self,

@@ -1,4 +1,4 @@
-"""Which thread delivers to a receiver, and when is there one?"""
+"""Which thread delivers to which receiver, and when?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
+from penstock.dispatch.schedule import Schedule
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -16,90 +17,152 @@ __all__ = ["Threads"]
 
 log = logging.getLogger(__name__)
 
+#: Threads that deliver, while they come back from their receivers.
+_ENOUGH: Final = 4
+#: When none of them came back for so long, another one begins (seconds).
+_HELD_UP: Final = 0.1
+#: Receivers that are there come before others that wait, for so long (seconds).
+_PRECEDENCE: Final = 2.0
 #: Seconds without work after which a thread goes.
 _IDLE: Final = 5.0
 
 
 class Threads:
-    """A thread for each receiver that has messages, so that none waits for another (E15)."""
+    """The threads that deliver: some, however many receivers wait.
+
+    An outlet rests, is in line, or is worked on by one thread, which keeps its order. A receiver
+    that holds its thread up delays no other: if all are held up, there is another thread (E15).
+    Those that are away, and those that are new, let others pass for some time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._workers: dict[Outlet, _Worker] = {}
+        self._came = threading.Condition(self._lock)
+        #: Those in line, by the time when they came, or some time later.
+        self._line: Schedule[Outlet] = Schedule()
+        #: Those that are worked on, and whether they were woken since that began.
+        self._worked_on: dict[Outlet, bool] = {}
+        #: Those that rest, and until when (monotonic seconds).
+        self._resting: Schedule[Outlet] = Schedule()
+        self._changed = threading.Condition(self._lock)
+        self._timer: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._came_back = 0.0
         self._is_over = False
 
     def wake(self, outlet: Outlet) -> None:
         """Let somebody look whether there is something to deliver."""
-        worker = self._workers.get(outlet)
-        if worker is not None and worker.wake():
-            return
+        if outlet in self._line:
+            return  # somebody will look
         with self._lock:
-            worker = self._workers.get(outlet)
-            if self._is_over or (worker is not None and worker.wake()):
-                return
-            worker = self._workers[outlet] = _Worker(outlet, self._clock)
-            worker.start()
+            if outlet in self._worked_on:
+                self._worked_on[outlet] = True
+            else:
+                self._put_in_line(outlet)
 
     def forget(self, outlet: Outlet) -> None:
-        """End the thread of an outlet, when it has done what it is at; that is not waited for."""
+        """Look after an outlet no more; a delivery that is under way is not waited for."""
         with self._lock:
-            worker = self._workers.pop(outlet, None)
-        if worker is not None:
-            worker.end()
+            self._resting.discard(outlet)
+            self._line.discard(outlet)
+            self._worked_on.pop(outlet, None)
 
     def stop(self) -> None:
         """End all threads, when they have done what they are at."""
         with self._lock:
             self._is_over = True
-            workers = list(self._workers.values())
-            self._workers.clear()
-        for worker in workers:
-            worker.end()
-        for worker in workers:
-            worker.join()
-
-
-class _Worker(threading.Thread):
-    def __init__(self, outlet: Outlet, clock: Clock) -> None:
-        super().__init__(name=f"dispatch to {outlet.receiver}", daemon=True)
-        self._outlet = outlet
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._is_woken = True
-        self._is_over = False
-
-    def wake(self) -> bool:
-        """Let it look again; tell whether it is still there."""
-        if self._is_woken and not self._is_over:
-            return True  # it will look before it waits or goes
-        with self._changed:
-            if self._is_over:
-                return False
-            self._is_woken = True
+            self._came.notify_all()
             self._changed.notify()
-            return True
+            threads = [*self._threads, *filter(None, [self._timer])]
+        for thread in threads:
+            thread.join()
 
-    def end(self) -> None:
-        with self._changed:
-            self._is_over = True
+    # --- with the lock --------------------------------------------------------------------------
+
+    def _put_in_line(self, outlet: Outlet) -> None:
+        if self._is_over or outlet in self._line:
+            return
+        self._resting.discard(outlet)
+        now = self._clock.monotonic()
+        self._line.set(outlet, now if outlet.is_there else now + _PRECEDENCE)
+        if self._idle >= len(self._line):
+            self._came.notify()
+        elif len(self._threads) < _ENOUGH:
+            self._begin()
+        else:
+            self._changed.notify()
+        if self._timer is None:
+            self._timer = threading.Thread(target=self._time, name="dispatch timer", daemon=True)
+            self._timer.start()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._deliver, name="dispatch", daemon=True)
+        self._came_back = self._clock.monotonic()
+        self._threads.add(thread)
+        thread.start()
+
+    def _next(self) -> Outlet | None:
+        """Wait for the first in line; None: for too long, or it is all over."""
+        while not self._line and not self._is_over:
+            self._idle += 1
+            is_called = self._came.wait(_IDLE)
+            self._idle -= 1
+            if not is_called:
+                break
+        if not self._line or self._is_over:
+            self._threads.discard(threading.current_thread())
+            return None
+        outlet = self._line.take_first()
+        self._worked_on[outlet] = False
+        return outlet
+
+    def _rest(self, outlet: Outlet, due: float | None) -> None:
+        self._came_back = self._clock.monotonic()
+        is_woken = self._worked_on.pop(outlet, None)
+        if is_woken is None:
+            return  # it was forgotten
+        if is_woken or (due is not None and due <= self._came_back):
+            self._put_in_line(outlet)
+        elif due is not None and self._resting.set(outlet, due):
             self._changed.notify()
 
-    def run(self) -> None:
-        while not self._is_over:
-            self._is_woken = False
-            try:
-                while not self._is_over and self._outlet.work():
-                    pass
-                due = self._outlet.next_due()
-            except Closed:
-                return  # nothing was left to do, and its outlet had to make room
-            except Exception:
-                log.exception("%s: the deliveries pause", self._outlet.receiver)
-                due = self._clock.monotonic() + _IDLE
-            with self._changed:
-                if self._is_woken or self._is_over:
-                    continue
-                wait = _IDLE if due is None else max(due - self._clock.monotonic(), 0.0)
-                if not self._changed.wait(wait) and due is None and not self._is_woken:
-                    self._is_over = True
+    # --- the threads ----------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        while True:
+            with self._lock:
+                outlet = self._next()
+            if outlet is None:
+                return
+            due = self._work(outlet)
+            with self._lock:
+                self._rest(outlet, due)
+
+    def _work(self, outlet: Outlet) -> float | None:
+        """Deliver what is due; return when there is more (monotonic seconds), None: nothing."""
+        try:
+            while outlet.work():
+                if self._line or self._is_over:
+                    return 0.0  # the others first
+            return outlet.next_due()
+        except Closed:
+            return None  # nothing was left to do, and its outlet had to make room
+        except Exception:
+            log.exception("%s: the deliveries pause", outlet.receiver)
+            return self._clock.monotonic() + _IDLE
+
+    def _time(self) -> None:
+        with self._lock:
+            while not self._is_over:
+                now = self._clock.monotonic()
+                for outlet in self._resting.take(now):
+                    self._put_in_line(outlet)
+                first = self._resting.first
+                wait = None if first is None else first - now
+                if self._line and not self._idle:
+                    if now - self._came_back >= _HELD_UP:
+                        self._begin()
+                    wait = _HELD_UP if wait is None else min(wait, _HELD_UP)
+                self._changed.wait(wait)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.pipeline.decoding import InvalidDecoding, Rows, decoder_for, parse_decoding
+from penstock.core.decoding import InvalidDecoding, Rows, decoder_for, parse_decoding
 from penstock.pipeline.rows import ROW_SCHEMA
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +9,13 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from penstock.core.endpoints import schemes
 from penstock.core.errors import InvalidOption, InvalidURL, PenstockError
+from penstock.core.options import nearest
 from penstock.core.units import parse_size
 from penstock.core.url import URL
 from penstock.pipeline.timing import Trigger, parse_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 __all__ = [
     "PLACES",
@@ -43,15 +43,6 @@ _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 class _Wrong(PenstockError, ValueError):
     """The reason alone: the field and its line are said by whoever read the file."""
-
-
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint that names the known name which was probably meant, or lists them all."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"{otherwise}: {', '.join(names) or 'none'}"
 
 
 def function_name(use: str | Callable[..., Any]) -> str:

@@ -6,8 +6,8 @@ import fnmatch
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.core.graph import Graph
 from penstock.core.url import URL
-from penstock.pipeline.graph import Graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, ValidationError, field_serializer
 
 from penstock.core.config import ConfigModel
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.graph import Graph
 from penstock.pipeline.fields import (
     Bytes,
     Conf,
@@ -26,7 +27,6 @@ from penstock.pipeline.fields import (
     function_name,
     nearest,
 )
-from penstock.pipeline.graph import Graph
 from penstock.pipeline.timing import Trigger, spark_interval
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def _decode(
 ) -> Iterator[ConfigError]:
     if decode is None:
         return
-    from penstock.pipeline.decoding import InvalidDecoding, parse_decoding  # noqa: PLC0415 - Arrow
+    from penstock.core.decoding import InvalidDecoding, parse_decoding  # noqa: PLC0415 - Arrow
 
     try:
         chosen = parse_decoding(decode)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.core.graph import Graph
 from penstock.core.redaction import as_written, shown_data
 from penstock.pipeline.checking import check, warnings
-from penstock.pipeline.graph import Graph
 from penstock.pipeline.links import Node, streams_between, whole_graph
 from penstock.pipeline.model import Pipeline
 from penstock.pipeline.trunks import has_branches, stem, trunk

@@ -35,6 +35,7 @@ __all__ = [
     "folder_of",
     "in_words",
     "judge",
+    "last_batch",
     "last_offsets",
     "ranges_from_json",
     "ranges_to_json",
@@ -154,10 +155,18 @@ def _offsets(line: str) -> Any:
 
 def last_offsets(folder: Path) -> tuple[int, list[Any]] | None:
     """Return the latest batch that Spark has planned, and the offsets of each of its sources."""
+    last = last_batch(folder / "offsets")
     try:
-        names = [int(name) for name in os.listdir(folder / "offsets") if name.isdigit()]  # noqa: PTH208
-        return (last := max(names)), _sources(folder, last)
+        return None if last is None else (last, _sources(folder, last))
     except (OSError, ValueError):
+        return None
+
+
+def last_batch(folder: Path) -> int | None:
+    """Return the latest batch of which Spark has a file in one of a checkpoint's folders."""
+    try:
+        return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=None)  # noqa: PTH208
+    except OSError:
         return None
 
 

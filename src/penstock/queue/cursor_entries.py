@@ -120,11 +120,16 @@ class Entries:
 
     def protect(self, index: int) -> None:
         """Give a named entry its checksum. The caller owns it, and nothing else moves it."""
+        check = self._check_of(index, self.epoch(index), self._words[index * 16 + 2])
+        if check:
+            self._words[index * 16 + 15] = check
+
+    def _check_of(self, index: int, epoch: int, seq: int) -> int:
+        """Return the checksum of an entry that stands there; 0: its name leaves no room for one."""
         at = index * ENTRY_SIZE
-        if self._bytes[at + CHECK_AT - 1] == 0:
-            name = bytes(self._bytes[at + _NAME_AT : at + CHECK_AT])
-            seq = self._words[index * 16 + 2]
-            self._words[index * 16 + 15] = check_word(name, self.epoch(index), seq)
+        if self._bytes[at + CHECK_AT - 1]:
+            return 0
+        return check_word(bytes(self._bytes[at + _NAME_AT : at + CHECK_AT]), epoch, seq)
 
     def pid(self, index: int) -> int:
         return self._halves[index * 32 + 1]
@@ -152,19 +157,18 @@ class Entries:
         self._halves[index * 32 + 1] = pid
 
     def move(self, index: int, seq: int, epoch: int | None) -> None:
-        is_checked = (
-            self._halves[index * 32] == NAMED
-            and self._bytes[index * ENTRY_SIZE + CHECK_AT - 1] == 0
-        )
-        if is_checked:  # between these stores it has none
+        check = 0
+        if self._halves[index * 32] == NAMED:
+            check = self._check_of(index, self.epoch(index) if epoch is None else epoch, seq)
+        if check:  # between these stores it has none
             self._words[index * 16 + 15] = 0
         self._words[index * 16 + 2] = seq
         if epoch is not None:
             # After the position: should this store never come, the old epoch tells that the
             # position is not to be trusted. The other way round an old position would be.
             self._words[index * 16 + 1] = epoch
-        if is_checked:
-            self.protect(index)
+        if check:
+            self._words[index * 16 + 15] = check
         self._times[index * 16 + 3] = time.time_ns()
 
     def free(self, index: int) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import InvalidOption, PenstockError
+from penstock.core.supervision import NotStarted, Process, describe_status
 from penstock.core.units import format_duration, format_time
 from penstock.registry.latest_paths import relative_path
 from penstock.registry.triggers import Stopped
@@ -108,28 +106,24 @@ class Command:
         arguments = self.arguments(new)
         name = os.path.basename(arguments[0])  # noqa: PTH119 - for people
         try:
-            process = subprocess.Popen(  # noqa: S603 - it is what the person asked for
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                # Its own group, so that Ctrl-C is ours to pass on, and its children end with it.
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CommandFailed(name, f"cannot be started: {error.strerror}") from error
+            process = Process(arguments, stdout=self._output)
+        except NotStarted as error:
+            raise CommandFailed(name, error.reason, hint=error.hint) from error
         try:
-            self._wait(process, name)
+            status = self._wait(process, name)
         except BaseException:
-            _end(process, self._grace)
+            process.end(self._grace)
             raise
-        if process.returncode:
-            raise CommandFailed(name, _status(process.returncode))
+        finally:
+            process.close()
+        if status:
+            raise CommandFailed(name, status if status > 0 else describe_status(status))
 
-    def _wait(self, process: subprocess.Popen[bytes], name: str) -> None:
+    def _wait(self, process: Process, name: str) -> int:
         began = time.monotonic()
         stopping: float | None = None
         look = _LOOK if self._timeout is None else min(_LOOK, self._timeout)
-        while not _has_ended(process, look):
+        while (status := process.wait(look)) is None:
             now = time.monotonic()
             if self._timeout is not None and now - began > self._timeout:
                 allowed = format_duration(self._timeout)
@@ -138,44 +132,7 @@ class Command:
                 stopping = now
             if stopping is not None and now - stopping > self._grace:
                 raise Stopped
-
-
-def _status(code: int) -> int | str:
-    if code > 0:
-        return code
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Sleep until a process ends, at most so long. (`Popen.wait` would look again and again.)"""
-    if process.poll() is not None:
-        return True
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN)
-        waiting.poll(seconds * 1000)
-    finally:
-        os.close(descriptor)
-    return process.poll() is not None
-
-
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """End a process and all that it started: politely, then for good."""
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, None)):
-        try:
-            # The group stays while anybody in it does, also when its first process has ended.
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+        return status
 
 
 def _filled(word: str, values: NewData | dict[str, str]) -> str:

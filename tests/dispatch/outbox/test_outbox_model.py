@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -48,7 +49,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def begin(self, messages: int, size: int, window: int, starvation: int) -> None:
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
         self.clock = ManualClock()
-        self.options = {
+        self.options: dict[str, Any] = {
             "max_messages": messages,
             "max_bytes": size,
             "window": window,

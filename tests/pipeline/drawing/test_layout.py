@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.graph import Graph
 from penstock.pipeline.drawing.layout import Box, Size, arrange
-from penstock.pipeline.graph import Graph
 
 
 def overlap(one: Box, other: Box) -> bool:

@@ -49,13 +49,16 @@ def test_a_batch_that_is_planned_again_with_more_is_completed(
 
 #: What Spark itself says of a checkpoint that it cannot use.
 _BY_SPARK = re.compile(
-    r"Incomplete log file|log file was malformed|doesn't exist|does not exist"
+    r"Incomplete log file|[Ll]og file was malformed|doesn't exist|does not exist"
     r"|lost its file metadata"
     r"|Malformed|CONCURRENT|Concurrent|Unexpected|JsonParse|JsonEOF|No content|MappingException"
     r"|STREAMING|Failed to read|IllegalState|NumberFormat|not found|cannot be"
 )
-#: What we say: both ranges.
-_BOTH_RANGES = re.compile(r"batch \d+ is made of .* but delivered was .*\d+")
+#: What we say: both ranges, or which files do not fit together.
+_BOTH_RANGES = re.compile(
+    r"batch \d+ is made of .* but delivered was .*\d+|commits of batch \d+, (no )?offsets"
+    r"|checkpoint: \S+ should be as Spark wrote it"
+)
 
 
 def check(history: History, seed: int) -> str:
@@ -69,8 +72,9 @@ def check(history: History, seed: int) -> str:
         told = f"{history.sink} {seed}: {events} {refused}"
         assert len(found) == len(set(found)), f"doubled: {told}"
         if refused is not None:
-            assert _BOTH_RANGES.search(refused) or _BY_SPARK.search(refused), told
-            return "refused by us" if _BOTH_RANGES.search(refused) else "refused by Spark"
+            if _BOTH_RANGES.search(refused):
+                return "refused by us"
+            return "refused by Spark" if _BY_SPARK.search(refused) else f"unclear: {told}"
         assert found == list(range(history.written)), f"lost: {told}"
         if chance.random() < 0.7:
             history.keep()
@@ -102,6 +106,7 @@ def test_whatever_happens_to_a_file_of_a_checkpoint_no_row_is_lost_or_doubled(
         end = check(history, seed)
         ends[end] = ends.get(end, 0) + 1
     print(sink, ends)  # noqa: T201 - how often each
+    assert not [end for end in ends if end.startswith("unclear")]
     assert histories < 10 or ends.get("all there", 0) > histories // 8
 
 
@@ -142,4 +147,5 @@ def test_so_it_is_in_many_more_histories(
         ends[end] = ends.get(end, 0) + 1
         shutil.rmtree(folder)
     print(sink, ends)  # noqa: T201 - how often each
+    assert not [end for end in ends if end.startswith("unclear")]
     assert ends.get("all there", 0) >= histories // 8

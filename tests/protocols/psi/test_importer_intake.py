@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 
 from penstock.core.errors import StorageError
 from penstock.protocols.psi import PsiMessage, StreamFlags, StreamMetadata, qualify
+from penstock.protocols.psi.codecs import make_schema
 from penstock.protocols.psi.exporter import RemoteExporter
 from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
 from penstock.protocols.psi.importer_arrivals import Arrivals, Gap
 from penstock.protocols.psi.importer_intake import Intake
+from penstock.protocols.psi.metadata import SchemaFlags
 from penstock.protocols.psi.store_set import Store
 from support.until import until
 
@@ -153,3 +156,32 @@ def test_a_stream_with_gaps_in_its_numbers_ends_with_its_last_message(store: Sto
     intake.take_messages([last])
     intake.end_streams(REPLAY_ALL, may_lose=False)
     assert store.metadata(id).is_closed
+
+
+THING, OTHER = (
+    make_schema(f"App.{name}, App", [("size", "int")], SchemaFlags.CLASS, "ClassSerializer")
+    for name in ("Thing", "Other")
+)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_message_that_overtakes_the_schema_of_its_type_waits_for_it(
+    store: Store, *, is_told: bool
+) -> None:
+    intake = Intake(store, Arrivals(from_first=True), patience=10.0 if is_told else 0.1)
+    intake.take_records([OTHER, StreamMetadata("S", 7, "App.IThing, App")])
+    payload = (0xC0000000 | THING.id).to_bytes(4, "little") + (5).to_bytes(4, "little")
+    came = message(7, 1)._replace(payload=payload + b"stale")
+    thread = threading.Thread(target=intake.take_messages, args=([came],))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    if is_told:
+        intake.take_records([THING])
+    thread.join()
+    (stored,) = store.reader().read_many(2)
+    assert stored.payload == (payload if is_told else came.payload)
+    # Nobody waits a second time for what nobody told.
+    before = time.monotonic()
+    intake.take_messages([came._replace(sequence_id=2)])
+    assert time.monotonic() - before < 0.09

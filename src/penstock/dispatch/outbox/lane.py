@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from penstock.dispatch.outbox.common_log import FirstMessages
     from penstock.dispatch.outbox.latest import Keyed
     from penstock.dispatch.outbox.records import Columns, Item
     from penstock.dispatch.outbox.state_file import LaneState
@@ -59,15 +60,17 @@ class Lane:
         state: LaneState,
         notes: LaneNotes,
         keyed: Keyed,
+        first: FirstMessages | None = None,
     ) -> None:
         """Open it, and go on where it was left.
 
+        :param first: where its messages are stored until its log is made
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: the log cannot be read.
         """
         self.priority = priority
         self.folder = folder
-        self.log = LaneLog(folder, options.segment, options.sync)
+        self.log = LaneLog(folder, options.segment, options.sync, first, priority)
         #: Bytes of the messages that are not settled.
         self.bytes = 0
         #: Taken to be settled: they have no room any more.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.core.whole_files import sync_files, sync_names
 from penstock.dispatch.outbox.lane import Lane
+from penstock.dispatch.outbox.lane_log import LaneLog
 from penstock.dispatch.outbox.latest import Keyed
 from penstock.dispatch.outbox.records import CLASSES, encode
 from penstock.dispatch.outbox.settled import BLOCK
@@ -20,24 +21,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from penstock.dispatch.outbox.common_log import FirstMessages
     from penstock.dispatch.outbox.lane import LaneOptions
     from penstock.dispatch.outbox.latest import Latest
     from penstock.dispatch.outbox.records import Columns
+    from penstock.queue.options import Sync
 
-__all__ = ["Lanes"]
+__all__ = ["LABEL", "Lanes", "restore"]
 
 _STATE: Final = "state"
 _NOTES: Final = "settled"
-#: A lane in which nothing is queued has its files open for so long (seconds).
-_IDLE: Final = 30.0
+LABEL: Final = "receiver"
+#: A lane has its files open for so long after they were used (seconds).
+_IDLE: Final = 5.0
 
 
 class Lanes:
     """The lanes by class, and the files that they share. Whoever calls has the outbox's lock."""
 
-    def __init__(self, folder: Path, options: LaneOptions, lock_timeout: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: LaneOptions,
+        lock_timeout: float,
+        first: FirstMessages | None = None,
+    ) -> None:
         """Open those that there are.
 
+        :param first: where the messages of an outbox without files are, until `make`
         :raises LockTimeout: another process has the outbox open.
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: a log cannot be read.
@@ -47,23 +58,71 @@ class Lanes:
         self._syncs = options.sync != "none"
         self._lanes: dict[int, Lane] = {}
         self._keyed = Keyed()
-        #: For each lane its head, and since when that is the same.
-        self._used: dict[int, tuple[int, float]] = {}
         self._noted: dict[int, tuple[int, int]] = {}
         self._findings: list[str] = []
+        self._lock_timeout = lock_timeout
+        #: What has to be done at the end, whatever fails.
+        self._at_end = contextlib.ExitStack()
+        self._first = first
+        #: The same, when there are files that are still to be brought to the disk.
+        self._made: FirstMessages | None = None
+        self._is_new = False
+        if first is not None:
+            self._state = StateFile(folder / _STATE)
+            for priority in first.lanes:
+                lane = self._open_lane(priority)
+                self._state.last_arrival = max(self._state.last_arrival, lane.last_arrival)
+            return
         with storage_errors("creating", str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as undo:
-            owner = WriterLock(folder, lock_timeout)
-            undo.callback(owner.close)
-            # With a time between, whoever brings things to the disk does it with these files, too.
-            self._state = StateFile(folder / _STATE, sync=options.sync == "batch")
-            self._is_new = isinstance(options.sync, float) and self._state.is_new
-            undo.callback(self._state.close)
-            undo.callback(self._suspend)
+        with self._owned() as undo:
+            self._state = StateFile(folder / _STATE)
+            self._open_state(undo)
             self._open()
-            #: What has to be done at the end, whatever fails.
+
+    @contextlib.contextmanager
+    def _owned(self) -> Iterator[contextlib.ExitStack]:
+        """Be the only one who has the outbox open, from now on if all goes well."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(WriterLock(self._folder, self._lock_timeout).close)
+            undo.callback(self._suspend)
+            yield undo
             self._at_end = undo.pop_all()
+
+    def _open_state(self, undo: contextlib.ExitStack) -> None:
+        # With a time between, whoever brings things to the disk does it with this file, too.
+        self._is_new = self._options.sync != "batch" and self._state.is_new
+        self._state.open(sync=self._options.sync == "batch")
+        undo.callback(self._state.close)
+
+    def make(self) -> None:
+        """Make the files, if there are none yet; messages are written to them from now on.
+
+        :raises StorageError: the operating system refuses; it can be tried again.
+        """
+        if self._first is None:
+            return
+        with storage_errors("creating", str(self._folder)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        # Synced in any case: without it nobody knows whose the folder is.
+        save_notes(self._folder / LABEL, self._first.label, sync=True)
+        with self._owned() as undo:
+            for lane in self._lanes.values():
+                lane.log.make()
+                self._state.set_lane(lane.priority, lane.log.epoch, lane.settled)
+            self._open_state(undo)
+        self._first, self._made = None, self._first
+
+    @property
+    def is_made(self) -> bool:
+        return self._first is None
+
+    @property
+    def is_to_be_made(self) -> bool:
+        """Whether there are no files, and should be: what is settled is noted down in them."""
+        if self._first is None:
+            return False
+        return self._first.has_to_go or any(lane.queued < lane.head for lane in self)
 
     def _open(self) -> None:
         state = self._state
@@ -74,8 +133,9 @@ class Lanes:
             if state.lane(priority).epoch or self._folder_of(priority).exists():
                 lane = self._open_lane(priority, notes.get(priority))
                 state.last_arrival = max(state.last_arrival, lane.last_arrival)
-                if not lane.queued:
-                    lane.log.suspend()
+                if lane.queued and self._syncs:
+                    lane.log.sync()
+                lane.log.suspend()
         if state.is_new and state.damage is None and self._lanes:
             self._findings.append("the file of the state was gone; messages come again")
         state.keep()
@@ -85,7 +145,9 @@ class Lanes:
 
     def _open_lane(self, priority: int, notes: LaneNotes | None = None) -> Lane:
         state, folder = self._state.lane(priority), self._folder_of(priority)
-        lane = Lane(folder, priority, self._options, state, notes or LaneNotes(), self._keyed)
+        lane = Lane(
+            folder, priority, self._options, state, notes or LaneNotes(), self._keyed, self._first
+        )
         self._lanes[priority] = lane
         self._state.set_lane(priority, lane.log.epoch, lane.settled)
         return lane
@@ -127,6 +189,10 @@ class Lanes:
         classes = set(columns.priorities)
         parts = [columns] if len(classes) == 1 else [columns.of_class(each) for each in classes]
         records = [encode(part, now_ms, key) for part in parts]
+        if self._first is not None and not self._first.has_room(
+            sum(len(record) for own in records for record in own)
+        ):
+            self.make()
         try:
             for part, own in zip(parts, records, strict=True):
                 self._lane(part.priorities[0]).append(part, own, now_ms, key)
@@ -192,7 +258,8 @@ class Lanes:
 
         :raises StorageError: the device refuses.
         """
-        if self._syncs:
+        # Without a sync, what the common log has may be there after a power failure, too.
+        if self._syncs or self._made is not None:
             for lane in lanes:
                 lane.log.sync()
             self._state.sync()
@@ -202,6 +269,9 @@ class Lanes:
                     sync_names(self._folder)
                     sync_names(self._folder.parent)
                 self._is_new = False
+        if self._made is not None:
+            self._made.end()
+            self._made = None
 
     def save_notes(self, notes: bytes) -> None:
         """Keep what is known above the floors; without the lock, but not while this closes.
@@ -214,14 +284,11 @@ class Lanes:
             self._noted = {}  # the next time again
             raise
 
-    def rest(self) -> None:
-        """Close the files of lanes that were not used for some time."""
-        now = time.monotonic()
+    def rest(self, *, at_once: bool) -> None:
+        """Close the files of lanes that were not used for some time, if all is on the disk."""
+        until = time.monotonic() - (0.0 if at_once else _IDLE)
         for lane in self._lanes.values():
-            head, since = self._used.get(lane.priority, (-1, now))
-            if lane.queued or head != lane.head:
-                self._used[lane.priority] = lane.head, now
-            elif lane.log.is_open and now - since >= _IDLE:
+            if lane.log.used <= until and (lane.log.is_settled or not self._syncs):
                 lane.log.suspend()
 
     def close(self) -> None:
@@ -229,15 +296,50 @@ class Lanes:
 
         :raises StorageError: the device refuses.
         """
-        with self._at_end:
-            self.bring_to_disk(list(self._lanes.values()))
-            self.save_notes(self._notes())
+        try:
+            if self.is_to_be_made:
+                self.make()
+            if self._first is None:
+                self.bring_to_disk(list(self._lanes.values()))
+                self.save_notes(self._notes())
+        finally:
+            self._at_end.close()
 
     def let_go(self) -> None:
         """Close all files as they are."""
         self._at_end.close()
 
+    def discard(self) -> None:
+        """Hear that nothing of the outbox is needed any more."""
+        for first in filter(None, (self._first, self._made)):
+            first.end()
+
     def _suspend(self) -> None:
         with contextlib.ExitStack() as each:
             for lane in self._lanes.values():
                 each.callback(lane.log.suspend)
+
+
+def restore(
+    folder: Path, first: FirstMessages, segment: int, sync: Sync, *, is_begun: bool
+) -> None:
+    """Write messages to the files of an outbox that is not open, those that are not there.
+
+    :param is_begun: whether it is the outbox that they were to be moved to
+    :raises StorageError: the operating system refuses.
+    """
+    state = StateFile(folder / _STATE)
+    state.open(sync=True)
+    state.close()
+    for priority, records in first.lanes.items():
+        own = LaneLog(folder / f"cs{priority}", segment, sync)
+        try:
+            # After a power failure any of them may be missing, not only the last.
+            known = own.payloads()
+            settled = state.lane(priority).floor if is_begun else 0
+            left = [each for each in records[settled:] if each[0] not in known]
+            if left:
+                own.write(*zip(*left, strict=True))
+            own.sync()
+        finally:
+            own.suspend()

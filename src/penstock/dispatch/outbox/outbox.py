@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from penstock.core.clock import Clock
+    from penstock.dispatch.outbox.common_log import FirstMessages
     from penstock.dispatch.outbox.lane import Lane
     from penstock.dispatch.outbox.latest import Latest
     from penstock.queue.options import Sync
@@ -71,9 +72,11 @@ class Outbox(Closable):
         starvation: int = 64,
         clock: Clock = SYSTEM_CLOCK,
         lock_timeout: float = 5.0,
+        first: FirstMessages | None = None,
     ) -> None:
         """Open it; make it if there is none.
 
+        :param first: where the messages are of one that has no files, which are made later
         :raises LockTimeout: another process has it open.
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: a log of it cannot be read.
@@ -93,7 +96,7 @@ class Outbox(Closable):
         if not isinstance(sync, str):
             sync = float(sync) or "batch"
         options = LaneOptions(segment, sync, window, window_bytes)
-        self._lanes = Lanes(self.folder, options, lock_timeout)
+        self._lanes = Lanes(self.folder, options, lock_timeout, first)
         self._is_closed = False
         look_after(self, sync if isinstance(sync, float) else _BETWEEN_UPKEEP)
 
@@ -341,6 +344,11 @@ class Outbox(Closable):
             with self._lock:
                 if self._is_closed:
                     return
+                is_new = self._lanes.is_to_be_made
+                if is_new:
+                    self._lanes.make()
+                if not self._lanes.is_made:
+                    return
                 lanes = list(self._lanes)
                 notes = self._lanes.new_notes()
                 floors = [lane.settled.floor for lane in lanes]
@@ -349,7 +357,7 @@ class Outbox(Closable):
             for lane, floor in zip(lanes, floors, strict=True):
                 lane.log.free(floor)
             with self._lock:
-                self._lanes.rest()
+                self._lanes.rest(at_once=is_new)
             self._prepare(lanes)
             # Last, since a disk that is full refuses this, and gets room by what was before.
             if notes is not None:
@@ -377,7 +385,7 @@ class Outbox(Closable):
     def close_if_empty(self) -> bool:
         """Close it for good, unless something is queued; tell whether it is closed.
 
-        Nothing is brought to the disk: whoever calls removes the folder.
+        Nothing is brought to the disk: whoever calls removes the folder, and calls `discard`.
         """
         with self._upkeep, self._lock:
             if not self._is_closed and not any(lane.queued for lane in self._lanes):
@@ -385,9 +393,18 @@ class Outbox(Closable):
                 self._lanes.let_go()
             return self._is_closed
 
+    def discard(self) -> None:
+        """Hear that the folder is removed, and nothing of it needed any more."""
+        self._lanes.discard()
+
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def is_to_be_made(self) -> bool:
+        """Whether `tend` has to make its files first."""
+        return self._lanes.is_to_be_made
 
     @property
     def is_busy(self) -> bool:

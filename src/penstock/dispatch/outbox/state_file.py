@@ -54,13 +54,15 @@ class LaneState(NamedTuple):
 class StateFile:
     """Two slots that are written in turn. Whatever is cut short, the other one is whole."""
 
-    def __init__(self, path: Path, *, sync: bool) -> None:
-        """Open it; make it if there is none, or none that can be used.
+    def __init__(self, path: Path) -> None:
+        """Read it, if there is one that can be used. `open` is to follow.
 
         :raises Unsupported: a newer Penstock made it.
         :raises StorageError: the operating system refuses.
         """
         self._path = path
+        self._map: mmap.mmap | None = None
+        self._is_dirty = False
         #: Whether there was one, and what was wrong with it.
         self.is_new = not path.exists()
         self.damage: DamagedQueue | None = None
@@ -73,8 +75,16 @@ class StateFile:
                 log.warning("%s; it was put aside as %s", error, aside)
                 self.damage = error
                 self.is_new = True
+        self._words = memoryview(self._buffer).cast("Q")
+
+    def open(self, *, sync: bool) -> None:
+        """Make the file if it is new; from now on what is kept is in it.
+
+        :raises StorageError: the operating system refuses.
+        """
+        path = self._path
         if self.is_new:
-            _make(path, sync=sync)
+            _make(path, bytes(self._buffer), sync=sync)
         with storage_errors("opening", str(path)):
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -82,8 +92,6 @@ class StateFile:
             except BaseException:
                 os.close(self._fd)
                 raise
-        self._words = memoryview(self._buffer).cast("Q")
-        self._is_dirty = False
 
     @property
     def last_arrival(self) -> int:
@@ -111,6 +119,8 @@ class StateFile:
 
     def keep(self) -> None:
         """Make what was set outlive this process: a copy in memory, no system call."""
+        if self._map is None:
+            return  # the file is made with it
         words = self._words
         words[0] += 1
         at = _PAGE * (1 + words[0] % 2)
@@ -129,9 +139,11 @@ class StateFile:
                 os.fdatasync(self._fd)
 
     def close(self) -> None:
-        self._words.release()
-        self._map.close()
-        os.close(self._fd)
+        """Let go of the file; `open` takes it again."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+            os.close(self._fd)
 
 
 def _newest(path: Path) -> bytearray:
@@ -166,9 +178,8 @@ def _slot(data: bytes, at: int) -> bytearray | None:
     return bytearray(slot)
 
 
-def _make(path: Path, *, sync: bool) -> None:
-    empty = bytes(8 * _WORDS)
-    slot = (empty + _CRC.pack(zlib.crc32(empty))).ljust(_PAGE, b"\0")
+def _make(path: Path, words: bytes, *, sync: bool) -> None:
+    slot = (words + _CRC.pack(zlib.crc32(words))).ljust(_PAGE, b"\0")
     with storage_errors("creating", str(path)):
         # Written, not left as a hole: a store to the mapping then needs no space.
         head = _HEADER.pack(_MAGIC, _VERSION).ljust(_PAGE, b"\0")

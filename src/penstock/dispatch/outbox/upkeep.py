@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: With shorter times between, this is how often it looks whether there is work (seconds).
 _LONGEST_PAUSE: Final = 1.0
+#: Then it is the turn of other outboxes again (seconds).
+_LONGEST_MAKING: Final = 0.25
 
 
 class _Upkeep:
@@ -59,10 +61,15 @@ class _Upkeep:
                 self._thread = None
                 return None
             due = [outbox for outbox, (at, _) in self._due.items() if at <= now]
-            for outbox in due:
-                interval = self._due[outbox][1]
-                self._due[outbox] = (now + interval, interval)
+            # Files that are still to be made come last: what shall be in them is stored elsewhere.
+            due.sort(key=lambda outbox: outbox.is_to_be_made)
         for outbox in due:
+            began = time.monotonic()
+            if outbox.is_to_be_made and began - now >= _LONGEST_MAKING:
+                break
+            with self._lock:
+                interval = self._due[outbox][1]
+                self._due[outbox] = (began + interval, interval)
             try:
                 outbox.tend()
             except PenstockError as error:

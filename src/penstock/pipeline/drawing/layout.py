@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from penstock.pipeline.graph import Graph
+    from penstock.core.graph import Graph
 
 __all__ = ["Box", "Layout", "Size", "arrange"]
 

@@ -7,9 +7,9 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from penstock.core.graph import Graph
 from penstock.core.redaction import as_written
 from penstock.pipeline.drawing.layout import Box, Layout, Size, arrange
-from penstock.pipeline.graph import Graph
 from penstock.pipeline.links import Node, streams_between
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import NotFound, PenstockError
 from penstock.pipeline.links import streams_between
-from penstock.pipeline.running.checkpoints import check_name, own, used_before
+from penstock.pipeline.running.checkpoints import check_whole, own, used_before
 from penstock.pipeline.running.faults import NotStarted, QueryFailed, reason_of
 from penstock.pipeline.running.loss_book import LossBook
 from penstock.pipeline.running.progress import Progress, Watch
@@ -179,7 +179,7 @@ class _Run:
         self._watches[name].say("starting")
         try:
             self._owned += own(where)
-            check_name(where)
+            check_whole(where)
             if name in self._books:
                 self._watches[name].begin(*self._books[name].begin(prepared.sinks))
             for target in used_before(where, prepared.sinks):

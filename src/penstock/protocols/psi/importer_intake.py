@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import InvalidOption, Malformed, MessageTooLarge
 from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, PsiMessage
+from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
 from penstock.protocols.psi.ticks import MAX_NS
 
@@ -44,7 +45,7 @@ class Intake:
     ) -> None:
         """`only`: the names of the streams that are wanted; psi sends all of them.
 
-        `patience`: how long a message waits for the announcement of its stream.
+        `patience`: how long a message waits for the announcement of its stream or its type.
         """
         self.store = store
         self.arrivals = arrivals
@@ -72,6 +73,9 @@ class Intake:
             self._refused_ids: set[int] = set()
             self._unwanted_ids: set[int] = set()
             self._codecs: dict[int, Codec] = {}
+            #: How often news came, and the types that were waited for in vain.
+            self._bursts = 0
+            self._unknown_types: set[str] = set()
 
     # --- what is told of streams --------------------------------------------------------------
 
@@ -94,6 +98,7 @@ class Intake:
                     self.store.tell(record)
             for stream in changed.values():
                 self._take_stream(stream)
+            self._bursts += 1
             self._has_news.notify_all()
 
     def _take_stream(self, stream: StreamMetadata) -> None:
@@ -188,15 +193,36 @@ class Intake:
                 log.warning("a message of source %s is refused: %s", message.source_id, error)
 
     def _trimmed(self, message: PsiMessage) -> bytes:
-        """Return the payload without the stale bytes that psi sends behind it."""
-        try:
-            codec = self._codecs.get(message.source_id)
-            if codec is None:
-                codec = self._codecs[message.source_id] = self.remote.codec(message.source_id)
-            return codec.trim(message.payload)
-        except Malformed:
-            self.untrimmed += 1
-            return message.payload
+        """Return the payload without the stale bytes that psi sends behind it.
+
+        A message may overtake the schema of a type that it is the first to hold.
+        """
+        while True:
+            bursts = self._bursts
+            try:
+                codec = self._codecs.get(message.source_id)
+                if codec is None:
+                    codec = self._codecs[message.source_id] = self.remote.codec(message.source_id)
+                missing = codec.missing_type(message.payload)
+                if missing is None or not self._wait_for_type(missing, bursts):
+                    return codec.trim(message.payload)
+            except UnknownType as error:
+                if not self._wait_for_type(error.type_name, bursts):
+                    break
+            except Malformed:
+                break
+        self.untrimmed += 1
+        return message.payload
+
+    def _wait_for_type(self, name: str, bursts: int) -> bool:
+        """Wait until more is told than `bursts`; False: it was in vain, now or before."""
+        if name in self._unknown_types:
+            return False
+        with self._has_news:
+            came = self._has_news.wait_for(lambda: self._bursts != bursts, self._patience)
+            if not came:
+                self._unknown_types.add(name)
+        return came
 
     def _wait_for(self, id: int) -> tuple[int, str] | None:
         if id in self._refused_ids:

@@ -23,6 +23,7 @@
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
+#include <structmember.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -77,6 +78,7 @@ typedef struct {
     Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
     int shm_key, stat_shm_id, buf_shm_id;
     Entry *entries; /* scratch for one chunk */
+    int count, last_id; /* messages that the last call wrote, and the id of the last of them */
     bool busy;      /* a thread is in here, without the interpreter's lock */
     unsigned forks; /* of this process, when the files were opened */
     /* Slots read ahead, because messages free a run of them. They hold as long as the status is
@@ -639,7 +641,7 @@ static int refuse_second_thread(const Appender *a)
 static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Appender *a = (Appender *)self;
-    int32_t now, last_id = -1;
+    int32_t now;
     if (nargs != 5 || !PyList_Check(args[0]))
         return PyErr_Format(PyExc_TypeError, "append(entries: list, start, now, blocking, held)");
     Py_ssize_t start = PyLong_AsSsize_t(args[1]), total = PyList_GET_SIZE(args[0]);
@@ -651,24 +653,22 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
     if (start < 0 || start >= total)
         return PyErr_Format(PyExc_IndexError, "there is no entry %zd", start);
     int want = (int)(total - start < CHUNK_MESSAGES ? total - start : CHUNK_MESSAGES);
-    int n = 0, written = 0, outcome = -1;
+    int n = 0, outcome = -1;
     for (; n < want; n++)
         if (read_entry(PyList_GET_ITEM(args[0], start + n), &a->entries[n]) != 0)
             break;
     if (n == want)
-        outcome = append_chunk(a, n, now, blocking, held, &written, &last_id);
+        outcome = append_chunk(a, n, now, blocking, held, &a->count, &a->last_id);
     for (int i = 0; i < n; i++)
         PyBuffer_Release(&a->entries[i].payload);
-    return outcome < 0 ? NULL : Py_BuildValue("iii", outcome, written, last_id);
+    return outcome < 0 ? NULL : PyLong_FromLong(outcome);
 }
 
-/* The short way for one plain message, a part of a buffer: its id, or minus the outcome. */
+/* The short way for one plain message, a part of a buffer. */
 static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Appender *a = (Appender *)self;
     Entry *e = a->entries;
-    int32_t last_id = -1;
-    int written = 0;
     if (nargs != 7)
         return PyErr_Format(PyExc_TypeError,
                             "append_one(buffer, begin, end, type, subtype, now, blocking)");
@@ -690,12 +690,10 @@ static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_s
         e->payload.len = end - begin;
         e->msg_len = (int32_t)(end - begin);
         e->compress = 0;
-        outcome = append_chunk(a, 1, e->time, blocking, false, &written, &last_id);
+        outcome = append_chunk(a, 1, e->time, blocking, false, &a->count, &a->last_id);
     }
     PyBuffer_Release(&whole);
-    if (outcome < 0)
-        return NULL;
-    return PyLong_FromLong(outcome == WRITTEN ? last_id : -outcome);
+    return outcome < 0 ? NULL : PyLong_FromLong(outcome);
 }
 
 static int Appender_init(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -729,14 +727,22 @@ static void Appender_dealloc(PyObject *self)
 
 static PyMethodDef Appender_methods[] = {
     {"append", (PyCFunction)(void (*)(void))Appender_append, METH_FASTCALL,
-     "append(entries, start, now, blocking, held) -> (outcome, written, last_id)"},
+     "append(entries, start, now, blocking, held) -> outcome"},
     {"append_one", (PyCFunction)(void (*)(void))Appender_append_one, METH_FASTCALL,
-     "append_one(buffer, begin, end, type, subtype, now, blocking) -> id, or minus the outcome"},
+     "append_one(buffer, begin, end, type, subtype, now, blocking) -> outcome"},
     {NULL, NULL, 0, NULL}};
+
+/* The outcome is a small number, which exists already. Were the others answered with it, a call that
+ * has written could fail for want of memory, and nobody would count what it wrote. */
+static PyMemberDef Appender_members[] = {
+    {"count", T_INT, offsetof(Appender, count), READONLY, "messages that the last call wrote"},
+    {"last_id", T_INT, offsetof(Appender, last_id), READONLY, "the id of the last of them"},
+    {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot Appender_slots[] = {{Py_tp_init, Appender_init},
                                        {Py_tp_dealloc, Appender_dealloc},
                                        {Py_tp_methods, Appender_methods},
+                                       {Py_tp_members, Appender_members},
                                        {Py_tp_new, PyType_GenericNew},
                                        {0, NULL}};
 

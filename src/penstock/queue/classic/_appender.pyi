@@ -31,12 +31,14 @@ class Appender:
         stat_shm_id: int = ...,
         buf_shm_id: int = ...,
     ) -> None: ...
-    # Writes one chunk of `entries[start:]`; returns the outcome, how many, the last id.
+    # How many messages the last call wrote, and the id of the last of them.
+    count: int
+    last_id: int
+    # Writes one chunk of `entries[start:]`; returns the outcome.
     def append(
         self, entries: list[Entry], start: int, now: int, blocking: bool, held: bool, /
-    ) -> tuple[int, int, int]: ...
-    # One plain message, `buffer[begin:end]`, stored at `now`: its id, or minus the outcome. Of the
-    # outcomes only TOO_LARGE, WAIT, BUSY, GONE and IRREGULAR can be; nothing was touched then.
+    ) -> int: ...
+    # Writes one plain message, `buffer[begin:end]`, stored at `now`; returns the outcome.
     def append_one(
         self,
         buffer: bytes | bytearray | memoryview,

@@ -84,10 +84,10 @@ class ClassicWriter(BookedWriter):
         self._device = open_to_write(path, options, options.create, self._now)
         try:
             self._meet()
+            self._appender = self._device.appender()
         except BaseException:
             self._device.close()
             raise
-        self._appender = self._device.appender()
 
     def _meet(self) -> None:
         """Look at a queue just opened, and number its messages from its own ids."""
@@ -154,7 +154,7 @@ class ClassicWriter(BookedWriter):
         if end is None:
             end = len(payload)
         try:
-            id = self._appender.append_one(
+            outcome = self._appender.append_one(
                 payload, begin, end, type, subtype, now, self._options.blocking
             )
         except OverflowError:
@@ -165,14 +165,15 @@ class ClassicWriter(BookedWriter):
         except OSError as error:
             self._refused += 1
             raise storage_error("writing to", self._path, error) from error
-        if id < 0:
+        if outcome != WRITTEN:
             return None
+        self._messages += 1
+        self._bytes += end - begin
         seq = self._youngest + 1
+        id = self._appender.last_id
         if id != seq:
             seq = unwrap(id, self._youngest)
         self._youngest = self._last_seq = seq
-        self._messages += 1
-        self._bytes += end - begin
         return seq
 
     def write_many(
@@ -248,15 +249,15 @@ class ClassicWriter(BookedWriter):
         try:
             self._look_at_path(now)
             while done < len(entries):
-                result = self._appender.append(entries, done, now, blocking, False)
-                if result[0] == BUSY:
-                    result = self._append_in_turn(entries, done, now)
-                outcome, written, id = result
+                outcome = self._appender.append(entries, done, now, blocking, False)
+                if outcome == BUSY:
+                    outcome = self._append_in_turn(entries, done, now)
                 if outcome == WRITTEN:
-                    self._youngest = unwrap(id, self._youngest)
+                    written = self._appender.count
                     self._messages += written
                     self._bytes += sum([entry[1] for entry in entries[done : done + written]])
                     done += written
+                    self._youngest = unwrap(self._appender.last_id, self._youngest)
                     setbacks = 0
                     waiting = None
                     continue
@@ -278,7 +279,7 @@ class ClassicWriter(BookedWriter):
                 self._last_seq = self._youngest
         return self._last_seq
 
-    def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> tuple[int, int, int]:
+    def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> int:
         """Wait for the other writer to let go, then append."""
         began = time.monotonic()
         with self._device.locked(self._options.lock_timeout):
@@ -330,11 +331,11 @@ class ClassicWriter(BookedWriter):
         self._device = fresh
         try:
             self._meet()
+            self._appender = fresh.appender()
         except BaseException:
             self._device = gone
             fresh.close()
             raise
-        self._appender = fresh.appender()
         gone.close()
 
     # --- the rest ---------------------------------------------------------------------------

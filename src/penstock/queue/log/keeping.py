@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -9,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.core.whole_files import sync_names
 from penstock.queue.storage import no_thread, storage_errors
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.queue.options import Sync
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Keeper", "Unsynced"]
+__all__ = ["Keeper", "Tidying", "Unsynced"]
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +69,23 @@ class Unsynced:
         self._close()
 
 
+class Tidying(Protocol):
+    """Whoever removes what a log need not keep."""
+
+    #: Whether there is ever something to remove.
+    has_limits: bool
+
+    def __call__(self) -> None:
+        """Remove it."""
+
+
 class Keeper:
     """Brings messages to the disk, and calls `tidy` about once a minute.
 
     It has descriptors of its own, so that the writer can close a segment that is to be synced.
     """
 
-    def __init__(self, file: QueueFile, sync: Sync, tidy: Callable[[], None]) -> None:
+    def __init__(self, file: QueueFile, sync: Sync, tidy: Tidying) -> None:
         """Begin with this segment.
 
         :raises StorageError: there is no descriptor, or no thread left.
@@ -94,12 +105,19 @@ class Keeper:
         #: Whoever syncs has it, and nobody else closes a segment. `roll` needs it not: a write
         #: does not wait for the disk.
         self._syncing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="penstock-log", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._active.close()
-            raise no_thread(file.path) from error
+        self._thread: threading.Thread | None = None
+        # Of many logs that are written now and then, each can do without until there is work.
+        if isinstance(sync, float) or tidy.has_limits:
+            try:
+                self._start()
+            except RuntimeError as error:
+                self._active.close()
+                raise no_thread(file.path) from error
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="penstock-log", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def roll(self, following: Unsynced) -> None:
         """Go on with another segment; the one up to now gets no more messages.
@@ -112,6 +130,9 @@ class Keeper:
             self._changed.notify()
         if self._policy == "batch":
             self.sync()
+        elif self._thread is None:
+            with contextlib.suppress(RuntimeError):  # no thread is left: the next sync does it
+                self._start()
 
     def sync(self) -> None:
         """Return when everything written up to now is on the disk.
@@ -130,7 +151,8 @@ class Keeper:
         :raises StorageError: the device refuses, now or earlier in the background.
         """
         self.stop()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         try:
             if self._policy != "none" or self._failure is not None:
                 self.sync()

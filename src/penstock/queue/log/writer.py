@@ -253,13 +253,14 @@ class _Tidying:
         self._folder = folder
         self._settings = settings
         self._limits = Limits(settings.retain, settings.retain_age)
+        self.has_limits = self._limits != Limits()
         self._sizes: dict[int, int] = {}
         self.clock = AgeClock(folder)
         self._held_by: str | None = None
         self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        if self._limits == Limits():
+        if not self.has_limits:
             return
         with self._lock:
             done = trim(self._folder, self._limits, self._settings, self._sizes, self.clock)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Space"]
 
-#: Bytes got ahead of the messages.
+#: Bytes got ahead of the messages: as many as there are, but not less or more than these.
+_LEAST_AHEAD: Final = 64 << 10
 _AHEAD: Final = 4 << 20
 _EVERYTHING: Final = 2**64 - 1
 
@@ -69,7 +70,8 @@ class Space:
     def _get(self, base: int, start: int, goal: int, limit: int) -> int:
         """Get space from `start` to `goal` at least; return up to where there is space now."""
         start = start // PAGE * PAGE
-        for end in (min(limit, max(goal, start + _AHEAD)), goal):
+        ahead = min(max(start, _LEAST_AHEAD), _AHEAD)
+        for end in (min(limit, max(goal, start + ahead)), goal):
             try:
                 os.posix_fallocate(self._file.descriptor, base + start, end - start)
             except OSError as error:

@@ -169,6 +169,13 @@ class Codec(ABC):
         """
         return bytes(payload[: self.decode_sized(payload).size])
 
+    def missing_type(self, payload: BytesLike) -> str | None:  # noqa: ARG002
+        """Return the type that a payload names and of which there is no schema, if it is open.
+
+        :raises Malformed: the payload does not hold a value.
+        """
+        return None
+
     def encode(self, value: Any) -> bytes:
         """Return the payload of a value, of exactly its size.
 

@@ -299,6 +299,13 @@ class InterfaceCodec(ObjectCodec):
         except UnknownType:
             return Decoded(bytes(payload), len(payload))
 
+    def missing_type(self, payload: BytesLike) -> str | None:
+        try:
+            super().decode_sized(payload)
+        except UnknownType as error:
+            return error.type_name
+        return None
+
     def encode(self, value: Any) -> bytes:
         return value if isinstance(value, bytes) else super().encode(value)
 

@@ -1,0 +1,639 @@
+"""How are other programs run beside this one: started, watched, restarted and ended in time?"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import random
+import select
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.closing import Closable
+from penstock.core.errors import AlreadyExists, InvalidOption, NotFound, PenstockError
+from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+__all__ = [
+    "Health",
+    "NotStarted",
+    "Process",
+    "Program",
+    "ProgramState",
+    "ProgramStatistics",
+    "Restart",
+    "Supervisor",
+    "describe_status",
+]
+
+log = logging.getLogger(__name__)
+
+#: A longer line of output is told in pieces.
+_LONGEST_LINE: Final = 65_536
+#: Why a program was ended whose health command said so.
+_UNWELL: Final = "it was not well"
+
+
+class NotStarted(PenstockError):
+    """A program could not be started."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        self.command = command
+        self.reason = f"cannot be started: {error.strerror or error}"
+        super().__init__(
+            f"{command} {self.reason}",
+            hint="give its whole path, or see whether it is installed and may be run",
+        )
+
+
+def describe_status(status: int) -> str:
+    """Say how a program ended, by its status as `subprocess` has it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"
+
+
+class Process:
+    """A program that runs, with everything that it starts: they are one process group.
+
+    Ctrl-C in a terminal does not reach it: whoever started it ends it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        directory: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        dies_with_us: bool = False,
+    ) -> None:
+        """Start it. `environment` is added to ours.
+
+        `dies_with_us`: it is ended also when we are killed; that is, when the thread that started
+        it has ended.
+
+        :raises NotStarted: there is no such program, or it cannot be run.
+        """
+        self.command = tuple(command)
+        # It would be the wrapper that starts, and not find what is missing.
+        found = shutil.which(command[0], path=(environment or os.environ).get("PATH"))
+        wrapper = _wrapper() if dies_with_us and found else ()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - it is what the caller asked for
+                [*wrapper, *command],
+                cwd=directory,
+                env=None if environment is None else {**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NotStarted(command[0], error) from error
+        self.pid = self._process.pid
+        self.stdout = self._process.stdout
+        try:
+            #: Readable when it has ended.
+            self.descriptor = os.pidfd_open(self.pid)
+        except OSError as error:  # no descriptor left
+            self.descriptor = -1
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+            self.close()
+            raise NotStarted(command[0], error) from error
+
+    @property
+    def status(self) -> int | None:
+        """Its status as `subprocess` has it, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Sleep until it ends, at most so long. (`Popen.wait` would look again and again.)"""
+        if self.status is None:
+            waiting = select.poll()
+            waiting.register(self.descriptor, select.POLLIN)
+            waiting.poll(seconds * 1000)
+        return self.status
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to all of the group; False: nobody is left in it."""
+        # The group stays while anybody in it does, also when its first process has ended.
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self, grace: float) -> int:
+        """End it and all that it started, after `grace` seconds by force; return its status."""
+        if self.signal(signal.SIGTERM):
+            self.wait(grace)
+            self.signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Give its descriptors back, when it has ended. Closing twice is fine."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        if self.stdout is not None:
+            self.stdout.close()
+
+
+@cache
+def _wrapper() -> tuple[str, ...]:
+    """Return the words before a command that make it die with whoever started it."""
+    # By a function before exec it would have to run Python in a copy of a threaded process.
+    found = shutil.which("setpriv")
+    return () if found is None else (found, "--pdeathsig", "KILL", "--")
+
+
+class Restart(enum.Enum):
+    """When is a program started again that has ended?"""
+
+    ALWAYS = "always"
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """A command that tells by its status whether a program is well: 0 if so."""
+
+    command: tuple[str, ...]
+    #: Seconds between two looks, and before the first.
+    every: float = 10.0
+    #: A look that takes longer (seconds) tells that it is not.
+    timeout: float = 5.0
+    #: It is started anew after so many bad looks in a row.
+    failures: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InvalidOption("health", "", "is empty")
+        if not (self.every > 0 and self.timeout > 0):
+            raise InvalidOption("health", self.every, "its times must be above 0 seconds")
+        if self.failures < 1:
+            raise InvalidOption("failures", self.failures, "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is to run, and what happens when it ends.
+
+    :raises InvalidOption: it has no command.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    directory: str | None = None
+    #: Added to our own environment.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restart: Restart = Restart.ON_FAILURE
+    backoff: Backoff = field(default_factory=partial(Backoff, initial=0.5, maximum=30.0))
+    #: After so many seconds without a failure the next one counts as the first.
+    calm: float = 10.0
+    #: Seconds from the request to end until it is ended by force.
+    grace: float = 5.0
+    health: Health | None = None
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise InvalidOption("command", "", f"{self.name} has no command")
+
+
+class ProgramState(enum.Enum):
+    """How far is a program?"""
+
+    RUNNING = "running"
+    #: It failed, and will be started again.
+    WAITING = "waiting"
+    #: It was told to end.
+    STOPPING = "stopping"
+    #: It is not started again.
+    ENDED = "ended"
+
+
+class ProgramStatistics(NamedTuple):
+    """What became of a program so far."""
+
+    state: ProgramState
+    #: Of the process that runs now.
+    pid: int | None
+    starts: int
+    #: Ends with a status other than 0, starts that were not possible, and ends for bad health.
+    failures: int
+    #: How the last run ended, in words; None: the first goes on.
+    last_end: str | None
+
+
+class Supervisor(Closable):
+    """Keeps programs running, in a thread of its own, until it is stopped.
+
+    They die with us, also when we are killed, where the system has `setpriv`.
+    """
+
+    def __init__(
+        self,
+        programs: Iterable[Program] = (),
+        *,
+        on_output: Callable[[str, str], None] | None = None,
+        on_end: Callable[[str, ProgramStatistics], None] | None = None,
+    ) -> None:
+        """Start the programs.
+
+        `on_output` gets each line that a program writes, behind its name; otherwise they are
+        logged. `on_end` is told of each end. Both are called in the supervisor's thread.
+
+        :raises AlreadyExists: two have one name.
+        """
+        self._on_output = on_output or (lambda name, line: log.info("%s: %s", name, line))
+        self._on_end = on_end
+        self._children: dict[str, _Child] = {}
+        self._requests: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._selector = selectors.DefaultSelector()
+        self._waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._waker, selectors.EVENT_READ, self._drain_waker)
+        self._is_closed = False
+        self._worker = Worker("supervisor", self._supervise, log=log, rouse=self._rouse)
+        try:
+            for program in programs:
+                self.add(program)
+            self._worker.start()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- for its owner ------------------------------------------------------------------------
+
+    def add(self, program: Program) -> None:
+        """Start one more.
+
+        :raises AlreadyExists: there is one of that name.
+        """
+        with self._changed:
+            known = self._children.get(program.name)
+            if known is not None and known.state is not ProgramState.ENDED:
+                raise AlreadyExists(
+                    f"a program {program.name!r} runs already",
+                    hint="end it first, or give this one another name",
+                )
+            child = _Child(program, self)
+            self._children[program.name] = child
+        self._ask(child.start)
+
+    def restart(self, name: str) -> None:
+        """End a program and start it again, also one that has ended.
+
+        :raises NotFound: there is none of that name.
+        """
+        self._ask(self._child(name).restart)
+
+    def end(self, name: str) -> None:
+        """Tell a program to end for good; `wait` waits for that.
+
+        :raises NotFound: there is none of that name.
+        """
+        self._ask(self._child(name).end)
+
+    def wait(self, names: Iterable[str] | None = None, timeout: float | None = None) -> bool:
+        """Wait until programs (all) have ended for good; False: some have not in so many seconds.
+
+        :raises NotFound: there is none of that name.
+        """
+        with self._changed:
+            children = [self._child(name) for name in names or self._children]
+            return self._changed.wait_for(
+                lambda: all(child.state is ProgramState.ENDED for child in children), timeout
+            )
+
+    def statistics(self) -> dict[str, ProgramStatistics]:
+        """Return what became of each program, by name."""
+        with self._changed:
+            return {name: child.statistics() for name, child in self._children.items()}
+
+    def close(self) -> None:
+        """End all, each within its grace. Closing twice is fine."""
+        self._worker.stop()
+        if not self._is_closed:
+            self._is_closed = True
+            self._selector.close()
+            os.close(self._waker)
+
+    def _child(self, name: str) -> _Child:
+        try:
+            return self._children[name]
+        except KeyError:
+            known = ", ".join(self._children) or "none"
+            raise NotFound(f"no program is called {name!r}", hint=f"there are: {known}") from None
+
+    def _ask(self, request: Callable[[], None]) -> None:
+        self._requests.append(request)
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(OSError):  # it was closed at this moment
+            os.eventfd_write(self._waker, 1)
+
+    # --- its thread ---------------------------------------------------------------------------
+
+    def _supervise(self, worker: Worker) -> None:
+        while True:
+            while self._requests:
+                self._requests.popleft()()
+            children = list(self._children.values())
+            if worker.is_stopping:
+                for child in children:
+                    child.end()
+                if all(child.state is ProgramState.ENDED for child in children):
+                    return
+            now = time.monotonic()
+            for child in children:
+                child.look(now)
+            due = min((child.due for child in children), default=float("inf"))
+            timeout = None if due == float("inf") else max(0.0, due - time.monotonic())
+            for key, _ in self._selector.select(timeout):
+                # The end of a program, told before, ends the reading of its output, too.
+                if key.fd in self._selector.get_map():
+                    key.data()
+
+    def _drain_waker(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._waker)
+
+    def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
+        """Call a function when a descriptor can be read."""
+        self._selector.register(descriptor, selectors.EVENT_READ, on_readable)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+
+    def tell_output(self, name: str, line: str) -> None:
+        """Hand over a line; whoever gets it must not end the supervision by an error."""
+        try:
+            self._on_output(name, line)
+        except Exception:
+            log.exception("a line of %s was not taken", name)
+
+    def tell_change(self, child: _Child, *, has_ended: bool = False) -> None:
+        """Wake those that wait for it, and tell whoever wants to know of an end."""
+        if has_ended and self._on_end is not None:
+            try:
+                self._on_end(child.program.name, child.statistics())
+            except Exception:
+                log.exception("the end of %s was not taken", child.program.name)
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _Child:
+    """One supervised program. All but `statistics` in the supervisor's thread."""
+
+    def __init__(self, program: Program, supervisor: Supervisor) -> None:
+        self.program = program
+        self.state = ProgramState.WAITING
+        #: When to look at it again, by the monotonic clock.
+        self.due = float("inf")
+        self._supervisor = supervisor
+        self._process: Process | None = None
+        self._starts = self._failures = 0
+        self._last_end: str | None = None
+        self._failures_in_a_row = 0
+        self._started_at = 0.0
+        self._is_wanted = True
+        #: It is to be started again whatever its policy says.
+        self._is_asked_for = False
+        self._why_ended: str | None = None
+        self._output = _Lines(partial(supervisor.tell_output, program.name))
+        self._check: Process | None = None
+        self._bad_checks = 0
+        self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+
+    def statistics(self) -> ProgramStatistics:
+        pid = None if self._process is None else self._process.pid
+        return ProgramStatistics(self.state, pid, self._starts, self._failures, self._last_end)
+
+    def start(self) -> None:
+        if self._process is not None or not self._is_wanted:
+            return
+        program = self.program
+        self._starts += 1
+        self._started_at = time.monotonic()
+        try:
+            self._process = Process(
+                program.command,
+                directory=program.directory,
+                environment=program.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                dies_with_us=True,
+            )
+        except NotStarted as error:
+            self._end_run(str(error), has_failed=True)
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._supervisor.watch(self._process.stdout.fileno(), self._read_output)
+        self._supervisor.watch(self._process.descriptor, self._note_end)
+        self._bad_checks = 0
+        self.due = (
+            float("inf") if program.health is None else self._started_at + program.health.every
+        )
+        self._change(ProgramState.RUNNING)
+
+    def restart(self) -> None:
+        self._is_wanted = True
+        self._failures_in_a_row = 0
+        if self._process is None:
+            self.start()
+        else:
+            self._is_asked_for = True
+            self._ask_to_end("it is restarted")
+
+    def end(self) -> None:
+        self._is_wanted = False
+        if self._process is None:
+            if self.state is not ProgramState.ENDED:
+                self._change(ProgramState.ENDED)
+            self.due = float("inf")
+        elif self.state is not ProgramState.STOPPING:
+            self._ask_to_end("it was told to end")
+
+    def look(self, now: float) -> None:
+        """Do what is due."""
+        if now < self.due:
+            return
+        self.due = float("inf")
+        if self._process is None:
+            self.start()
+        elif self.state is ProgramState.STOPPING:
+            self._process.signal(signal.SIGKILL)
+        elif self._check is None:
+            self._begin_check()
+        else:
+            self._end_check(is_well=False)
+
+    def _ask_to_end(self, why: str) -> None:
+        assert self._process is not None
+        if self._check is not None:
+            self._drop_check()
+        self._why_ended = why
+        self._change(ProgramState.STOPPING)
+        self._process.signal(signal.SIGTERM)
+        self.due = time.monotonic() + self.program.grace
+
+    def _read_output(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        try:
+            data = os.read(descriptor, _LONGEST_LINE)
+        except BlockingIOError:
+            return
+        self._output.feed(data)
+        if not data:
+            self._supervisor.unwatch(descriptor)
+            self._process.stdout.close()
+
+    def _note_end(self) -> None:
+        process = self._process
+        assert process is not None
+        status = process.status
+        if status is None:
+            return
+        process.signal(signal.SIGKILL)  # what it started and left behind
+        self._supervisor.unwatch(process.descriptor)
+        assert process.stdout is not None
+        while not process.stdout.closed:
+            before = self._output.taken
+            self._read_output()
+            if self._output.taken == before and not process.stdout.closed:
+                # Somebody out of the group has it open still: nobody waits for that.
+                self._supervisor.unwatch(process.stdout.fileno())
+                break
+        self._output.flush()
+        process.close()
+        self._process = None
+        if self._check is not None:
+            self._drop_check()
+        why, self._why_ended = self._why_ended, None
+        said = describe_status(status)
+        self._end_run(
+            f"{said}: {why}" if why else said,
+            has_failed=why is _UNWELL or (why is None and status != 0),
+        )
+
+    def _end_run(self, said: str, *, has_failed: bool) -> None:
+        program = self.program
+        self._last_end = said
+        if has_failed:
+            if time.monotonic() - self._started_at > program.calm:
+                self._failures_in_a_row = 0
+            self._failures += 1
+            self._failures_in_a_row += 1
+        is_asked_for, self._is_asked_for = self._is_asked_for, False
+        comes_again = self._is_wanted and (
+            is_asked_for
+            or program.restart is Restart.ALWAYS
+            or (program.restart is Restart.ON_FAILURE and has_failed)
+        )
+        if not comes_again:
+            self.due = float("inf")
+            if has_failed:
+                log.error("%s %s", program.name, said)
+            self._change(ProgramState.ENDED, has_ended=True)
+            return
+        delay = 0.0
+        if not is_asked_for:
+            delay = program.backoff.delay(max(1, self._failures_in_a_row), self._rng)
+            log.warning("%s %s; it is started again in %.1f s", program.name, said, delay)
+        self.due = time.monotonic() + delay
+        self._change(ProgramState.WAITING, has_ended=True)
+
+    def _change(self, state: ProgramState, *, has_ended: bool = False) -> None:
+        self.state = state
+        self._supervisor.tell_change(self, has_ended=has_ended)
+
+    # --- health -------------------------------------------------------------------------------
+
+    def _begin_check(self) -> None:
+        health = self.program.health
+        assert health is not None
+        try:
+            self._check = Process(
+                health.command,
+                directory=self.program.directory,
+                environment=self.program.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except NotStarted as error:
+            log.warning("the health of %s is not known: %s", self.program.name, error)
+            self.due = time.monotonic() + health.every
+            return
+        self._supervisor.watch(self._check.descriptor, self._note_check)
+        self.due = time.monotonic() + health.timeout
+
+    def _note_check(self) -> None:
+        assert self._check is not None
+        status = self._check.status
+        if status is not None:
+            self._end_check(is_well=status == 0)
+
+    def _end_check(self, *, is_well: bool) -> None:
+        health = self.program.health
+        assert health is not None
+        self._drop_check()
+        self.due = time.monotonic() + health.every
+        self._bad_checks = 0 if is_well else self._bad_checks + 1
+        if self._bad_checks >= health.failures:
+            self._ask_to_end(_UNWELL)
+
+    def _drop_check(self) -> None:
+        assert self._check is not None
+        self._supervisor.unwatch(self._check.descriptor)
+        self._check.end(0)
+        self._check.close()
+        self._check = None
+
+
+class _Lines:
+    """Cuts what a program writes into lines."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        #: Bytes so far.
+        self.taken = 0
+        self._tell = tell
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        self.taken += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._tell(line.decode(errors="replace").rstrip("\r"))
+        if len(self._rest) >= _LONGEST_LINE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what is not ended by a newline, too."""
+        if self._rest:
+            self._tell(self._rest.decode(errors="replace"))
+            self._rest = b""

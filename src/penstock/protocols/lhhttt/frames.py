@@ -1,0 +1,159 @@
+"""How does a text travel: as `LHHTTT`, its length of the length, its length, and itself?
+
+`TTT` is the text in UTF-8, `HH` its length in bytes in lower-case hexadecimal without leading
+zeros, `L` the number of digits of `HH`, one hexadecimal digit. `Hello World` is `1bHello World`.
+Input may have upper-case digits and leading zeros, and nothing else that a number could be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.errors import Malformed, MessageTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.core.interfaces import BytesLike
+
+__all__ = [
+    "LONGEST",
+    "FrameDecoder",
+    "decode",
+    "decode_bytes",
+    "encode",
+    "encode_bytes",
+]
+
+#: The longest text that the framing can say, in bytes: fifteen digits.
+LONGEST: Final = 16**15 - 1
+#: What a stream's decoder takes, unless it is told otherwise: a peer may announce anything.
+_LIMIT: Final = 64 * 1024 * 1024
+_WHAT: Final = "LHHTTT frame"
+_DIGITS: Final = b"0123456789abcdefABCDEF"
+
+
+def encode(text: str) -> bytes:
+    """Return the frame of a text.
+
+    :raises UnicodeEncodeError: it has half of a surrogate pair.
+    """
+    return encode_bytes(text.encode())
+
+
+def encode_bytes(data: BytesLike) -> bytes:
+    """Return the frame of bytes, which should be UTF-8 where the peer is another's program.
+
+    :raises MessageTooLarge: fifteen digits cannot tell their number.
+    """
+    size = len(data)
+    if size > LONGEST:
+        raise MessageTooLarge(size, LONGEST)
+    digits = b"%x" % size
+    return b"".join((b"%x" % len(digits), digits, data))
+
+
+def decode(frame: BytesLike) -> str:
+    """Return the text of exactly one frame.
+
+    :raises Malformed: it is not one frame, or its text is not UTF-8.
+    """
+    data = decode_bytes(frame)
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        at = len(frame) - len(data) + error.start
+        found = f"{data[error.start : error.end]!r}"
+        raise Malformed(_WHAT, f"byte {at}", "text in UTF-8", found) from None
+
+
+def decode_bytes(frame: BytesLike) -> bytes:
+    """Return what exactly one frame holds.
+
+    :raises Malformed: it is not one frame.
+    """
+    data = bytes(frame)
+    body = _body(data)
+    if body is None:
+        raise Malformed(_WHAT, "length", "the whole of its header", f"{len(data)} bytes")
+    start, size = body
+    if len(data) != start + size:
+        raise Malformed(_WHAT, "length", f"{start + size} bytes", f"{len(data)} bytes")
+    return data[start:]
+
+
+def _body(data: bytes | bytearray, at: int = 0) -> tuple[int, int] | None:
+    """Return where the text of a frame begins and its size; None: more of the header is to come.
+
+    :raises Malformed: it begins otherwise.
+    """
+    if len(data) <= at:
+        return None
+    count = _number(data, at, at + 1)
+    if count == 0:
+        raise Malformed(_WHAT, f"byte {at}", "a digit from 1 to f", "'0'")
+    start = at + 1 + count
+    if len(data) < start:
+        _number(data, at + 1, len(data))  # what is there must be digits
+        return None
+    return start, _number(data, at + 1, start)
+
+
+def _number(data: bytes | bytearray, start: int, end: int) -> int:
+    # Python's own parser takes signs, spaces, underscores and digits of other scripts, too.
+    for at in range(start, end):
+        if data[at] not in _DIGITS:
+            found = ascii(chr(data[at]))
+            raise Malformed(_WHAT, f"byte {at}", "a hexadecimal digit", found)
+    return int(data[start:end] or b"0", 16)
+
+
+class FrameDecoder:
+    """Takes frames out of a stream of bytes that comes in pieces.
+
+    After an error nobody knows where the next frame begins: whoever sends this has to be left.
+    """
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        """Refuse frames whose text is longer than `limit` bytes before they come."""
+        self._limit = limit
+        self._rest = bytearray()
+        #: Bytes of whole frames so far: where in the stream the next one begins.
+        self.position = 0
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that has not come whole."""
+        return len(self._rest)
+
+    def feed(self, data: BytesLike) -> Iterator[bytes]:
+        """Take a piece, and yield what the frames hold that it completes.
+
+        :raises Malformed: it is not a frame that follows, or one that is too long.
+        """
+        rest = self._rest
+        rest += data
+        at = 0
+        try:
+            while (body := self._next(at)) is not None:
+                start, size = body
+                if len(rest) < start + size:
+                    break
+                payload = bytes(memoryview(rest)[start : start + size])
+                at = start + size
+                yield payload
+        finally:
+            del rest[:at]
+            self.position += at
+
+    def _next(self, at: int) -> tuple[int, int] | None:
+        try:
+            body = _body(self._rest, at)
+        except Malformed as error:
+            found = int(error.where.removeprefix("byte "))
+            where = f"byte {self.position + found} of the stream"
+            raise Malformed(_WHAT, where, error.expected, error.found) from None
+        if body is not None and body[1] > self._limit:
+            where = f"length at byte {self.position + at + 1} of the stream"
+            raise Malformed(_WHAT, where, f"at most {self._limit:,} bytes", f"{body[1]:,}")
+        return body

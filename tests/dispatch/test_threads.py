@@ -1,0 +1,71 @@
+"""Do receivers that hold up their deliveries, or wait for long, delay others?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from penstock.core.clock import SYSTEM_CLOCK
+from penstock.protocols.uprotocol import UMessage, UStatus, UUri
+from support.dispatching import BOB, World, status
+from support.until import until
+
+
+def address(number: int) -> UUri:
+    return UUri("here", 0x100 + number, 1, 0)
+
+
+def test_however_many_receivers_hang_the_others_get_their_messages(tmp_path: Path) -> None:
+    world = World(tmp_path, clock=SYSTEM_CLOCK, threads=True)
+    release = threading.Event()
+    hanging: set[UUri] = set()
+
+    def hang(to: UUri, _: UMessage) -> UStatus | None:
+        if to != BOB:
+            hanging.add(to)
+            release.wait(30)
+        return None
+
+    world.local.judge = hang
+    for number in range(20):
+        world.ingest(world.notify(sink=address(number)))
+    world.ingest(world.notify())
+    until(lambda: world.local.arrived[BOB])
+    until(lambda: len(hanging) == 20)
+    release.set()
+    until(lambda: world.queued == 0)
+    world.balance()
+    world.close()
+
+
+def test_threads_are_as_many_as_deliveries_and_not_as_receivers(tmp_path: Path) -> None:
+    world = World(tmp_path, clock=SYSTEM_CLOCK, threads=True)
+    world.local.always = status("UNAVAILABLE")
+    before = threading.active_count()
+    most = 0
+    for number in range(60):
+        world.ingest(world.notify(sink=address(number)))
+        most = max(most, threading.active_count())
+    assert most - before <= 12
+    world.local.always = None
+    until(lambda: world.queued == 0)
+    world.balance()
+    world.close()
+
+
+def test_a_receiver_with_much_to_get_lets_others_come_between(tmp_path: Path) -> None:
+    world = World(tmp_path, clock=SYSTEM_CLOCK, threads=True)
+    world.local.judge = lambda *_: time.sleep(0.0005)
+    for number in range(10):  # more than there are threads at first
+        world.ingest(*(world.notify(b"%d" % i, sink=address(number)) for i in range(600)))
+    began = time.monotonic()
+    world.ingest(world.notify())
+    until(lambda: world.local.arrived[BOB])
+    assert time.monotonic() - began < 5
+    assert world.queued > 0
+    until(lambda: world.queued == 0, 60)
+    for number in range(10):
+        assert world.local.payloads(address(number)) == [b"%d" % i for i in range(600)]
+    world.balance()
+    world.close()

@@ -78,7 +78,11 @@ def test_what_goes_wrong_is_told_with_its_hint(state: Path) -> None:
         ask(state, {"command": "wrong"})
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"{", b"[]\n", b"\xff\xfe\n", b"5\n", b"{}"])
+def test_who_leaves_without_a_word_gets_none(state: Path) -> None:
+    assert _raw(state, b"") == b""
+
+
+@pytest.mark.parametrize("data", [b"\n", b"{", b"[]\n", b"\xff\xfe\n", b"5\n", b"{}"])
 def test_what_is_not_a_question_does_no_harm(state: Path, data: bytes) -> None:
     assert b'"error"' in _raw(state, data)
     assert ask(state, {"command": "echo"}) == {"command": "echo"}

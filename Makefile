@@ -54,7 +54,7 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
-bench-more: $(PEERS) ## Spark, decoding, remote queues, relay and dispatcher, each beside its yardstick
+bench-more: $(PEERS) ## Spark, decoding, remote queues, datagrams, relay and dispatcher, each beside its yardstick
 	@tools/bench-servers
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
@@ -62,6 +62,7 @@ bench-more: $(PEERS) ## Spark, decoding, remote queues, relay and dispatcher, ea
 	@$(BIN)/python benches/relaying.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/psi.py
+	@$(BIN)/python benches/datagrams.py $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

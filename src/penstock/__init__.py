@@ -12,9 +12,28 @@ with penstock.open_reader("fmq:/tmp/radar/beams") as reader:
 
 from penstock import aio
 from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, messages_from_batch
+from penstock.core.capabilities import (
+    AppendOnce,
+    Commit,
+    Held,
+    InPlaceReader,
+    InPlaceWriter,
+    Listable,
+    Replayable,
+)
 from penstock.core.config import ConfigModel, load_config
 from penstock.core.dead_letter import Code, DeadLetter
-from penstock.core.endpoints import create, describe, open_reader, open_writer
+from penstock.core.endpoints import (
+    Endpoint,
+    Identity,
+    create,
+    describe,
+    endpoint_of,
+    find_streams,
+    identity,
+    open_reader,
+    open_writer,
+)
 from penstock.core.errors import (
     AlreadyExists,
     Closed,
@@ -33,6 +52,7 @@ from penstock.core.errors import (
     Overrun,
     PenstockError,
     PositionError,
+    ServerBusy,
     StorageError,
     StreamIdCollision,
     Unacknowledged,
@@ -61,11 +81,13 @@ __version__ = "0.2.0"
 __all__ = [
     "BATCH_SCHEMA",
     "AlreadyExists",
+    "AppendOnce",
     "Backoff",
     "Batch",
     "BoundedBuffer",
     "Closed",
     "Code",
+    "Commit",
     "ConfigError",
     "ConfigModel",
     "ConnectionLost",
@@ -75,10 +97,16 @@ __all__ = [
     "DeadLetter",
     "DropCounts",
     "DropReason",
+    "Endpoint",
     "ForwardDestination",
+    "Held",
+    "Identity",
+    "InPlaceReader",
+    "InPlaceWriter",
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
+    "Listable",
     "LockTimeout",
     "Loss",
     "Malformed",
@@ -93,7 +121,9 @@ __all__ = [
     "QueueFull",
     "Reader",
     "ReaderStatistics",
+    "Replayable",
     "RetryPolicy",
+    "ServerBusy",
     "StorageError",
     "StreamId",
     "StreamIdCollision",
@@ -109,8 +139,11 @@ __all__ = [
     "batch_from_messages",
     "create",
     "describe",
+    "endpoint_of",
+    "find_streams",
     "id_for_app",
     "id_for_codelet",
+    "identity",
     "load_config",
     "messages_from_batch",
     "open_reader",

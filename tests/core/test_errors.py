@@ -28,6 +28,7 @@ from penstock.core.errors import (
     Overrun,
     PenstockError,
     PositionError,
+    ServerBusy,
     StorageError,
     StreamIdCollision,
     Unacknowledged,
@@ -54,6 +55,7 @@ EXAMPLES: list[tuple[PenstockError, dict[str, object], type[Exception]]] = [
         ValueError,
     ),
     (PositionError("text"), {}, ValueError),
+    (ServerBusy(3), {"limit": 3}, Exception),
     (InvalidStreamId("ver", 99, "too large"), {"field": "ver", "value": 99}, ValueError),
     (
         StreamIdCollision("00", "a", "b"),

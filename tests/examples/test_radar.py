@@ -112,7 +112,8 @@ def test_the_moments_of_a_view_of_the_queue_are_those_of_a_copy(queue_path: str)
     with penstock.open_reader(url) as reader:
         copied = moments_of_batch(reader.read_batch(50))
         reader.seek("start")
-        with reader.view_batch(50) as batch:  # type: ignore[attr-defined]
+        assert isinstance(reader, penstock.InPlaceReader)
+        with reader.view_batch(50) as batch:
             seen = moments_of_batch(batch)
     assert seen.to_pylist() == copied.to_pylist()
 

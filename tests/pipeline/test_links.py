@@ -1,19 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from penstock.pipeline import Pipeline
-from penstock.pipeline.links import place, streams_between
-
-
-def test_urls_of_one_stream_have_one_place() -> None:
-    assert place("fmq:/a/b?slots=10") == place("fmq:/a//c/../b")
-    assert place("log:a") == place(f"log:{Path.cwd()}/a")
-    assert place("fmq:/a") != place("log:/a")
-    assert place("flight://host:1/a?token=x&b=1") == place("flight://host:1/a?b=1&token=x")
-    assert place("flight://host:1/a") != place("flight://host:2/a")
+from penstock.pipeline.links import streams_between
 
 
 @pytest.mark.parametrize(

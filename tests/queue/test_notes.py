@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import DamagedQueue, LockTimeout, Unsupported
-from penstock.core.endpoints import notes_of
 from penstock.queue import notes as module
+from penstock.queue.append_once import notes_of
 
 if TYPE_CHECKING:
     from pathlib import Path

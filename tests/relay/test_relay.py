@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -519,3 +521,26 @@ def test_what_a_live_source_gave_and_nobody_got_is_dropped_with_its_reason(
     (books,) = found
     assert books.dropped == {DropReason.ABANDONED: 10}
     assert (books.read, books.copied, books.held, books.missing) == (10, 0, 0, 10)
+
+
+def test_a_state_goes_on_though_a_side_is_reached_in_another_way(tmp_path: Path) -> None:
+    source, target = f"log:{tmp_path}/source", "flight://host/x"
+    Journal(tmp_path / "state", f"{source}?trace=false", f"{target}?retry=1").close()
+    Journal(tmp_path / "state", f"log:{tmp_path}/x/../source/", "flight://host:8815/x").close()
+    for other in ("flight://host:8816/x", "flight://host/y"):
+        with pytest.raises(InvalidOption, match="belongs to a relay between"):
+            Journal(tmp_path / "state", source, other)
+
+
+def test_a_state_of_an_earlier_release_is_known_by_the_urls(tmp_path: Path) -> None:
+    source, target = f"log:{tmp_path}/source", "flight://host/x?retry=1"
+    Journal(tmp_path / "state", source, target).close()
+    kept = (tmp_path / "state").read_bytes()
+    new = json.dumps([source, "flight://host:8815/x"]).encode()
+    old = json.dumps([source, "flight://host/x"]).encode()
+    assert kept[16 : 16 + len(new)] == new
+    head = kept[:12] + struct.pack("<I", len(old)) + old
+    (tmp_path / "state").write_bytes(head.ljust(8192, b"\0") + kept[8192:])
+    Journal(tmp_path / "state", source, target).close()
+    with pytest.raises(InvalidOption):
+        Journal(tmp_path / "state", source, "flight://host/y")

@@ -20,18 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import open_reader
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Commit, Staged
+from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
-from penstock.pipeline import commits, staging
+from penstock.core.url import URL
+from penstock.pipeline import commits
+from penstock.queue import append_once, notes, staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-_WATCHED = {commits.__file__, staging.__file__}
+_WATCHED = {module.__file__ for module in (commits, append_once, notes, staging)}
 _QUERY = "the-query"
 
 
-def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[staging.Staged]:
+def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[Staged]:
     """Stage a batch as three tasks do; rows come in another order each time, as after a shuffle."""
     numbers = list(range(rows))
     order.shuffle(numbers)
@@ -44,6 +48,13 @@ def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[stagi
         task.add(url, batch_from_messages(messages[len(mine) // 2 :]))
         parts += task.finish()
     return parts
+
+
+def notes_for(url: str, writer: str = "q") -> append_once.Notes:
+    """Return what a stream knows of a writer."""
+    endpoint = endpoint_of(url)
+    assert isinstance(endpoint, append_once.NotedAppends)
+    return endpoint._notes_for(URL.parse(url), Commit(writer, 0))
 
 
 def kill_at_line(number: int) -> None:

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
 from penstock.pipeline.commits import append_once
-from penstock.pipeline.provenance import Origin
-from penstock.pipeline.staging import Staging
+from penstock.pipeline.provenance import origin_of
+from penstock.queue.staging import Staging
 from support.planner import Planner
 
 if TYPE_CHECKING:
@@ -110,6 +110,6 @@ def _deliver(
         task.add(target, batch_from_messages(messages))
     parts = task.finish()
     if parts:
-        origin = Origin.of(str(checkpoint.folder), batch, secrets.token_hex(4))
+        origin = origin_of(str(checkpoint.folder), batch, secrets.token_hex(4))
         append_once(target, parts, checkpoint.query, batch, staging, origin)
     checkpoint.add("commits", batch)

@@ -24,6 +24,7 @@ __all__ = [
     "Overrun",
     "PenstockError",
     "PositionError",
+    "ServerBusy",
     "StorageError",
     "StreamIdCollision",
     "Unacknowledged",
@@ -281,6 +282,14 @@ class Unacknowledged(ConnectionLost):
         self.acknowledged = acknowledged
         #: Messages after those that may have been appended, none, some or all of them.
         self.in_doubt = in_doubt
+
+
+class ServerBusy(PenstockError):
+    """The server has as many clients as it takes."""
+
+    def __init__(self, limit: int, *, hint: str | None = None) -> None:
+        super().__init__(f"the server has {limit:,} clients, and takes no more", hint=hint)
+        self.limit = limit
 
 
 class StorageError(PenstockError, OSError):

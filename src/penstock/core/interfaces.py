@@ -139,11 +139,6 @@ class Reader(_Endpoint):
     #: The longest pause (seconds) while nothing comes; longer where `_pause` can be woken.
     _longest_pause = LONGEST_PAUSE
 
-    @property
-    def epoch(self) -> int | None:
-        """The epoch that the number of the next message counts in; None: only `bounds` can tell."""
-        return None
-
     @abstractmethod
     def _take(self, limit: int) -> list[Message]:
         """Return up to `limit` messages that are there now, without waiting."""
@@ -169,7 +164,7 @@ class Reader(_Endpoint):
     def bounds(self) -> Bounds:
         """Return what can be read again by `seek` now.
 
-        :raises Unsupported: this stream cannot be replayed.
+        :raises Unsupported: this stream cannot be replayed: it is not `Replayable`.
         """
         raise Unsupported(f"{self.url} cannot be read again", hint="copy it to a log: first")
 

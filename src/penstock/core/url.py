@@ -13,7 +13,7 @@ from penstock.core.redaction import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["URL"]
+__all__ = ["URL", "escaped"]
 
 _MAX_LENGTH = 8192
 
@@ -21,6 +21,7 @@ _MAX_LENGTH = 8192
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE | re.ASCII)
 #: What `urlsplit` would leave out without a word.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_WILD = frozenset("*[")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,12 +70,28 @@ class URL:
                 found[key] = str(given).lower() if isinstance(given, bool) else str(given)
         return cls(text, parts.scheme, parts.hostname, port, path, found)
 
+    @property
+    def has_wildcards(self) -> bool:
+        """Whether the path may stand for many names. A `?` begins the options, and is none."""
+        return not _WILD.isdisjoint(urlsplit(self.text, allow_fragments=False).path)
+
+    def with_path(self, path: str) -> str:
+        """Return the text of a URL that differs from this one in its path only."""
+        head, mark, options = self.text.partition("?")
+        server = "" if self.host is None else f"//{urlsplit(head, allow_fragments=False).netloc}"
+        return f"{self.scheme}:{server}{escaped(path)}{mark}{options}"
+
     def __str__(self) -> str:
         """Write it for people, who need not know its secrets."""
         return shown(self.text)
 
     def __repr__(self) -> str:
         return f"URL({str(self)!r})"
+
+
+def escaped(path: str) -> str:
+    """Return a path as it is written in a URL."""
+    return path.replace("%", "%25").replace("?", "%3F")
 
 
 def _options(text: str, query: str) -> dict[str, str]:

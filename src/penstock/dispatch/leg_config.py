@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from penstock.core.config import ConfigModel
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
-from penstock.core.url import URL
 from penstock.dispatch.rates import Rate
 from penstock.protocols.uprotocol import UUri
+from penstock.queue.endpoint import is_queue
 
 __all__ = [
     "Authority",
@@ -33,7 +33,7 @@ def check_authority(name: str) -> str:
 
 
 def _ring(text: str) -> str:
-    if URL.parse(text).scheme != "fmq":
+    if not is_queue(text):
         raise ValueError("should be a ring: fmq:/path/name")
     return text
 

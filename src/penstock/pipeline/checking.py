@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.core.config import ConfigErrors
-from penstock.pipeline.fields import nearest
-from penstock.pipeline.links import place, whole_graph
+from penstock.core.endpoints import identity
+from penstock.core.options import nearest
+from penstock.pipeline.links import whole_graph
 from penstock.pipeline.option_faults import option_faults
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _same_holds(pipelines: Sequence[Pipeline]) -> Iterator[ConfigError]:
     for pipeline in pipelines:
         for name, source in pipeline.sources.items():
             for url in source.urls if source.hold is not None else ():
-                key = (place(url), str(source.hold))
+                key = (str(identity(url)), str(source.hold))
                 first, other = held.setdefault(key, (pipeline, name))
                 if (first, other) != (pipeline, name):
                     yield pipeline.error(
@@ -233,11 +234,11 @@ def _places(pipelines: Sequence[Pipeline]) -> Iterator[tuple[Pipeline, Path, str
     for pipeline in pipelines:
         for name, source in pipeline.sources.items():
             if source.stage is not None:
-                yield pipeline, ("sources", name, "stage"), place(source.stage)
+                yield pipeline, ("sources", name, "stage"), str(identity(source.stage))
         for name, sink in pipeline.sinks.items():
             path = ("sinks", name, sink.kind)
             if sink.stream is not None:
-                yield pipeline, path, place(sink.stream)
+                yield pipeline, path, str(identity(sink.stream))
             elif sink.writes_files:
                 yield pipeline, path, f"files {_directory(sink.target)}"
 

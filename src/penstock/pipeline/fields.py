@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from penstock.core.endpoints import schemes
-from penstock.core.errors import InvalidOption, InvalidURL, PenstockError
-from penstock.core.options import nearest
+from penstock.core.endpoints import endpoint_of
+from penstock.core.errors import InvalidOption, InvalidURL, PenstockError, UnknownScheme
+from penstock.core.overflow import DropReason
 from penstock.core.units import parse_size
 from penstock.core.url import URL
 from penstock.pipeline.timing import Trigger, parse_interval
@@ -33,7 +33,6 @@ __all__ = [
     "Urls",
     "Watermark",
     "function_name",
-    "nearest",
 ]
 
 #: Kafka's numbers for places of which the number is not known.
@@ -64,19 +63,18 @@ def _text(value: object) -> str:
 def _url(value: object) -> str:
     text = _text(value)
     try:
-        scheme = URL.parse(text).scheme
+        endpoint_of(text)
+    except UnknownScheme as error:
+        scheme = f"{URL.parse(text).scheme}:"
+        raise _Wrong(f"no endpoint answers to {scheme}", hint=error.hint) from None
     except InvalidURL as error:
         raise _Wrong(str(error), hint=error.hint) from None
-    known = [f"{name}:" for name in schemes()]
-    if f"{scheme}:" not in known:
-        hint = nearest(f"{scheme}:", known, "known schemes")
-        raise _Wrong(f"no endpoint answers to {scheme}:", hint=hint)
     return text
 
 
 def _log_url(value: object) -> str:
     text = _url(value)
-    if URL.parse(text).scheme != "log":
+    if endpoint_of(text).oldest_go_by is not DropReason.RETENTION:  # others overwrite them
         raise _Wrong("should be the URL of a log", hint="as in log:/path/name")
     return text
 

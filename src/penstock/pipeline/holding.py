@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.capabilities import Held
 from penstock.core.endpoints import open_reader
-from penstock.core.errors import CursorInUse
+from penstock.core.errors import CursorInUse, Unsupported
 from penstock.core.retry import Backoff, RetryPolicy, retry
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ class Holders:
             reader.seek(seq)
 
     def _open(self, url: str) -> Reader:
-        # A log keeps the places of its readers under another word; to its writer it is `hold`.
-        return open_reader(url, **{"cursor" if url.startswith("log:") else "hold": self._name})
+        reader = open_reader(url, hold=self._name)
+        if not isinstance(reader, Held):
+            reader.close()
+            raise Unsupported(f"{url} keeps no place of a reader: its writer waits for nobody")
+        return reader
 
     def close(self) -> None:
         for reader in self._readers.values():

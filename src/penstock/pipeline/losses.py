@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.endpoints import open_writer
 from penstock.core.errors import LockTimeout, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.core.whole_files import write_whole
+from penstock.pipeline.commits import read_back
 from penstock.pipeline.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class LossReports:
                 writer.flush()
 
     def _is_there(self, wanted: dict[str, Any]) -> bool:
-        with suppress(Unsupported, NotFound), _reader_of(self._url, Position.END) as reader:
+        with suppress(Unsupported, NotFound), read_back(self._url, Position.END) as reader:
             bounds = reader.bounds()
             reader.seek(max(bounds.oldest, bounds.end - _LOOK_BACK))
             records = (_record(message.payload) for message in reader.read_many(_LOOK_BACK))
@@ -159,7 +160,7 @@ class LossReports:
         """Return what tasks of this query have reported in all its life, as far as it is kept."""
         if self._reader is None:
             try:
-                self._reader = _reader_of(self._url, Position.START)
+                self._reader = read_back(self._url, Position.START)
             except (NotFound, Unsupported):
                 return []
         while messages := self._reader.read_many(_LOOK_BACK):
@@ -255,10 +256,6 @@ def _delivered(folder: Path | None) -> tuple[int | None, str | None]:
         return int(stored["batch"]), str(stored["run"])
     except (OSError, ValueError, KeyError, TypeError):
         return None, None
-
-
-def _reader_of(url: str, start: Position) -> Reader:
-    return open_reader(url.partition("?")[0] if url.startswith(("fmq:", "log:")) else url, start)
 
 
 def _record(payload: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, ValidationError, field_serializer
 from penstock.core.config import ConfigModel
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.graph import Graph
+from penstock.core.options import nearest
 from penstock.pipeline.fields import (
     Bytes,
     Conf,
@@ -25,7 +26,6 @@ from penstock.pipeline.fields import (
     Urls,
     Watermark,
     function_name,
-    nearest,
 )
 from penstock.pipeline.timing import Trigger, spark_interval
 

@@ -1,112 +1,56 @@
-"""Which messages of which sources is a batch made of, and was that delivered before?
+"""What does a checkpoint of Spark say of a batch: which messages of which streams is it made of?
 
-The number of a batch says nothing: when a checkpoint falls back (a copy of yesterday is put in its
-place, a file of it is lost with the power), Spark plans the same number again, of other messages.
-So a note of a batch says where its rows came from. That is in the checkpoint, which Spark writes
-before it begins a batch, and which is on the disk before a note tells of it.
+Spark writes that down before it begins a batch, and it is on the disk before a note tells of it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
-from penstock.core.errors import Malformed, PenstockError
+from penstock.core.errors import Malformed
+from penstock.core.provenance import Origin, Ranges, Span
 from penstock.core.whole_files import sync_names
 from penstock.pipeline.offsets import offsets_from_json
 from penstock.pipeline.session import is_local
 from penstock.queue.storage import storage_errors
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = [
-    "AnotherBatch",
-    "Ends",
-    "Known",
-    "Origin",
-    "Ranges",
-    "Span",
-    "Verdict",
-    "ends_after",
-    "folder_of",
-    "in_words",
-    "judge",
-    "last_batch",
-    "last_offsets",
-    "ranges_from_json",
-    "ranges_to_json",
-    "room_for",
-]
+__all__ = ["folder_of", "last_batch", "last_offsets", "origin_of"]
 
 #: The first line of the offsets that Spark writes; others are read by Spark only.
 _VERSION: Final = "v1"
 _NO_OFFSET: Final = "-"
-#: Bytes of a note about earlier batches: some hundred of them, as Spark keeps a hundred.
-_MOST_KEPT: Final = 32 << 10
-#: Among ends: there was something else, too.
-_UNKNOWN: Final = ""
-#: Streams that an error names.
-_NAMED: Final = 8
 
 
-class Span(NamedTuple):
-    """Messages `start` to `end` - 1 of one life of a stream."""
+def origin_of(checkpoint: str | None, batch: int, run: str | None = None) -> Origin:
+    """Look into a checkpoint, and bring what it says of the batch to the disk.
 
-    epoch: int
-    start: int
-    end: int
-    #: The stream begins again with numbers that it had before; classic queues have no epoch.
-    is_anew: bool = False
+    Where it cannot be read from here, the ranges of the batch are not known.
+
+    :raises StorageError: the operating system refuses.
+    """
+    folder = folder_of(checkpoint)
+    if folder is None:
+        return Origin(None, checkpoint, run)
+    ranges = _ranges(folder, batch)
+    if ranges is not None:
+        _sync(folder, batch)
+    return Origin(ranges, str(folder), run, _has_new_name(folder))
 
 
-#: By the number of the source in its query and the URL: the same stream may be read twice. Of a
-#: source that is not ours, by its number: what it calls the end of the batch.
-Ranges = dict[str, Span | str]
-#: How far a query has delivered each stream: life and end.
-Ends = dict[str, tuple[int, int]]
+def _has_new_name(folder: Path) -> bool:
+    """Tell whether Spark has given the query a new name, since the file with the old was lost.
 
-
-class Origin(NamedTuple):
-    """Where a batch comes from."""
-
-    #: None: Spark keeps its checkpoint where it cannot be read from here.
-    ranges: Ranges | None = None
-    checkpoint: str | None = None
-    #: The name that Spark gives a query from its start to its end.
-    run: str | None = None
-
-    @classmethod
-    def of(cls, checkpoint: str | None, batch: int, run: str | None = None) -> Origin:
-        """Look into a checkpoint, and bring what it says of the batch to the disk.
-
-        :raises StorageError: the operating system refuses.
-        """
-        folder = folder_of(checkpoint)
-        if folder is None:
-            return cls(None, checkpoint, run)
-        ranges = _ranges(folder, batch)
-        if ranges is not None:
-            _sync(folder, batch)
-        return cls(ranges, str(folder), run)
-
-    def has_new_name(self) -> bool:
-        """Tell whether Spark has given the query a new name, since the file with the old was lost.
-
-        A query that begins anew has its name before it has any offsets.
-        """
-        folder = folder_of(self.checkpoint)
-        if folder is None:
-            return False
-        try:
-            named = (folder / "metadata").stat().st_mtime_ns
-            oldest = min(path.stat().st_mtime_ns for path in (folder / "offsets").glob("[0-9]*"))
-        except (OSError, ValueError):
-            return False
-        return oldest < named
+    A query that begins anew has its name before it has any offsets.
+    """
+    try:
+        named = (folder / "metadata").stat().st_mtime_ns
+        oldest = min(path.stat().st_mtime_ns for path in (folder / "offsets").glob("[0-9]*"))
+    except (OSError, ValueError):
+        return False
+    return oldest < named
 
 
 def folder_of(checkpoint: str | None) -> Path | None:
@@ -182,206 +126,3 @@ def _sync(folder: Path, batch: int) -> None:
                     os.close(file)
         for names in (folder / "offsets", folder, folder.parent):
             sync_names(names)
-
-
-# --- as it is kept --------------------------------------------------------------------------------
-
-
-def ranges_to_json(ranges: Ranges | None) -> dict[str, Any] | None:
-    """Return what a note says of them."""
-    if ranges is None:
-        return None
-    return {
-        key: span
-        if isinstance(span, str)
-        else [str(span.epoch), span.start, span.end, *([True] if span.is_anew else [])]
-        for key, span in ranges.items()
-    }
-
-
-def ranges_from_json(stored: Mapping[str, Any] | None) -> Ranges | None:
-    """Read again what `ranges_to_json` returned."""
-    if stored is None:
-        return None
-    return {
-        key: said
-        if isinstance(said, str)
-        else Span(int(said[0]), int(said[1]), int(said[2]), len(said) > 3)  # noqa: PLR2004
-        for key, said in stored.items()
-    }
-
-
-def ends_after(ends: Ends, ranges: Ranges | None) -> Ends:
-    """Return how far each stream is delivered, when a batch of these ranges is."""
-    if ranges is None:
-        return ends | {_UNKNOWN: (0, 0)}
-    spans = {key: span for key, span in ranges.items() if isinstance(span, Span)}
-    return ends | {key: (span.epoch, span.end) for key, span in spans.items()}
-
-
-def room_for(notes: Sequence[Any]) -> int:
-    """Return how many notes of earlier batches, as JSON, are dropped to have room for the rest."""
-    room = _MOST_KEPT
-    for i in range(len(notes) - 1, -1, -1):
-        room -= len(json.dumps(notes[i]))
-        if room < 0:
-            return i + 1
-    return 0
-
-
-def in_words(ranges: Ranges | None) -> str:
-    """Return ranges as people read them."""
-    if ranges is None:
-        return "messages that nobody knows"
-    if not ranges:
-        return "no messages"
-    said = [_in_words(key, span) for key, span in list(ranges.items())[:_NAMED]]
-    more = len(ranges) - len(said)
-    return ", ".join(said) + (f" and {more} more streams" if more else "")
-
-
-def _in_words(key: str, span: Span | str) -> str:
-    if isinstance(span, str):
-        return f"source {key} up to {span[:80]}"
-    return f"{key.partition(' ')[2]} {span.start} to {span.end - 1}"
-
-
-# --- whether it was delivered ---------------------------------------------------------------------
-
-
-class AnotherBatch(PenstockError):
-    """A batch is planned that overlaps with what was delivered, and is not the same."""
-
-    def __init__(self, target: str, batch: int, planned: str, delivered: str, why: str) -> None:
-        super().__init__(
-            f"{target}: batch {batch} is made of {planned}, but delivered was {delivered}: {why}",
-            hint="the checkpoint has fallen back, or another one was put in its place. Put back "
-            "the one that belongs to it; or give the query a new checkpointLocation, and "
-            "startingOffsets behind what is delivered",
-        )
-        self.target = target
-        self.batch = batch
-        self.planned = planned
-        self.delivered = delivered
-
-
-class Known(Protocol):
-    """A batch that was delivered."""
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def ranges(self) -> Ranges | None: ...
-
-    @property
-    def digest(self) -> str | None: ...
-
-
-class Verdict(Enum):
-    """What a batch is, beside those that were delivered."""
-
-    NEW = auto()
-    SAME = auto()
-    #: It begins with what was delivered, and has more.
-    GROWN = auto()
-    #: One of this number was delivered, and nobody knows what it was made of.
-    UNSURE = auto()
-
-
-def judge(
-    target: str,
-    known: Sequence[Known],
-    base: Ends,
-    batch: int,
-    ranges: Ranges | None,
-    digest: str | None = None,
-) -> tuple[Verdict, int]:
-    """Tell what a batch is, and which of those that are known (from there on) have part of it.
-
-    `base` is how far each stream was delivered before those.
-
-    :raises AnotherBatch: part of it was delivered, and nobody can tell which part.
-    """
-    at = next((i for i, one in enumerate(known) if one.batch >= batch), len(known))
-    before, rest = base, known[at:]
-    for one in known[:at]:
-        before = ends_after(before, one.ranges)
-    if not rest:
-        _check_behind(target, before, batch, ranges)
-        return Verdict.NEW, at
-    first = rest[0]
-    if first.batch == batch:
-        if ranges is not None and first.ranges == ranges:
-            return Verdict.SAME, at
-        if digest is not None and first.digest == digest:
-            return Verdict.SAME, at
-        if len(rest) == 1 and (ranges is None or first.ranges is None):
-            return Verdict.UNSURE, at
-    delivered = _together([one.ranges for one in rest])
-    # One that had no rows for this target left no note, and belongs to what is planned now; but
-    # only where it is known what was before it.
-    is_exact = _UNKNOWN in before
-    if (
-        ranges is None
-        or delivered is None
-        or (is_exact and first.batch != batch)
-        or not _covers(ranges, delivered, is_exact=is_exact)
-    ):
-        raise AnotherBatch(target, batch, in_words(ranges), _told(rest, delivered), "not the same")
-    _check_behind(target, before, batch, ranges)
-    return Verdict.GROWN, at
-
-
-def _told(rest: Sequence[Known], delivered: Ranges | None) -> str:
-    first, last = rest[0].batch, rest[-1].batch
-    numbers = f"batch {first}" if first == last else f"batches {first} to {last}"
-    if delivered is None:
-        delivered = next((one.ranges for one in reversed(rest) if one.ranges is not None), None)
-    return f"{in_words(delivered)} ({numbers})"
-
-
-def _check_behind(target: str, ends: Ends, batch: int, ranges: Ranges | None) -> None:
-    """Make sure that a batch begins where nothing was delivered yet."""
-    for key, span in (ranges or {}).items():
-        if isinstance(span, str) or span.is_anew or key not in ends:
-            continue
-        epoch, end = ends[key]
-        if span.epoch == epoch and span.start < end:
-            url = key.partition(" ")[2]
-            raise AnotherBatch(
-                target, batch, in_words(ranges), f"{url} up to {end - 1}", "they overlap"
-            )
-
-
-def _together(parts: Sequence[Ranges | None]) -> Ranges | None:
-    """Return what batches span that follow each other; None: they do not, or are not known."""
-    whole: Ranges = {}
-    for part in parts:
-        if part is None:
-            return None
-        for key, span in part.items():
-            before = whole.get(key)
-            if before is None or isinstance(span, str):
-                whole[key] = span
-            elif isinstance(before, str) or before.epoch != span.epoch or span.start < before.end:
-                return None
-            else:
-                whole[key] = before._replace(end=span.end)
-    return whole
-
-
-def _covers(ranges: Ranges, delivered: Ranges, *, is_exact: bool) -> bool:
-    for key, span in delivered.items():
-        mine = ranges.get(key)
-        if isinstance(span, str) or not isinstance(mine, Span):
-            if mine != span:
-                return False
-        elif (
-            mine.epoch != span.epoch
-            or mine.start > span.start
-            or mine.end < span.end
-            or (is_exact and mine.start != span.start)
-        ):
-            return False
-    return True

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.batch import numbers_of
-from penstock.core.endpoints import open_reader
+from penstock.core.endpoints import endpoint_of, open_reader
 from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
@@ -64,7 +64,7 @@ class Range:
 
 def why_gone(place: str) -> str:
     """Say what becomes of the oldest messages of a stream."""
-    return REMOVED if place.startswith("log:") else OVERWRITTEN
+    return _WORDS[endpoint_of(place).oldest_go_by]
 
 
 def split(whole: Range, parts: int | None, cores: int) -> list[Range]:

@@ -16,16 +16,16 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from penstock.core.endpoints import open_writer
+from penstock.core.capabilities import AppendOnce, Commit, Staged
+from penstock.core.endpoints import Identity, endpoint_of, identity, open_writer
 from penstock.core.errors import Unsupported
-from penstock.core.url import URL
-from penstock.pipeline.commits import Note, Notes, append_once, notes_of
+from penstock.pipeline.commits import append_once, known_of
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.outgoing import Targets
 from penstock.pipeline.private_folder import private_folder
-from penstock.pipeline.provenance import Origin
-from penstock.pipeline.staging import Staged, Staging, remove_batch, remove_files, staged_batches
+from penstock.pipeline.provenance import origin_of
 from penstock.pipeline.task_process import BATCH, QUERY, RUN, settle_in
+from penstock.queue.staging import Staging, remove_batch, remove_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,13 +73,14 @@ class _Sink:
         self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
     ) -> None:
         folder, found = self._folder(), _by_url(messages)
-        origin = Origin.of(self._options.checkpointLocation, batch, _run_of(messages))
+        origin = origin_of(self._options.checkpointLocation, batch, _run_of(messages))
         # What an attempt has begun is brought to its end, also if it has no rows any more.
-        begun = [url for url in self._urls() if _begun(url, folder, query, batch, origin)]
-        streams: dict[Path, tuple[str, list[Staged]]] = {}
+        known = {url: known_of(url, query, batch, folder, origin) for url in self._urls()}
+        begun = [url for url, noted in known.items() if noted is not None and not noted.is_done]
+        streams: dict[Identity, tuple[str, list[Staged]]] = {}
         for url in dict.fromkeys((*found, *begun)):
             # One stream may be written in two ways, and has one note for the batch.
-            streams.setdefault(notes_of(url, folder), (url, []))[1].extend(found.get(url, []))
+            streams.setdefault(identity(url), (url, []))[1].extend(found.get(url, []))
         for url, parts in streams.values():
             append_once(url, parts, query, batch, folder, origin)
         remove_batch(self._folder_of(query), batch)
@@ -89,8 +90,8 @@ class _Sink:
     ) -> None:
         for url, parts in _by_url(messages).items():
             # Those of an attempt that was begun are what its replay goes on with.
-            note = _begun(url, self._folder(), query, batch, Origin())
-            needed = set() if note is None else {path for path, _, _ in note.files}
+            noted = known_of(url, query, batch, self._folder())
+            needed = set() if noted is None or noted.is_done else set(noted.files)
             remove_files([part.path for part in parts if part.path not in needed])
 
     def _folder_of(self, query: str) -> Path:
@@ -102,21 +103,15 @@ class _Sink:
         if self._options.staging is not None:
             return Path(self._options.staging)
         for url in self._urls():
-            parsed = URL.parse(url)
-            if parsed.scheme in {"fmq", "log"} and parsed.host is None:
-                return Path(parsed.path.rstrip("/")).parent / ".penstock-staging"
+            beside = identity(url).path
+            if beside is not None and isinstance(endpoint_of(url), AppendOnce):
+                return beside.parent / ".penstock-staging"
         return private_folder("staging")
 
     def _urls(self) -> list[str]:
         """Return where rows may go, as far as that is known before they come."""
         url = self._options.url
         return [*([] if url is None else [url]), *self._options.outputs.values()]
-
-
-def _begun(url: str, folder: Path, query: str, batch: int, origin: Origin) -> Note | None:
-    """Return the note of a batch that an attempt has begun to append, and has not finished."""
-    note = Notes(url, folder).get(query, origin)
-    return note if note is not None and note.batch == batch and not note.is_done else None
 
 
 def _by_url(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[Staged]]:
@@ -191,7 +186,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         try:
             for url, parts in _by_url(messages).items():
                 with open_writer(url) as writer:
-                    for batch in staged_batches(parts):
+                    for batch in Commit(self._query, 0, parts).batches():
                         writer.write_batch(batch)
                     writer.flush()
         finally:  # also if it failed: nobody asks for them again, and Spark does not say so

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.core.endpoints import describe
+from penstock.core.endpoints import describe, is_named_by
 from penstock.core.errors import NotFound, PositionError
 from penstock.pipeline.admission import shares
 from penstock.pipeline.explaining import explained
@@ -24,7 +24,6 @@ from penstock.pipeline.holding import Holders
 from penstock.pipeline.losses import LossReports, LostRange, discard, reports_of, uncounted
 from penstock.pipeline.offsets import Offset, Offsets, offsets_from_json, offsets_to_json
 from penstock.pipeline.ranges import CREATED_ANEW, Range, why_gone
-from penstock.pipeline.streams import is_named
 from penstock.pipeline.task_reading import TaskReading
 
 if TYPE_CHECKING:
@@ -117,13 +116,14 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
         would go on with nothing, and read again what it had read before.
         """
         offsets, urls = offsets_from_json(stored), self._options.url
-        if offsets and not any(is_named(url, urls) for url in offsets):
+        if offsets and not any(is_named_by(name, url) for name in offsets for url in urls):
             raise PositionError(
                 f"the checkpoint is about {', '.join(offsets)}, and the source is "
                 f"{', '.join(urls)}",
                 hint="put the sources of the query in the order that they had, or give it a new "
                 "checkpointLocation, and it begins anew",
             )
+        self._streams.call(offsets)
         if not self._options.failOnDataLoss:
             self._reader = next((at.reader for at in offsets.values() if at.reader), self._reader)
         return offsets

@@ -2,109 +2,85 @@
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
-from penstock.core.endpoints import open_reader
-from penstock.core.errors import Closed, NotFound, PenstockError, Unsupported
+from penstock.core.capabilities import Replayable
+from penstock.core.endpoints import Identity, find_streams, identity, open_reader
+from penstock.core.errors import Closed, InvalidOption, NotFound, PenstockError, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
-from penstock.pipeline.links import place
 from penstock.pipeline.through_log import LiveCopy, log_for
-from penstock.queue.log.segments import numbers_of
-from penstock.queue.log.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.core.interfaces import Bounds, Reader
 
-__all__ = ["Streams", "expand", "is_named"]
+__all__ = ["Streams", "expand"]
 
-#: A question mark begins the options of a URL.
-_WILD: Final = frozenset("*[")
 #: Seconds between two looks whether a silent stream is still there.
 _BETWEEN_CHECKS: Final = 1.0
 _BETWEEN_REMOTE_CHECKS: Final = 10.0
 
 
-def expand(urls: Sequence[str]) -> list[str]:
-    """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order."""
-    found: dict[str, str] = {}  # by what they name: a stream is read once, whatever it is called
+def expand(urls: Sequence[str], of: Callable[[str], Identity] = identity) -> list[str]:
+    """Return the URLs that a list of URLs and patterns (`fmq:/data/*`) stands for now, in order.
+
+    :param of: tells which stream a URL names, from memory if it can
+    :raises InvalidOption: one stream is named twice, and not to be read alike.
+    """
+    found: dict[Identity, str] = {}  # a stream is read once, whatever it is called
     for url in urls:
-        scheme, _, rest = url.partition(":")
-        path, mark, options = rest.partition("?")
-        if not is_pattern(url):
-            found.setdefault(_stream(url), url)
-            continue
-        pattern = unquote(path, errors="surrogateescape")
-        names = _logs(pattern) if scheme == "log" else _queues(pattern)
-        for name in sorted(names):
-            escaped = name.replace("%", "%25").replace("?", "%3F")
-            named = f"{scheme}:{escaped}{mark}{options}"
-            found.setdefault(_stream(named), named)
+        for named in find_streams(url):
+            first = found.setdefault(of(named), named)
+            if named == url and first in urls and _options(first) != _options(url):
+                raise InvalidOption(
+                    "url",
+                    url,
+                    f"is the stream {first}, read in another way",
+                    hint="read it by a source of its own",
+                )
     return list(found.values())
 
 
-def _stream(url: str) -> str:
-    same = place(url)
-    return same.removesuffix(".fmq") if same.startswith("fmq:") else same
-
-
-def is_pattern(url: str) -> bool:
-    """Tell whether a URL stands for any number of streams."""
-    scheme, _, rest = url.partition(":")
-    return scheme in {"fmq", "log"} and bool(_WILD & set(rest.partition("?")[0]))
-
-
-def is_named(url: str, patterns: Sequence[str]) -> bool:
-    """Tell whether a URL is one of these, or one that a pattern among them may find."""
-    return url in patterns or any(
-        is_pattern(pattern) and fnmatch.fnmatchcase(_plain(url), _plain(pattern))
-        for pattern in patterns
-    )
-
-
-def _plain(url: str) -> str:
-    return unquote(url.partition("?")[0], errors="surrogateescape").removesuffix(".fmq")
-
-
-def _queues(pattern: str) -> set[str]:
-    pattern = pattern.removesuffix(".fmq")
-    return {
-        name.removesuffix(suffix)
-        for suffix in (".fmq", ".stat")
-        for name in glob.glob(pattern + suffix)  # noqa: PTH207 - a Path has none from the root
-    }
-
-
-def _logs(pattern: str) -> set[str]:
-    found = map(Path, glob.glob(pattern))  # noqa: PTH207
-    return {str(path) for path in found if (path / SETTINGS).exists() or _has_segments(path)}
-
-
-def _has_segments(path: Path) -> bool:
-    return path.is_dir() and bool(numbers_of(path))
+def _options(url: str) -> Mapping[str, str]:
+    return URL.parse(url).options
 
 
 class Streams:
-    """Readers of many URLs, kept open to look at what is there."""
+    """Readers of many URLs, kept open to look at what is there.
+
+    A stream is named by a URL: the one that a checkpoint knows it by, or else its own. So another
+    option in the URL, such as where a token is, does not make it another stream.
+    """
 
     def __init__(self, urls: Sequence[str], stage: str | None = None) -> None:
         self._patterns = urls
         self._stage = stage
-        self._readers: dict[str, Reader] = {}
-        self._copies: dict[str, LiveCopy] = {}
-        self._epochs: dict[str, int] = {}
+        self._known: dict[str, Identity] = {}
+        #: By identity, from here on: what it is called, and the URL by which it is reached.
+        self._names: dict[Identity, str] = {}
+        self._urls: dict[Identity, str] = {}
+        self._readers: dict[Identity, Reader] = {}
+        self._copies: dict[Identity, LiveCopy] = {}
+        self._epochs: dict[Identity, int] = {}
         #: Where each life of a stream was seen to end.
-        self._ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[Identity, int], int] = {}
         #: When a stream was last seen to be where its URL says.
-        self._there: dict[str, float] = {}
+        self._there: dict[Identity, float] = {}
+
+    def call(self, names: Iterable[str]) -> None:
+        """Let streams have the names that a checkpoint has for them."""
+        self._names |= {self._of(name): name for name in names}
+
+    def _of(self, name: str) -> Identity:
+        """Return which stream it is."""
+        stream = self._known.get(name)
+        if stream is None:
+            stream = self._known[name] = identity(name)
+        return stream
 
     def look(self, *, may_be_removed: bool = False) -> dict[str, Bounds]:
         """Return what can be read of every stream that is there now.
@@ -114,38 +90,40 @@ class Streams:
         :raises Unsupported: one cannot be read again, and is not staged.
         """
         found = {}
-        for url in expand(self._patterns):
+        for url in expand(self._patterns, self._of):
+            stream = self._of(url)
+            self._urls[stream] = url
             try:
-                found[url] = self._look_at(url)
+                found[self._names.get(stream, url)] = self._look_at(stream)
             except NotFound:
-                if url in self._patterns and not (may_be_removed and url in self._epochs):
+                if url in self._patterns and not (may_be_removed and stream in self._epochs):
                     raise
                 # A pattern found it, and it was removed this moment.
         return found
 
-    def _look_at(self, url: str) -> Bounds:
-        reader = self._reader(url)
-        if url in self._copies:
-            self._copies[url].check()
+    def _look_at(self, stream: Identity) -> Bounds:
+        reader = self._reader(stream)
+        if stream in self._copies:
+            self._copies[stream].check()
         # While the old one is still open: the next question may find a new one in its place.
-        newest, before = reader.newest_seq(), self._epochs.get(url)
-        before_end = None if before is None else self._ends.get((url, before))
+        newest, before = reader.newest_seq(), self._epochs.get(stream)
+        before_end = None if before is None else self._ends.get((stream, before))
         if newest is not None and before is not None:
-            self._ends[url, before] = newest + 1
+            self._ends[stream, before] = newest + 1
         try:
             reader.seek(Position.END)  # it reads nothing, and so never stays with an old queue
             bounds = reader.bounds()
         except (Unsupported, Closed):  # created anew, in a way that needs another reader
-            self._readers.pop(url).close()
-            bounds = self._reader(url).bounds()
-        is_silent = self._epochs.get(url) == bounds.epoch and before_end == bounds.end
-        self._ends[url, bounds.epoch] = bounds.end
-        self._epochs[url] = bounds.epoch
-        if is_silent and url in self._patterns and url not in self._copies:
-            self._check_there(url)  # what a pattern finds is there
+            self._readers.pop(stream).close()
+            bounds = self._reader(stream).bounds()
+        is_silent = self._epochs.get(stream) == bounds.epoch and before_end == bounds.end
+        self._ends[stream, bounds.epoch] = bounds.end
+        self._epochs[stream] = bounds.epoch
+        if is_silent and self._urls[stream] in self._patterns and stream not in self._copies:
+            self._check_there(stream)  # what a pattern finds is there
         return bounds
 
-    def _check_there(self, url: str) -> None:
+    def _check_there(self, stream: Identity) -> None:
         """Make sure now and then that a stream in which nothing comes was not removed.
 
         Whoever has it open still sees it then, and would wait for ever.
@@ -153,80 +131,92 @@ class Streams:
         :raises NotFound: it was.
         """
         now = time.monotonic()
-        pause = _BETWEEN_CHECKS if URL.parse(url).host is None else _BETWEEN_REMOTE_CHECKS
-        if now - self._there.get(url, now - pause) < pause:
+        pause = _BETWEEN_REMOTE_CHECKS if stream.path is None else _BETWEEN_CHECKS
+        if now - self._there.get(stream, now - pause) < pause:
             return
         try:
-            open_reader(url, start=Position.END).close()
+            open_reader(self._urls[stream], start=Position.END).close()
         except NotFound:
             raise
         except PenstockError:
             return  # there is something, and whoever reads it will say what is wrong
-        self._there[url] = now
+        self._there[stream] = now
 
-    def end_seen(self, url: str, epoch: int) -> int | None:
+    def end_seen(self, name: str, epoch: int) -> int | None:
         """Return where a life of a stream ended, as far as that was seen."""
-        return self._ends.get((url, epoch))
+        return self._ends.get((self._of(name), epoch))
 
-    def end_of_removed(self, url: str, epoch: int) -> int | None:
+    def end_of_removed(self, name: str, epoch: int) -> int | None:
         """Return where a stream ended that is not there any more, and let go of it."""
-        reader = self._readers.pop(url, None)
+        stream = self._of(name)
+        reader = self._readers.pop(stream, None)
         if reader is not None:
             # It has the files open still, and so sees all that was written to them.
             with suppress(PenstockError, OSError):
                 newest = reader.newest_seq()
-                if newest is not None and self._epochs.get(url) == epoch:
-                    self._ends[url, epoch] = max(newest + 1, self._ends.get((url, epoch), 0))
+                if newest is not None and self._epochs.get(stream) == epoch:
+                    self._ends[stream, epoch] = max(newest + 1, self._ends.get((stream, epoch), 0))
             reader.close()
-        self._there.pop(url, None)
-        return self._ends.get((url, epoch))
+        self._there.pop(stream, None)
+        return self._ends.get((stream, epoch))
 
-    def place(self, url: str) -> str:
+    def place(self, name: str) -> str:
         """Return the URL that tasks read a stream by: its own, or that of the log it is in.
 
         :raises Unsupported: it cannot be read again, and is not staged.
         """
+        stream = self._of(name)
+        if stream not in self._urls:
+            self._urls[stream] = self._url_of(stream, name)
         with suppress(NotFound):  # by now: whoever reads it will say so
-            self._reader(url)
-        copy = self._copies.get(url)
-        return url if copy is None else copy.place
+            self._reader(stream)
+        copy = self._copies.get(stream)
+        return self._urls[stream] if copy is None else copy.place
+
+    def _url_of(self, stream: Identity, name: str) -> str:
+        """Return the URL by which a stream is reached that was not looked at yet."""
+        return next(
+            (url for url in expand(self._patterns, self._of) if self._of(url) == stream), name
+        )
 
     def lost_before_staging(self) -> dict[str, int]:
         """Return how many messages live streams lost since the last call, before they were ours."""
-        return {url: lost for url, copy in self._copies.items() if (lost := copy.take_lost())}
+        return {
+            self._names.get(stream, self._urls[stream]): lost
+            for stream, copy in self._copies.items()
+            if (lost := copy.take_lost())
+        }
 
-    def first_at(self, url: str, time_ns: int) -> int:
+    def first_at(self, name: str, time_ns: int) -> int:
         """Return the number of the first message appended at that time or later."""
-        with open_reader(self.place(url), start=Position.time(time_ns)) as reader:
+        with open_reader(self.place(name), start=Position.time(time_ns)) as reader:
             number = reader.statistics().next_seq
         if number is None:
-            raise NotFound(f"{url}: there is no message at that time")
+            raise NotFound(f"{name}: there is no message at that time")
         return number
 
-    def _reader(self, url: str) -> Reader:
-        reader = self._readers.get(url)
+    def _reader(self, stream: Identity) -> Reader:
+        reader = self._readers.get(stream)
         if reader is None:
-            reader = self._readers[url] = self._open(url)
+            reader = self._readers[stream] = self._open(stream)
         return reader
 
-    def _open(self, url: str) -> Reader:
+    def _open(self, stream: Identity) -> Reader:
+        url = self._urls[stream]
         reader = open_reader(url, start=Position.END)
-        try:
-            reader.bounds()
-        except Unsupported:
-            if self._stage is None:
-                reader.close()
-                raise Unsupported(
-                    f"{url} cannot be read again, as Spark does after a failure",
-                    hint='keep it in a log: .option("stage", "log:/path/name")',
-                ) from None
-            many = len(self._patterns) > 1
-            copy = self._copies[url] = LiveCopy(reader, log_for(url, self._stage, many=many))
-            return open_reader(copy.place, start=Position.END)
-        except BaseException:
+        if isinstance(reader, Replayable):
+            return reader
+        if self._stage is None:
             reader.close()
-            raise
-        return reader
+            raise Unsupported(
+                f"{url} cannot be read again, as Spark does after a failure",
+                hint='keep it in a log: .option("stage", "log:/path/name")',
+            )
+        log = self._stage
+        if len(self._patterns) > 1:
+            log = log_for(str(stream), self._names.get(stream, url), below=self._stage)
+        copy = self._copies[stream] = LiveCopy(reader, log)
+        return open_reader(copy.place, start=Position.END)
 
     def close(self) -> None:
         for copy in self._copies.values():

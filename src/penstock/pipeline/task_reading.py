@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from penstock.core.errors import InvalidOption, PositionError
+from penstock.core.errors import InvalidOption
+from penstock.core.position import check_seek
 from penstock.pipeline.explaining import explained
 from penstock.pipeline.losses import Attempt, DataLoss, LostRange, log, reports_of
 from penstock.pipeline.ranges import Range, read_range, split
@@ -98,7 +99,7 @@ class TaskReading:
         if options.startingTime is not None:
             return self._streams.first_at(url, options.startingTime)
         if options.startingSeq is not None:
-            return _within(url, bounds, options.startingSeq)
+            return check_seek(url, options.startingSeq, bounds.oldest, bounds.end)
         return self._place(url, bounds, options.startingOffsets, bounds.oldest)
 
     def _place(
@@ -113,7 +114,7 @@ class TaskReading:
         if wanted == "latest" or wanted == -1:  # noqa: PLR1714
             return bounds.end
         assert isinstance(wanted, int)
-        return _within(url, bounds, wanted)
+        return check_seek(url, wanted, bounds.oldest, bounds.end)
 
     def _check_urls(self, option: str, urls: Iterable[str]) -> None:
         """Make sure that whoever names a URL in an option means one that is there."""
@@ -137,12 +138,3 @@ def _attempt() -> Attempt | None:
 
 def _schema(names: Sequence[str] | None) -> pa.Schema:
     return ROW_SCHEMA if names is None else pa.schema([ROW_SCHEMA.field(name) for name in names])
-
-
-def _within(url: str, bounds: Bounds, wanted: int) -> int:
-    if not 0 <= wanted <= bounds.end:
-        raise PositionError(
-            f"{url}: there is no message {wanted}: those that are there end with {bounds.end - 1}",
-            hint="earliest and latest are always there",
-        )
-    return wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.endpoints import open_writer
+from penstock.core.endpoints import identity, open_writer
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.pipeline.file_names import file_name
@@ -22,12 +22,15 @@ log = logging.getLogger(__name__)
 _TIME_TO_STOP: Final = 10.0
 
 
-def log_for(url: str, stage: str, *, many: bool) -> str:
-    """Return the log that a stream is kept in: `stage`, or one for each below it."""
-    if not many:
-        return stage
-    path, mark, options = stage.partition("?")
-    return f"{path.rstrip('/')}/{file_name(url)}{mark}{options}"
+def log_for(*names: str, below: str) -> str:
+    """Return the log for a stream, below `stage=`: one that is there by one of its names, or new.
+
+    The first name is the one that it gets; earlier releases went by the URL.
+    """
+    path, mark, options = below.partition("?")
+    logs = [f"{path.rstrip('/')}/{file_name(name)}{mark}{options}" for name in names]
+    places = {log: identity(log).path for log in logs}
+    return next((log for log, at in places.items() if at is not None and at.exists()), logs[0])
 
 
 class LiveCopy:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.core.capabilities import Listable
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.endpoints import Endpoint
+from penstock.core.endpoints import Endpoint, Identity, endpoint_of
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
+from penstock.core.position import Position
 from penstock.core.url import URL
+from penstock.queue.append_once import NotedAppends
 from penstock.queue.classic.creation import create_queue, open_device
 from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.classic.info import describe_queue
@@ -34,12 +39,11 @@ if TYPE_CHECKING:
 
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
-    from penstock.core.position import Position
 
-__all__ = ["FmqEndpoint", "check", "repair", "token_of"]
+__all__ = ["FmqEndpoint", "check", "is_queue", "repair", "token_of"]
 
 
-class FmqEndpoint(Endpoint):
+class FmqEndpoint(NotedAppends, Listable, Endpoint):
     """`fmq:/path/name`: a Fast Message Queue in files or in shared memory."""
 
     def open_reader(self, url: URL, start: Position) -> Reader:
@@ -81,6 +85,10 @@ class FmqEndpoint(Endpoint):
             return describe_wide(url.text, path)
         return describe_queue(url.text, path)
 
+    def identity(self, url: URL) -> Identity:
+        named = Identity.of(url, path=f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
+        return named._replace(place=named.place.removesuffix(SUFFIX))
+
     def storage_of(self, url: URL) -> str | None:
         path, options = _parse(url)
         if isinstance(options, WideOptions):
@@ -91,6 +99,23 @@ class FmqEndpoint(Endpoint):
     def notes(self, url: URL) -> NoteFile:
         # By the name of a wide queue, of either layout: a log of the same name may stand beside it.
         return NoteFile.beside(f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
+
+    def reread(self, url: URL) -> Reader:
+        plain = replace(url, options={"trace": "false"})
+        return self.open_reader(plain, Position.START)
+
+    def find(self, pattern: URL) -> set[str]:
+        path = pattern.path.removesuffix(SUFFIX)
+        return {
+            pattern.with_path(name.removesuffix(suffix))
+            for suffix in (SUFFIX, ".stat")
+            for name in glob.glob(path + suffix)  # noqa: PTH207 - a Path has none from the root
+        }
+
+
+def is_queue(url: str) -> bool:
+    """Tell whether a URL names a queue of this machine, there or not."""
+    return isinstance(endpoint_of(url), FmqEndpoint)
 
 
 def token_of(path: str) -> str | None:

@@ -6,14 +6,16 @@ read again from any entry that the queue still has.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.core.books import BookedWriter
+from penstock.core.capabilities import Listable, Replayable
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.endpoints import Endpoint
+from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import InvalidURL, Malformed
 from penstock.core.interfaces import Bounds, BytesLike, Reader
 from penstock.core.options import Options, parse_options
@@ -62,7 +64,7 @@ class LatestWriterOptions(Options):
     datamapper: bool = True
 
 
-class LatestEndpoint(Endpoint):
+class LatestEndpoint(Listable, Endpoint):
     """`latest:/dir`: the latest_data_info of a directory."""
 
     def open_reader(self, url: URL, start: Position) -> Reader:
@@ -76,6 +78,15 @@ class LatestEndpoint(Endpoint):
     def describe(self, url: URL) -> StreamInfo:
         name = parse_options(url, LatestReaderOptions).name
         return describe_queue(url.text, InfoFiles(_directory(url), name).queue)
+
+    def identity(self, url: URL) -> Identity:
+        is_other = url.options.get("name", DEFAULT_NAME) != DEFAULT_NAME
+        return Identity.of(url, options=("name",) if is_other else ())
+
+    def find(self, pattern: URL) -> set[str]:
+        name = pattern.options.get("name", DEFAULT_NAME)
+        found = glob.glob(pattern.path.rstrip("/"))  # noqa: PTH207 - a Path has none from the root
+        return {pattern.with_path(path) for path in found if InfoFiles(path, name).has_queue()}
 
 
 def _directory(url: URL) -> str:
@@ -102,7 +113,7 @@ def payload_of(body: bytes, directory: str, format: str) -> tuple[bytes, LatestI
     return xml_in_body(body) or encode_xml(info, directory), info
 
 
-class LatestReader(Reader):
+class LatestReader(Replayable, Reader):
     """Reads one message for each new file, in order."""
 
     cannot_carry = ClassicReader.cannot_carry

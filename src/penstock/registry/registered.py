@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.capabilities import InPlaceWriter, Reservation
+from penstock.core.endpoints import identity
 from penstock.core.interfaces import Writer
 from penstock.core.url import URL
 from penstock.protocols.lrose.datamapper_client import below_data_dir
@@ -47,7 +49,8 @@ def registered(
         interval=interval,
         client=client,
     )
-    return RegisteredWriter(writer, registrar)
+    kind = _InPlace if isinstance(writer, InPlaceWriter) else RegisteredWriter
+    return kind(writer, registrar)
 
 
 def data_set_of(url: str) -> tuple[str, str]:
@@ -56,10 +59,10 @@ def data_set_of(url: str) -> tuple[str, str]:
     That is `fmq` and the path of a queue, without `$DATA_DIR`, as LROSE's own queues register
     themselves; the scheme and the URL without its options for what is not on this machine.
     """
-    parsed = URL.parse(url)
+    kind, parsed = identity(url).kind, URL.parse(url)
     if parsed.host is not None:
-        return parsed.scheme, parsed.text.partition("?")[0]
-    return parsed.scheme, below_data_dir(parsed.path.removesuffix(".fmq"))
+        return kind, parsed.text.partition("?")[0]
+    return kind, below_data_dir(parsed.path.removesuffix(".fmq"))
 
 
 class RegisteredWriter(Writer):
@@ -119,3 +122,13 @@ class RegisteredWriter(Writer):
         if name.startswith("_"):  # also while this is being made, or unpickled
             raise AttributeError(name)
         return getattr(self._writer, name)
+
+
+class _InPlace(RegisteredWriter, InPlaceWriter):
+    """A writer in whose queue messages can be made."""
+
+    def reserve(self, *args: Any, **options: Any) -> Reservation:
+        assert isinstance(self._writer, InPlaceWriter)
+        reservation = self._writer.reserve(*args, **options)
+        self._registrar.note()
+        return reservation

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.capabilities import AppendOnce, Replayable
 from penstock.core.closing import Closable
-from penstock.core.endpoints import open_reader
-from penstock.core.errors import NotFound, PenstockError, Unsupported
-from penstock.core.position import Position
+from penstock.core.errors import NotFound, PenstockError
 from penstock.core.url import URL
+from penstock.relay.patience import side
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tail", "TargetCut", "arrived", "bounds_of", "check_end"]
 
-#: Streams whose end can be looked at, and that keep what was appended.
-_OURS: Final = frozenset({"fmq", "log", "flight", "flight+tls"})
-#: Options of a URL that say where the stream is. All others are for its writer.
-_WHERE: Final = frozenset({"kind", "tls", "ca", "token_file", "retry", "call_timeout"})
 #: What of a message has to be the same.
 _COMPARED: Final = ("payload", "type", "subtype", "time_ns", "stream", "attributes")
 _AT_ONCE: Final = 1000
@@ -111,16 +107,15 @@ class _Target(Closable):
     def __init__(self, url: str, options: dict[str, str]) -> None:
         self._reader: Reader | None = None
         self.bounds: Bounds | None = None
-        if URL.parse(url).scheme not in _OURS:
+        endpoint = side(url)
+        if not isinstance(endpoint, AppendOnce):  # its end cannot be looked at
             return
-        plain, _, said = url.partition("?")
-        kept = [each for each in said.split("&") if each.partition("=")[0] in _WHERE]
         try:
-            place = f"{plain}?{'&'.join(kept)}" if kept else plain
-            self._reader = open_reader(place, Position.START, **options)
+            self._reader = endpoint.reread(URL.parse(url, options))
+        except NotFound:
+            return
+        if isinstance(self._reader, Replayable):
             self.bounds = self._reader.bounds()
-        except (NotFound, Unsupported):
-            self.close()
 
     def rows(self, start: int, end: int, fields: list[str]) -> Iterator[tuple[object, ...]]:
         assert self._reader is not None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.capabilities import Replayable
+from penstock.core.errors import PenstockError
 from penstock.core.position import Position
 from penstock.relay.patience import patiently
 from penstock.relay.pieces import payload_bytes
@@ -105,7 +106,7 @@ class Feed:
         self.books = self._reader.statistics()  # a loss may be all that there is to tell
         if batch.num_rows:
             self._adapt(batch)
-            if (known := self._reader.epoch) is not None:
+            if isinstance(self._reader, Replayable) and (known := self._reader.epoch) is not None:
                 self.epoch = known
             elif self.books.restarts != self._restarts:
                 self._restarts = self.books.restarts
@@ -143,9 +144,8 @@ class Feed:
         return self._patience.now_ns() > self._end.value + _OVER_NS
 
     def _epoch_now(self) -> int | None:
-        if (known := self._reader.epoch) is not None:
-            return known
-        try:
-            return self._reader.bounds().epoch
-        except Unsupported:
+        reader = self._reader
+        if not isinstance(reader, Replayable):
             return None
+        known = reader.epoch
+        return reader.bounds().epoch if known is None else known

@@ -19,9 +19,11 @@ import numpy as np
 
 from penstock.core.closing import Closable
 from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.url import URL
 from penstock.core.whole_files import make_whole
 from penstock.queue.liveness import LockFile
 from penstock.queue.storage import storage_errors
+from penstock.relay.patience import side
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +86,11 @@ class Journal(Closable):
         :raises StorageError: the operating system refuses.
         """
         self.path = path
-        self._between = json.dumps([_stream_of(source), _stream_of(target)]).encode()
+        names = [str(side(url).identity(URL.parse(url))) for url in (source, target)]
+        self._between = json.dumps(names).encode()
+        plain = [url.partition("?")[0] for url in (source, target)]
+        #: As earlier releases kept it: by the URLs, without their options.
+        self._between_urls = json.dumps(plain).encode()
         if len(self._between) > _PLACE_SIZE - _HEADER.size:
             raise InvalidOption("state", str(path), "the URLs are too long to be kept in it")
         with storage_errors("opening", str(path)):
@@ -147,7 +153,7 @@ class Journal(Closable):
                 hint="use the Penstock that made it, or a newer one",
             )
         between = head[_HEADER.size : _HEADER.size + length]
-        if between != self._between:
+        if between not in {self._between, self._between_urls}:
             raise InvalidOption(
                 "state",
                 str(self.path),
@@ -187,8 +193,3 @@ class Journal(Closable):
             (epoch, start) if has_target else None,
             tuple(_RUN.iter_unpack(data[_NOTE.size : end])),
         )
-
-
-def _stream_of(url: str) -> str:
-    """Return what a URL names, without how: options may change between two runs."""
-    return url.partition("?")[0]

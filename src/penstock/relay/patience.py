@@ -6,20 +6,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.errors import ConnectionLost, LockTimeout, PenstockError
+from penstock.core.endpoints import Endpoint, endpoint_of
+from penstock.core.errors import ConnectionLost, LockTimeout, ServerBusy, UnknownScheme
 from penstock.core.retry import Backoff, OnRetry, RetryPolicy, retry
 from penstock.core.url import URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently"]
+__all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently", "side"]
 
 T = TypeVar("T")
 
 _BACKOFF: Final = Backoff(initial=0.05, maximum=5.0)
-#: Bytes of one batch on the wire: what a relay reads at a time, with its columns.
-_CHUNK: Final = 10 << 20
 #: How long (seconds) a sign to stop may stay unseen.
 _SLICE: Final = 0.1
 
@@ -64,16 +63,17 @@ class Patience:
             await self._clock.sleep_async(min(left, _SLICE))
 
 
-def connection_options(url: str) -> dict[str, str]:
-    """Return how to open one side of a relay: it does the waiting itself, and hears a stop.
+def side(url: str) -> Endpoint:
+    """Return the endpoint of one side; a plain one where something else has opened it."""
+    try:
+        return endpoint_of(url)
+    except UnknownScheme:
+        return Endpoint()
 
-    A batch goes as a whole: to cut it would cost more than the pieces gain.
-    """
-    parsed = URL.parse(url)
-    if parsed.scheme not in {"flight", "flight+tls"}:
-        return {}
-    wanted = {"retry": "1", "chunk": str(_CHUNK)}
-    return {name: value for name, value in wanted.items() if name not in parsed.options}
+
+def connection_options(url: str) -> dict[str, str]:
+    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
+    return side(url).relay_options(URL.parse(url))
 
 
 def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:
@@ -83,11 +83,9 @@ def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPoli
     """
 
     def may_pass(error: Exception) -> bool:
-        if isinstance(error, (ConnectionLost, LockTimeout)):
+        if isinstance(error, (ConnectionLost, LockTimeout, ServerBusy)):
             return True
-        if from_the_start and isinstance(error, FileNotFoundError):
-            return True
-        return isinstance(error, PenstockError) and _is_busy(error)
+        return from_the_start and isinstance(error, FileNotFoundError)
 
     return RetryPolicy(retry_on=may_pass, backoff=_BACKOFF, max_attempts=None, max_elapsed=give_up)
 
@@ -123,9 +121,3 @@ def patiently(
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _is_busy(error: PenstockError) -> bool:
-    from penstock.protocols.flight.errors import ServerBusy  # noqa: PLC0415 - loads gRPC
-
-    return isinstance(error, ServerBusy)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import batch_from_messages, messages_from_batch
-from penstock.core.errors import Unsupported
+from penstock.core.capabilities import Replayable
 from penstock.core.position import Position
 from penstock.relay.arrivals import Tail
 
@@ -33,12 +33,9 @@ def resume(
     `target` is what the target holds now, `arrived` tells how many of a batch are behind some
     place in it.
     """
-    if journal.note is None:
+    if journal.note is None or not isinstance(reader, Replayable):
         return 0
-    try:
-        source = reader.bounds()
-    except Unsupported:
-        return 0
+    source = reader.bounds()
     note = _translated(journal.note, source)
     if note is None or (source.epoch == 0 and note.next > source.end):
         log.warning("%s was created anew since it was copied", reader.url)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: An endpoint that cannot be read again, installed as anybody's would be.
 TESTS = Path(__file__).parents[2]
-LIVE = str(TESTS / "support" / "live")
+#: Endpoints installed as anybody's would be: one cannot be read again, the other appends once.
+INSTALLED = [str(TESTS / "support" / name) for name in ("live", "third_party")]
 # Before Java starts: the processes that it starts for Python have its environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, (LIVE, str(TESTS), os.environ.get("PYTHONPATH")))
+    filter(None, (*INSTALLED, str(TESTS), os.environ.get("PYTHONPATH")))
 )
-sys.path.append(LIVE)
+sys.path += INSTALLED
 
 
 @pytest.fixture(scope="session")

@@ -14,16 +14,22 @@ from typing import Any
 import pytest
 
 from penstock import DamagedQueue, LockTimeout, StorageError, create, describe, open_writer
+from penstock.core import provenance
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Staged
+from penstock.core.endpoints import endpoint_of, identity
 from penstock.core.message import Message
-from penstock.pipeline import provenance
-from penstock.pipeline.commits import Notes, Stranger, append_once, notes_of
+from penstock.core.provenance import AnotherBatch, Origin, Span
+from penstock.core.url import URL
+from penstock.pipeline.commits import append_once, notes_beside
 from penstock.pipeline.offsets import Offset, offsets_to_json
 from penstock.pipeline.options import SinkOptions
-from penstock.pipeline.provenance import AnotherBatch, Origin, Span
+from penstock.pipeline.provenance import origin_of
 from penstock.pipeline.sink import StreamSink, _Message
-from penstock.pipeline.staging import Staged, Staging, remove_batch
-from support.commit_lives import stage
+from penstock.queue.append_once import NotedAppends, Stranger
+from penstock.queue.notes import NoteFile
+from penstock.queue.staging import Staging, remove_batch
+from support.commit_lives import notes_for, stage
 from support.machine import Machine
 from support.spark_streams import fill, payloads
 
@@ -99,15 +105,24 @@ def begin(url: str, folder: Path) -> None:
     parts = staged(url, folder)
     append_once(url, parts, "q", 6, folder)
     append_once(url, parts, "q", 7, folder)
-    unfinished(url, folder, parts)
+    unfinished(url, parts)
 
 
-def unfinished(url: str, folder: Path, parts: list[Staged], **changes: Any) -> None:
-    notes = Notes(url, folder)
-    note = notes.get("q")
+def unfinished(url: str, parts: list[Staged], **changes: Any) -> None:
+    notes = notes_for(url)
+    note = notes.get()
     assert note is not None
     files = tuple((part.path, part.partition, part.messages) for part in parts)
-    notes.put("q", note._replace(is_done=False, files=files, **changes))
+    notes.put(note._replace(is_done=False, files=files, **changes))
+
+
+def file_of(url: str) -> Path:
+    """Return where a stream of this machine has its notes."""
+    endpoint = endpoint_of(url)
+    assert isinstance(endpoint, NotedAppends)
+    notes = endpoint.notes(URL.parse(url))
+    assert isinstance(notes, NoteFile)
+    return notes.path
 
 
 def test_a_batch_that_is_there_and_not_noted_as_done_is_found(tmp_path: Path, folder: Path) -> None:
@@ -127,7 +142,7 @@ def test_a_batch_is_completed_in_a_stream_that_lost_power(
     parts = staged(url, folder)
     append_once(url, parts, "q", 6, folder)
     append_once(url, parts, "q", 7, folder)
-    unfinished(url, folder, parts)
+    unfinished(url, parts)
     machine.forget_all_but(on_disk)
     assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == new
     assert rows_of(url) == sorted(list(range(30)) * 2)
@@ -147,7 +162,7 @@ def test_what_others_wrote_into_it_is_an_error(tmp_path: Path, folder: Path) -> 
     create(url)
     append_once(url, staged(url, folder, 3), "q", 6, folder)
     parts = staged(url, folder)
-    unfinished(url, folder, parts, batch=7, start=3, count=30)
+    unfinished(url, parts, batch=7, start=3, count=30)
     with open_writer(url) as writer:
         writer.write(b"a stranger's")
     with pytest.raises(Stranger, match="messages from 3 on are not those") as caught:
@@ -185,7 +200,7 @@ def test_a_ring_smaller_than_the_batch_is_not_filled_twice(tmp_path: Path, folde
     url = f"fmq:{tmp_path}/out?slots=16&size=64k"
     parts = staged(url, folder)
     append_once(url, parts, "q", 7, folder)
-    unfinished(url, folder, parts)
+    unfinished(url, parts)
     assert append_once(url, parts, "q", 7, folder) == 0
     assert describe(url.partition("?")[0]).youngest_seq == 29
 
@@ -210,7 +225,7 @@ def test_another_writer_is_waited_for_and_then_named(tmp_path: Path, folder: Pat
 def test_notes_that_are_damaged_are_named(tmp_path: Path, folder: Path) -> None:
     url = f"log:{tmp_path}/out"
     fill(url, [])
-    notes_of(url, folder).write_text('{"queries": {"q": {"batch": 1}}}')
+    file_of(url).write_text('{"queries": {"q": {"batch": 1}}}')
     with pytest.raises(DamagedQueue, match=r"out\.commits\.json"):
         append_once(url, staged(url, folder), "q", 0, folder)
     assert payloads(url) == []
@@ -221,7 +236,7 @@ def test_a_note_that_cannot_be_written_leaves_the_stream_as_it_was(
 ) -> None:
     url = f"log:{tmp_path}/out"
     fill(url, [])
-    blocked = notes_of(url, folder)
+    blocked = file_of(url)
     blocked.with_name(f"{blocked.name}.new").mkdir()  # where the note is written first
     with pytest.raises(StorageError, match="commits"):
         append_once(url, staged(url, folder), "q", 0, folder)
@@ -257,7 +272,8 @@ def test_a_stream_written_in_two_ways_gets_the_rows_of_both(tmp_path: Path) -> N
     ],
 )
 def test_each_stream_has_notes_of_its_own(tmp_path: Path, one: str, other: str) -> None:
-    assert notes_of(one, tmp_path) != notes_of(other, tmp_path)
+    assert identity(one) != identity(other)
+    assert notes_beside(one, tmp_path) != notes_beside(other, tmp_path)
 
 
 def test_a_stream_has_the_same_notes_however_its_url_is_written(tmp_path: Path) -> None:
@@ -266,7 +282,8 @@ def test_a_stream_has_the_same_notes_however_its_url_is_written(tmp_path: Path) 
         ("log:/data/x", "log:/data/x/?sync=none"),
         ("flight://host/x?kind=log", "flight://host/x?retry=5s&kind=log"),
     ):
-        assert len({notes_of(url, tmp_path) for url in urls}) == 1
+        assert len({identity(url) for url in urls}) == 1
+        assert len({notes_beside(url, tmp_path) for url in urls}) == 1
 
 
 def test_a_queue_and_a_log_of_one_name_get_their_own_rows(tmp_path: Path) -> None:
@@ -286,7 +303,7 @@ def test_what_was_begun_is_brought_to_its_end_if_the_replay_has_no_rows_for_it(
     parts = staged(url, folder)
     create(url)
     append_once(url, staged(url, folder, 0), "q", 6, folder)
-    unfinished(url, folder, parts, batch=7, count=30)
+    unfinished(url, parts, batch=7, count=30)
     sink = StreamSink(SinkOptions(url=url, staging=str(folder)), ["payload"])
     sink._append_once([_Message("q", [])], "q", 7)
     assert rows_of(url) == list(range(30))
@@ -310,7 +327,7 @@ def plan_batch(checkpoint: Path, batch: int, *ends: int) -> Origin:
         for i, (start, end) in enumerate(zip(before, ends, strict=True))
     }
     (folder / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offsets_to_json(offsets))}")
-    return Origin.of(str(checkpoint), batch, "run")
+    return origin_of(str(checkpoint), batch, "run")
 
 
 def rows(url: str, folder: Path, first: int, end: int, batch: int = 0) -> list[Staged]:
@@ -399,7 +416,7 @@ def test_one_that_was_begun_and_has_grown_since_is_completed(tmp_path: Path, fol
     first = plan_batch(tmp_path / "c", 0, 20)
     parts = rows(url, folder, 0, 20)
     append_once(url, rows(url, folder, 0, 12), "q", 0, folder, first)  # the driver died half-way
-    unfinished(url, folder, parts, count=20)
+    unfinished(url, parts, count=20)
     grown = plan_batch(tmp_path / "c", 0, 30)
     assert append_once(url, rows(url, folder, 0, 30), "q", 0, folder, grown) == 18
     assert rows_of(url) == list(range(30))
@@ -412,7 +429,7 @@ def test_a_batch_that_spark_counts_as_done_and_that_is_not_all_there_is_brought_
     url = f"log:{tmp_path}/out"
     first = plan_batch(tmp_path / "c", 0, 20)
     append_once(url, rows(url, folder, 0, 12), "q", 0, folder, first)
-    unfinished(url, folder, rows(url, folder, 0, 20), count=20)
+    unfinished(url, rows(url, folder, 0, 20), count=20)
     second = plan_batch(tmp_path / "c", 1, 25)
     assert append_once(url, rows(url, folder, 20, 25), "q", 1, folder, second) == 5
     assert rows_of(url) == list(range(25))
@@ -423,9 +440,9 @@ def test_a_query_whose_checkpoint_has_lost_its_name_is_known_by_its_place(
 ) -> None:
     time.sleep(0.01)
     (tmp_path / "c" / "metadata").write_text('{"id": "new"}')
-    origin = Origin.of(str(tmp_path / "c"), 1, "run")
+    origin = origin_of(str(tmp_path / "c"), 1, "run")
     assert append_once(two, rows(two, folder, 10, 20), "new", 1, folder, origin) == 0
-    third = Origin.of(str(tmp_path / "c"), 1, "run")
+    third = origin_of(str(tmp_path / "c"), 1, "run")
     assert append_once(two, rows(two, folder, 10, 20), "q", 1, folder, third) == 0
 
 
@@ -437,7 +454,7 @@ def test_many_batches_leave_a_note_of_bounded_size(
     for batch in range(60):
         origin = Origin({"0 log:/a": Span(7, batch, batch + 1)}, None, "run")
         append_once(url, rows(url, folder, batch, batch + 1), "q", batch, folder, origin)
-    assert notes_of(url, folder).stat().st_size < 3000
+    assert file_of(url).stat().st_size < 3000
     for first in (0, 30):  # what is forgotten is refused, and nothing is appended again
         origin = Origin({"0 log:/a": Span(7, first, 70)}, None, "run")
         with pytest.raises(AnotherBatch):

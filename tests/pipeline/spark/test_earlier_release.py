@@ -14,13 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Staged
 from penstock.core.message import Message
+from penstock.core.provenance import AnotherBatch
 from penstock.pipeline import Pipeline, plan
-from penstock.pipeline.commits import append_once, notes_of
-from penstock.pipeline.provenance import AnotherBatch
+from penstock.pipeline.commits import append_once
+from penstock.pipeline.file_names import file_name
 from penstock.pipeline.running import QueryFailed, run
-from penstock.pipeline.staging import Staged, Staging
 from penstock.protocols.flight import FlightServer, ServerOptions
+from penstock.queue.staging import Staging
 from support.spark_streams import fill, numbers
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def test_queries_of_the_release_go_on(spark: SparkSession, old: Path, is_cut_off
     (legacy,) = (old / "staging").iterdir()  # where the release kept the notes of remote streams
     with FlightServer(ServerOptions(root=old / "remote", port=0)) as server:
         far = f"{server.url}far?kind=log&segment=4k&segment_slots=32"
-        legacy.rename(notes_of(far, old / "staging"))
+        legacy.rename(legacy.with_name(f"{file_name(f'{server.url}far?kind=log')}.commits.json"))
         targets = {
             "tolog": {"url": f"log:{old}/log"},
             "toring": {"url": f"fmq:{old}/ring"},

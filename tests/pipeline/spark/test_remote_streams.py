@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import WriteTimeout, create, open_writer
-from penstock.core import endpoints
-from penstock.pipeline.commits import Notes, append_once
+from penstock.pipeline.commits import append_once
 from penstock.pipeline.losses import DataLoss
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.protocols.flight.errors import AccessRefused
 from penstock.protocols.flight.wire import ActionKind
-from support.commit_lives import stage
+from penstock.queue.append_once import notes_of
+from support.commit_lives import notes_for, stage
 from support.planner import Planner
 from support.spark_streams import fill, payloads
 
@@ -91,18 +92,48 @@ def test_losses_may_be_told_to_a_remote_stream(remote: str, tmp_path: Path) -> N
     planner.reader.stop()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "?retry=5s&token_file={}"), ("?call_timeout=9", "?retry=5s")]
+)
+def test_a_query_goes_on_though_its_stream_is_reached_in_another_way(
+    remote: str, tmp_path: Path, before: str, after: str
+) -> None:
+    """A checkpoint of any release: its entry is the URL that the stream had when it began."""
+    (tmp_path / "token").write_text("0123456789abcdef")
+    fill(f"log:{tmp_path}/remote/q", range(10))
+    planner = Planner(f"{remote}q{before}")
+    planner.begin()
+    assert planner.run() == list(range(10))
+    planner.reader.stop()
+    fill(f"log:{tmp_path}/remote/q", range(10, 25))
+    moved = Planner(f"{remote}q{after.format(tmp_path / 'token')}", failOnDataLoss=False)
+    moved.at = json.loads(json.dumps(planner.at))
+    assert moved.run(ReadMaxRows(10)) == list(range(10, 20))
+    assert all("retry=5s" in str(part.range.place) for part in moved.parts)
+    assert list(moved.at) == [f"{remote}q{before}"]
+    # One that was planned and not finished, in a process that has seen nothing yet.
+    again = Planner(f"{remote}q{after.format(tmp_path / 'token')}")
+    again.at = moved.at
+    again.parts = again._parts(planner.at)
+    assert again.read() == list(range(10, 20))
+    assert moved.run() == list(range(20, 25))
+    assert moved.run() == []
+    for each in (moved, again):
+        each.reader.stop()
+
+
 def test_a_batch_is_appended_once_to_a_remote_stream(remote: str, tmp_path: Path) -> None:
     folder = tmp_path / "staging"
     url = f"{remote}out?kind=log&segment=64k&sync=none"
     parts = stage(url, folder, 30, random.Random(0))
     assert append_once(url, parts, "q", 0, folder) == 30
     assert append_once(url, parts, "q", 0, folder) == 0
-    notes = Notes(url, folder)
-    note = notes.get("q")
+    notes = notes_for(url)
+    note = notes.get()
     assert note is not None
     files = tuple((part.path, part.partition, part.messages) for part in parts)
     # The driver died after half of the next batch.
-    notes.put("q", note._replace(batch=1, start=30, is_done=False, files=files))
+    notes.put(note._replace(batch=1, start=30, is_done=False, files=files))
     with open_writer(f"log:{tmp_path}/remote/out") as writer:
         for payload in payloads(f"log:{tmp_path}/remote/out")[:15]:
             writer.write(payload, int(payload.split()[1]) % 5)
@@ -130,10 +161,10 @@ def test_a_batch_is_completed_there_that_another_driver_has_begun(
     url = f"{remote}out?kind=log&segment=64k&sync=none"
     parts = stage(url, tmp_path / "one", 30, random.Random(0))
     append_once(url, parts, "q", 0, tmp_path / "one")
-    notes = Notes(url, tmp_path / "one")
-    note = notes.get("q")
+    notes = notes_for(url)
+    note = notes.get()
     assert note is not None
-    notes.put("q", note._replace(batch=1, start=15, count=30, is_done=False))  # half of it is there
+    notes.put(note._replace(batch=1, start=15, count=30, is_done=False))  # half of it is there
     again = stage(url, tmp_path / "other", 30, random.Random(1))
     assert append_once(url, again, "q", 1, tmp_path / "other") == 15
 
@@ -152,7 +183,7 @@ def test_a_server_that_keeps_no_notes_is_written_to_as_before(tmp_path: Path) ->
 def test_nobody_writes_notes_to_a_server_that_is_read_only(tmp_path: Path) -> None:
     fill(f"log:{tmp_path}/x", range(3))
     with FlightServer(ServerOptions(root=tmp_path, port=0, read_only=True)) as server:
-        notes = endpoints.notes_of(f"{server.url}x")
+        notes = notes_of(f"{server.url}x")
         assert notes.read() == {}
         with pytest.raises(AccessRefused):
             notes.write("q", {"batch": 1}, sync=True)

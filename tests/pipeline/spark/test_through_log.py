@@ -148,7 +148,7 @@ def test_several_streams_have_a_log_each(port: int, tmp_path: Path) -> None:
 
 def test_two_topics_of_one_broker_have_a_log_each() -> None:
     topics = [f"up+mqtt://broker/?topic={topic}" for topic in ("a_1", "a-1")]
-    logs = [log_for(url, "log:/data/live?retain=1G", many=True) for url in topics]
+    logs = [log_for(url, below="log:/data/live?retain=1G") for url in topics]
     assert len(set(logs)) == 2
     assert all(log.endswith("?retain=1G") and log.startswith("log:/data/live/") for log in logs)
 

@@ -10,7 +10,7 @@ import pytest
 from penstock import create
 from penstock.core.errors import InvalidOption, InvalidURL, NotFound
 from penstock.protocols.flight.places import Root, check_size
-from penstock.protocols.flight.wire import encode_name
+from penstock.protocols.flight.wire import Kind, encode_name
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def test_the_kind_is_what_is_there(root: Root) -> None:
     assert root.place("radar/archive", None).kind == "log"
     assert root.place("old", None).kind == "fmq"
     with pytest.raises(InvalidOption, match="of kind log"):
-        root.place("radar/archive", "fmq")
+        root.place("radar/archive", Kind.QUEUE)
 
 
 def test_what_is_missing_is_a_queue_unless_said_otherwise(root: Root) -> None:
     assert root.place("new", None, may_make=True).kind == "fmq"
-    assert root.place("new", "log", may_make=True).kind == "log"
+    assert root.place("new", Kind.LOG, may_make=True).kind == "log"
     with pytest.raises(NotFound, match="no stream new"):
         root.place("new", None)
 

@@ -18,6 +18,7 @@ from penstock.protocols.flight.wire import (
     MAX_RECORD,
     Failure,
     Hold,
+    Kind,
     Lost,
     Mark,
     Outcome,
@@ -56,7 +57,7 @@ tolds = st.builds(
 takes = st.builds(
     Take,
     stream=labels,
-    kind=st.sampled_from(["fmq", "log", None]),
+    kind=st.sampled_from([*Kind, None]),
     options=st.dictionaries(labels, labels, max_size=4),
     reader=st.just(ID),
     at=st.none() | marks,

@@ -230,7 +230,7 @@ def test_a_cursor_beyond_the_end_is_an_error_that_names_it(path: Path, seq: int)
     for _ in range(2):  # it is not moved by that
         with pytest.raises(DamagedQueue, match="cursor me") as caught:
             log_reader(path, "cursor=me")
-        assert "another cursor=NAME" in (caught.value.hint or "")
+        assert "another hold=NAME" in (caught.value.hint or "")
     with log_reader(path, "cursor=you") as reader:
         assert reader.read(0) is not None
 

@@ -338,7 +338,7 @@ def test_a_closed_reader_says_so(path: Path) -> None:
             use()
 
 
-@pytest.mark.parametrize("options", ["retain=5", "sync=none", "hold=a", "policy=wait", "slots=7"])
+@pytest.mark.parametrize("options", ["retain=5", "sync=none", "policy=wait", "slots=7"])
 def test_an_option_for_writers_is_refused(path: Path, options: str) -> None:
     with pytest.raises(InvalidOption):
         log_reader(path, options)

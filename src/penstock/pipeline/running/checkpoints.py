@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Malformed, NotFound
-from penstock.pipeline.commits import notes_of
+from penstock.pipeline.commits import has_batches
 from penstock.pipeline.provenance import folder_of, last_batch
 from penstock.queue.ownership import Ownership
 from penstock.queue.storage import storage_errors
@@ -125,5 +125,5 @@ def used_before(checkpoint: str, sinks: Iterable[Sink]) -> list[str]:
 
 def _has_batches(sink: Sink) -> bool:
     if sink.stream is not None:
-        return notes_of(sink.stream, Path(sink.stream)).exists()
+        return has_batches(sink.stream)
     return sink.writes_files and any(Path(sink.target, "_penstock").glob("*.json"))

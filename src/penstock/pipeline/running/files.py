@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyarrow import fs
 
 from penstock.core.errors import DamagedQueue, StorageError
-from penstock.core.whole_files import sync_names
-from penstock.pipeline.provenance import (
+from penstock.core.provenance import (
     Ends,
     Origin,
     Ranges,
@@ -34,6 +33,7 @@ from penstock.pipeline.provenance import (
     ranges_to_json,
     room_for,
 )
+from penstock.core.whole_files import sync_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

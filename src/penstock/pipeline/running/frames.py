@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 
 from penstock.core.errors import PenstockError
-from penstock.pipeline.fields import nearest
+from penstock.core.options import nearest
 from penstock.pipeline.running.faults import place_of, reason_of
 from penstock.pipeline.timing import spark_interval
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import PenstockError
 from penstock.core.whole_files import write_whole
-from penstock.pipeline.commits import Notes
+from penstock.pipeline.commits import known_of
 from penstock.pipeline.losses import Attempt, note_delivered, reports_of, uncounted
 from penstock.pipeline.private_folder import private_folder
 from penstock.pipeline.provenance import folder_of, last_offsets
@@ -152,10 +152,6 @@ def _run_of(sink: Sink, query: str, batch: int) -> str | None:
     if sink.stream is None:
         return run_of(sink.target, query, batch) if sink.writes_files else None
     folder = sink.options.get("staging")
-    note = Notes(sink.stream, private_folder("staging") if folder is None else Path(folder)).get(
-        query
-    )
-    if note is None:
-        return None
-    known = [*note.earlier, note.delivered(None)]
-    return next((one.run for one in known if one.batch == batch), None)
+    where = private_folder("staging") if folder is None else Path(folder)
+    known = known_of(sink.stream, query, batch, where)
+    return None if known is None else known.run

@@ -6,7 +6,7 @@ import json
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.provenance import Origin
+from penstock.pipeline.provenance import origin_of
 from penstock.pipeline.running.dead import dead_letters
 from penstock.pipeline.running.files import write_once
 from penstock.pipeline.running.frames import Frames, united
@@ -186,7 +186,7 @@ class _Batches:
             self._show(name, frame.limit(SHOWN + 1))
             return
         columns, options = sink.partition_by or (), {**WHOLE_TIMES, **sink.options}
-        origin = Origin.of(self._checkpoint, number, _run(frame))
+        origin = origin_of(self._checkpoint, number, _run(frame))
         write_once(frame, sink.kind, sink.target, self._id, number, columns, options, origin)
 
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
-from penstock.core.endpoints import create, describe, notes_of, storage_of
+from penstock.core.endpoints import create, describe, storage_of
 from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.appending import Writers
@@ -39,6 +39,7 @@ from penstock.protocols.flight.wire import (
     WriterOpened,
     decode_name,
 )
+from penstock.queue.append_once import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ from penstock.core.errors import (
 from penstock.core.units import parse_duration
 from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import describe_error
-from penstock.protocols.flight.wire import Outcome
+from penstock.protocols.flight.wire import Kind, Outcome
 from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Shared:
         given = options.get("timeout")
         self._patience = None if given is None else parse_duration(given)
         self._own = dict(options)
-        if "hold" in options and place.kind == "fmq":
+        if "hold" in options and place.kind is Kind.QUEUE:
             # It waits in slices, so that a stop and a client that has left are noticed.
             self._own["timeout"] = str(min(_SLICE, self._patience or _SLICE))
         lock = parse_duration(options.get("lock_timeout", "5"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, ServerBusy
 
-__all__ = ["AccessRefused", "HoldLost", "ServerBusy"]
+__all__ = ["AccessRefused", "HoldLost", "ServerBusy", "UnknownWriter"]
 
 
 class AccessRefused(PenstockError, PermissionError):
@@ -12,14 +12,6 @@ class AccessRefused(PenstockError, PermissionError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class ServerBusy(PenstockError):
-    """The server has as many clients as it takes."""
-
-    def __init__(self, limit: int, *, hint: str | None = None) -> None:
-        super().__init__(f"the server has {limit:,} clients, and takes no more", hint=hint)
-        self.limit = limit
 
 
 class HoldLost(PenstockError):

@@ -42,8 +42,7 @@ class _Held:
         self._source = self._open(asked.at.position())
 
     def _open(self, start: Position) -> Source:
-        option = "hold" if self.place.kind == "fmq" else "cursor"
-        return Source(self.place, {option: self._name}, start)
+        return Source(self.place, {"hold": self._name}, start)
 
     def told(self) -> Told:
         """Say where it stands, and whether the stream is another one by now."""

@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import Malformed, Unsupported
-from penstock.core.notes import StreamNotes
 from penstock.core.retry import retry
 from penstock.protocols.flight.client import Connection
 from penstock.protocols.flight.wire import ActionKind, Noted, Stream, WriteNote
+from penstock.queue.notes import StreamNotes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,7 @@ class ServerNotes(StreamNotes):
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.where = target.url
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Return all notes.

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from penstock.core.options import Directory, Duration, Options, Size
+from penstock.protocols.flight.wire import Kind  # noqa: TC001 - pydantic reads it
 from penstock.queue.options import Patience  # noqa: TC001 - pydantic reads it
 
 __all__ = ["DEFAULT_PORT", "ClientOptions", "ServerOptions", "is_loopback"]
@@ -20,7 +21,7 @@ class ClientOptions(Options):
     """Options of `flight://host:port/stream`; all others go to the stream's own endpoint there."""
 
     #: What the stream is, or shall be when it is made; without it, what is there, or else a queue.
-    kind: Literal["fmq", "log"] | None = None
+    kind: Kind | None = None
     #: Encrypt. `flight+tls://` says the same.
     tls: bool = False
     #: A file with the certificates to trust, PEM; without it, those that the system trusts.
@@ -37,7 +38,7 @@ class ClientOptions(Options):
     bulk: bool = True
     #: Wait for the server and the stream to appear: `true`, or for how long.
     wait: Patience = 0.0
-    #: Reader: be the one of that name, which the writer waits for. A log's `cursor` is the same.
+    #: Reader: be the one of that name, which the writer waits for. `cursor` is the same.
     hold: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     cursor: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 

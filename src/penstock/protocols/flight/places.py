@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from penstock.core.errors import InvalidOption, InvalidURL, NotFound
 from penstock.core.units import parse_size
-from penstock.protocols.flight.wire import MAX_NAME, decode_name, encode_name
+from penstock.protocols.flight.wire import MAX_NAME, Kind, decode_name, encode_name
 from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.log.segments import is_log
 from penstock.queue.wide.layout import SLOT, Geometry
@@ -19,7 +19,6 @@ from penstock.queue.wide.queue_file import SUFFIX, file_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.protocols.flight.wire import Kind
 
 __all__ = ["Place", "Root"]
 
@@ -71,8 +70,8 @@ class Root:
             raise InvalidOption("kind", kind, f"{name} is a stream of kind {found}")
         if found is None and not may_make:
             raise NotFound(f"there is no stream {name}", hint="penstock create makes one")
-        decided: Kind = found or kind or "fmq"
-        if decided == "fmq":
+        decided = Kind(found or kind or Kind.QUEUE)
+        if decided is Kind.QUEUE:
             _check_queue(name, path)
         return Place(encode_name("/".join(parts)), decided, path, found is not None)
 
@@ -83,7 +82,7 @@ class Root:
             real = os.path.realpath(file)
             if not Path(real).is_relative_to(self.folder):
                 raise InvalidURL(name, "it leads out of the directory that is served")
-        if _kind_of(path) == "log":
+        if _kind_of(path) is Kind.LOG:
             with os.scandir(path) as entries:
                 if any(entry.is_symlink() for entry in entries):
                     raise InvalidURL(name, "a link is among its segments")
@@ -143,9 +142,9 @@ def _check_queue(name: str, path: Path) -> None:
 
 def _kind_of(path: Path) -> Kind | None:
     if path.is_dir() and is_log(path):
-        return "log"
+        return Kind.LOG
     is_queue = Path(file_of(str(path))).is_file() or Path(f"{path}.stat").is_file()
-    return "fmq" if is_queue else None
+    return Kind.QUEUE if is_queue else None
 
 
 def check_size(options: Mapping[str, str], limit: int) -> None:

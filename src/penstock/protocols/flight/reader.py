@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
+from penstock.core.capabilities import Held, Replayable
 from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
 from penstock.core.interfaces import Ancestor, Bounds, Reader
@@ -54,7 +55,7 @@ _BETWEEN_ACKNOWLEDGEMENTS: Final = 0.05
 _BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
 
 
-class FlightReader(Concluding, Reader):
+class FlightReader(Concluding, Replayable, Held, Reader):
     """Reads a stream behind a Flight server.
 
     A call takes what is there, batch by batch and no faster than it is read. It says by itself
@@ -295,6 +296,10 @@ class FlightReader(Concluding, Reader):
     @property
     def epoch(self) -> int:
         return self._mark.epoch
+
+    @property
+    def hold(self) -> str | None:
+        return self._name
 
     def bounds(self) -> Bounds:
         located = self._look()

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Replayable
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.overflow import DropReason
@@ -42,7 +43,9 @@ class Source:
     def __init__(self, place: Place, options: Mapping[str, str], start: Position) -> None:
         self.place = place
         self.options = dict(options)
-        self._reader = open_reader(place.url, start, **self.options)
+        reader = open_reader(place.url, start, **self.options)
+        assert isinstance(reader, Replayable)  # as all that a server has
+        self._reader = reader
         self._row_bytes = 0.0
         #: Told with the next batch, beside what the reader's own books say.
         self._extra_restarts = 0
@@ -114,13 +117,11 @@ class Source:
 
     def _lost_in_earlier_life(self, mark: Mark) -> list[Lost]:
         """Return what a log still had behind a mark when it was created anew, if that is known."""
-        if self.place.kind == "log":
-            with suppress(DamagedQueue, Unsupported):
-                settings = load_settings(self.place.path)
-                before = None if settings is None else settings.previous
-                if before is not None and before.epoch == mark.epoch and before.head > mark.seq:
-                    last = before.head - 1
-                    return [Lost(first=mark.seq, last=last, reason=DropReason.RECREATED)]
+        with suppress(DamagedQueue, Unsupported):
+            settings = load_settings(self.place.path)  # a queue has none
+            before = None if settings is None else settings.previous
+            if before is not None and before.epoch == mark.epoch and before.head > mark.seq:
+                return [Lost(first=mark.seq, last=before.head - 1, reason=DropReason.RECREATED)]
         return []
 
     def located(self) -> Located:

@@ -66,14 +66,19 @@ LONGEST_WAIT: Final = 30.0
 
 _INT64: Final = 1 << 63
 
-#: The kinds of stream behind a server.
-Kind: TypeAlias = Literal["fmq", "log"]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=_INT64)]
 _Id: TypeAlias = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=3 * MAX_NAME)]
 _Label: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 _Text: TypeAlias = Annotated[str, Field(max_length=4096)]
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Kind(StrEnum):
+    """The kinds of stream behind a server, as records name them."""
+
+    QUEUE = "fmq"
+    LOG = "log"
 
 
 class ActionKind(StrEnum):

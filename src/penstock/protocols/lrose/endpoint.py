@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.core.endpoints import Endpoint
+from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
 from penstock.core.info import StreamInfo
 from penstock.core.position import Position
+from penstock.protocols.lrose.addresses import parse_address
 from penstock.protocols.lrose.connection import ping
 from penstock.protocols.lrose.fmq_client import Target, open_link, open_to_read
 from penstock.protocols.lrose.fmq_options import READER_OPTIONS, WRITER_OPTIONS
@@ -47,6 +48,10 @@ class FmqpEndpoint(Endpoint):
         compress = target.options.compress.method is not None
         mode = OpenMode.CREATE if replace else OpenMode.READ_WRITE
         open_link(target, mode, 0.0, compress=compress).close()
+
+    def identity(self, url: URL) -> Identity:
+        address = parse_address(url)
+        return Identity(address.scheme, f"//{address.server}/{address.path}")
 
     def describe(self, url: URL) -> StreamInfo:
         """Tell what the protocol can tell: which messages there are, and who serves them."""

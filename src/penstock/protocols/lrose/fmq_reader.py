@@ -7,6 +7,7 @@ import time
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.capabilities import Replayable
 from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
@@ -59,7 +60,7 @@ _PATIENCE: Final = 0.3
 _MOST_FAILURES: Final = 200
 
 
-class FmqReader(Reader):
+class FmqReader(Replayable, Reader):
     """Reads a queue behind a DsFmqServer, LROSE's or ours; reconnects, and goes on where it was.
 
     The protocol knows ids only, which wrap: a message's number is its id, unwrapped. What lies

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.books import BookedWriter
-from penstock.core.endpoints import Endpoint
+from penstock.core.capabilities import Replayable
+from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
@@ -66,7 +67,8 @@ class PsiEndpoint(Endpoint):
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         host, port, name = _parse(url)
-        return PsiReader(url.text, host, port, name, start, parse_options(url, PsiReaderOptions))
+        kind = WholePsiReader if start == Position.START else PsiReader
+        return kind(url.text, host, port, name, start, parse_options(url, PsiReaderOptions))
 
     def open_writer(self, url: URL) -> Writer:
         host, port, name = _parse(url)
@@ -76,6 +78,9 @@ class PsiEndpoint(Endpoint):
         options = parse_options(url, PsiWriterOptions)
         options = options.model_copy(update={"host": host, "port": port})
         return PsiWriter(url.text, name, options)
+
+    def identity(self, url: URL) -> Identity:
+        return Identity.of(url, port=DEFAULT_PORT)
 
     def describe(self, url: URL) -> StreamInfo:
         host, port, name = _parse(url)
@@ -271,17 +276,6 @@ class PsiReader(Reader):
         self._held.extend(rest)
         return numbered
 
-    def bounds(self) -> Bounds:
-        """Return what can be read again: nobody tells where an exporter's stream ends.
-
-        :raises Unsupported: it was opened to read what is new, or from a time on.
-        """
-        if self._replay != REPLAY_ALL:
-            return super().bounds()
-        told = self._importer.remote_stream(self._name)
-        end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
-        return Bounds(self._epoch, 0, end)
-
     def seek(self, position: PositionLike) -> None:
         place = Position.of(position)
         if self._replay != REPLAY_ALL or not (place.anchor == "seq" or place == Position.START):
@@ -329,6 +323,16 @@ class PsiReader(Reader):
             self._stream.close()
         self._importer.close()
         self._store.close()
+
+
+class WholePsiReader(Replayable, PsiReader):
+    """Reads a stream from its beginning, and again from any number that was read."""
+
+    def bounds(self) -> Bounds:
+        """Return what can be read again: nobody tells where an exporter's stream ends."""
+        told = self._importer.remote_stream(self._name)
+        end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
+        return Bounds(self._epoch, 0, end)
 
 
 def _replay(start: Position) -> ClientHello:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from penstock.core.endpoints import Endpoint
+from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
@@ -55,6 +55,7 @@ class _TopicEndpoint(Endpoint, ABC):
     """What both have in common."""
 
     _options: type[TopicOptions]
+    _port: ClassVar[int]
 
     @abstractmethod
     def _connected(self, url: URL, options: Any, *, reading: bool) -> Leg:
@@ -86,6 +87,9 @@ class _TopicEndpoint(Endpoint, ABC):
                     hint="it is who this side is, such as authority=recorder1",
                 )
         return options
+
+    def identity(self, url: URL) -> Identity:
+        return Identity.of(url, port=self._port, options=("topic",))
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         options = self._parsed(url)
@@ -154,6 +158,7 @@ class UpZenohEndpoint(_TopicEndpoint):
     """`up+zenoh://host:7447/?topic=up://…`: a topic of uProtocol on zenoh."""
 
     _options = ZenohTopicOptions
+    _port = 7447
 
     def _connected(self, url: URL, options: ZenohTopicOptions, *, reading: bool) -> Leg:
         from penstock.protocols.uprotocol.transports.zenoh import (  # noqa: PLC0415 - an extra
@@ -166,7 +171,7 @@ class UpZenohEndpoint(_TopicEndpoint):
                 url.text, "it names no host", hint="write up+zenoh://host:7447/?topic=…"
             )
         host = f"[{url.host}]" if ":" in url.host else url.host
-        place = [f"tcp/{host}:{url.port or 7447}"]
+        place = [f"tcp/{host}:{url.port or self._port}"]
         link = ZenohLink(
             _authority(options, reading=reading),
             listen=place if options.listen else (),
@@ -192,6 +197,7 @@ class UpMqttEndpoint(_TopicEndpoint):
     """`up+mqtt://broker:1883/?topic=up://…`: a topic of uProtocol on an MQTT 5 broker."""
 
     _options = MqttTopicOptions
+    _port = 1883
 
     def _connected(self, url: URL, options: MqttTopicOptions, *, reading: bool) -> Leg:
         from penstock.protocols.uprotocol.transports.mqtt import (  # noqa: PLC0415 - an extra
@@ -205,7 +211,7 @@ class UpMqttEndpoint(_TopicEndpoint):
             )
         broker = MqttBroker(
             host=url.host,
-            port=url.port or (8883 if options.tls else 1883),
+            port=url.port or (8883 if options.tls else self._port),
             client_id=options.client_id,
             session_expiry=int(options.session_expiry),
             clean_start=options.clean_start,

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
+from penstock.core.capabilities import Replayable
 from penstock.core.errors import Closed, DamagedQueue, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
@@ -44,7 +45,7 @@ _LARGEST_RUN = 4096
 _LOOK_AT_PATH = 0.25
 
 
-class ClassicReader(Reader):
+class ClassicReader(Replayable, Reader):
     """Reads an LROSE queue while others, LROSE's programs among them, write to it."""
 
     cannot_carry = CANNOT_CARRY

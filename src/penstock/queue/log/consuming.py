@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Consumer(LogReader):
-    """A reader whose place has a name: `cursor=NAME`.
+    """A reader whose place has a name: `hold=NAME`, or `cursor=NAME`.
 
     What a call returned is confirmed by the next call, by `acknowledge` and by closing. So a
     message that was being worked on when the process died comes again.
@@ -37,12 +37,17 @@ class Consumer(LogReader):
     def __init__(
         self, url: str, folder: Path, start: Position, options: LogOptions, file: QueueFile
     ) -> None:
-        assert options.cursor is not None
-        self._name = options.cursor
+        name = options.reader_name()
+        assert name is not None
+        self._name = name
         self._confirmed = (-1, -1)
         self._cursors: CursorFile | None = None
         self._place: Cursor | None = None
         super().__init__(url, folder, start, options, file)
+
+    @property
+    def hold(self) -> str:
+        return self._name
 
     def _meet(self, start: Position) -> None:
         self._use(self._file, self._file.field("tail"))
@@ -78,7 +83,7 @@ class Consumer(LogReader):
             self._cursors.offset(place),
             f"up to {bounds.end}, the number of the next message",
             seq,
-            hint="another cursor=NAME starts anew; a writer after a power failure mends it",
+            hint="another hold=NAME starts anew; a writer after a power failure mends it",
         )
 
     def _take_up_anew(self, file: QueueFile) -> None:
@@ -139,9 +144,10 @@ def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions
     :raises DamagedQueue: it is not readable.
     :raises CursorInUse: somebody else reads from that named place.
     """
+    is_named = options.reader_name() is not None
     file = open_newest(folder, options.wait)
     is_plain = file.compression is Compression.NONE
-    if options.cursor is None:
+    if not is_named:
         kind = LogReader if is_plain else CompressedLogReader
     else:
         kind = Consumer if is_plain else CompressedConsumer

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import glob
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.endpoints import Endpoint
+from penstock.core.capabilities import Listable
+from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
 from penstock.core.url import URL
+from penstock.queue.append_once import NotedAppends
 from penstock.queue.endpoint import token_of
 from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
 from penstock.queue.log.retention import Limits, Trimmed, trim
+from penstock.queue.log.segments import is_log
 from penstock.queue.log.settings import load_settings
 from penstock.queue.log.verification import check_log
 from penstock.queue.log.writer import open_log_writer
@@ -26,24 +33,20 @@ if TYPE_CHECKING:
 
     from penstock.core.info import StreamInfo
     from penstock.core.interfaces import Reader, Writer
-    from penstock.core.position import Position
     from penstock.queue.log.info import Listed
     from penstock.queue.log.verification import Checked
 
 __all__ = ["LogEndpoint", "check", "segments", "trim_log"]
 
 
-class LogEndpoint(Endpoint):
+class LogEndpoint(NotedAppends, Listable, Endpoint):
     """`log:/path/name`: a durable log in that directory."""
+
+    oldest_go_by = DropReason.RETENTION
 
     def open_reader(self, url: URL, start: Position) -> Reader:
         folder, options = _parse(url)
-        _refuse(
-            url,
-            WRITER_OPTIONS,
-            "is for writers, and would do nothing here",
-            hint="a reader whose place is kept has a name: cursor=NAME",
-        )
+        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
         return open_log_reader(url.text, folder, start, options)
 
     def open_writer(self, url: URL) -> Writer:
@@ -64,11 +67,22 @@ class LogEndpoint(Endpoint):
         folder, _ = _parse(url)
         return describe_log(url.text, folder)
 
+    def identity(self, url: URL) -> Identity:
+        return Identity.of(url, path=url.path.rstrip("/"))
+
     def storage_of(self, url: URL) -> str | None:
         return token_of(str(_parse(url)[0]))
 
     def notes(self, url: URL) -> NoteFile:
         return NoteFile.beside(url.path.rstrip("/"))
+
+    def reread(self, url: URL) -> Reader:
+        plain = replace(url, options={"trace": "false"})
+        return self.open_reader(plain, Position.START)
+
+    def find(self, pattern: URL) -> set[str]:
+        found = glob.glob(pattern.path.rstrip("/"))  # noqa: PTH207 - a Path has none from the root
+        return {pattern.with_path(path) for path in found if is_log(Path(path))}
 
 
 def segments(url: str) -> list[Listed]:

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
+from penstock.core.errors import InvalidOption
 from penstock.core.options import Options
 from penstock.core.units import parse_duration, parse_size
 from penstock.queue.options import Creation, FileMode, HeldReaders, OwnStream, Patience, SyncOption
@@ -22,7 +23,7 @@ __all__ = [
 
 #: Options that say nothing to a writer, and nothing to a reader.
 READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "cursor", "trace"})
-WRITER_OPTIONS: Final = frozenset({"retain", "retain_age", "hold", "sync", "lock_timeout"})
+WRITER_OPTIONS: Final = frozenset({"retain", "retain_age", "sync", "lock_timeout"})
 
 #: What a log is made with, and keeps.
 KEPT_AT_CREATION: Final = ("segment", "segment_slots", "compress", "crc", "stream")
@@ -63,13 +64,14 @@ class LogOptions(Options):
     retain: Annotated[int | None, _or_none(parse_size)] = None
     #: Writer: segments go when their newest message is older.
     retain_age: Annotated[float | None, _or_none(parse_duration)] = None
-    #: Writer: keep what the cursors of these names have not passed yet; `hold=`: of none any more.
+    #: Writer: keep what the readers of these names have not passed yet; `hold=`: of none any more.
+    #: Reader: be the one of that name, whose position survives it.
     hold: Annotated[HeldReaders, BeforeValidator(lambda value: value or ())] = ()
     #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
     sync: SyncOption = 1.0
     #: Writer: how long to wait for another writer.
     lock_timeout: Annotated[float, BeforeValidator(parse_duration)] = 5.0
-    #: Reader: the name of a position that survives the reader.
+    #: Reader: another word for `hold`.
     cursor: str | None = None
     #: Reader: deliver only messages of this type.
     type: int | None = None
@@ -79,3 +81,13 @@ class LogOptions(Options):
     damaged: Literal["fail", "skip"] = "fail"
     #: Reader: leave marks in the files: who reads, how far, who sleeps. `false`: none at all.
     trace: bool = True
+
+    def reader_name(self) -> str | None:
+        """Return the name of a reader's position; None: it has none.
+
+        :raises InvalidOption: there are several.
+        """
+        names = {*self.hold, *(() if self.cursor is None else (self.cursor,))}
+        if len(names) > 1:
+            raise InvalidOption("hold", ",".join(sorted(names)), "a reader has one name")
+        return next(iter(names), None)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import InPlaceReader, InPlaceWriter
 from penstock.core.errors import DamagedQueue, PenstockError, Unsupported
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.queue.wide.reader import WideReader
@@ -24,6 +25,8 @@ __all__ = ["CompressedReader", "CompressingWriter"]
 
 class CompressedReader(WideReader):
     """Reads a queue whose payloads are compressed."""
+
+    lacks = (InPlaceReader,)
 
     def read(self, timeout: float | None = None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -103,6 +106,8 @@ class CompressedReader(WideReader):
 
 class CompressingWriter(WideWriter):
     """Appends to a queue whose payloads are compressed."""
+
+    lacks = (InPlaceWriter,)
 
     def write(
         self,

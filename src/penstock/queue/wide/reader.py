@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Held, InPlaceReader, Replayable
 from penstock.core.closing import Concluding
 from penstock.core.errors import (
     Closed,
@@ -53,7 +54,7 @@ _BETWEEN_LOOKS: Final = 0.25
 _WRITER_NOTICES: Final = 2.0
 
 
-class WideReader(_ring.RingReader, Concluding, Reader):
+class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, Reader):
     """Reads a wide queue while others write to it. It takes no lock and slows nobody.
 
     With `hold=NAME` the writer waits for it: what a call returned is given back by the next call,
@@ -223,6 +224,10 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     def epoch(self) -> int:
         return self._numbers_of
 
+    @property
+    def hold(self) -> str | None:
+        return next(iter(self._options.hold), None)
+
     def bounds(self) -> Bounds:
         self._check_open()
         if self._head <= self._next:  # else there is something left in this one
@@ -304,22 +309,9 @@ class WideReader(_ring.RingReader, Concluding, Reader):
     # --- reading in place ---------------------------------------------------------------------
 
     def view(self, timeout: float | None = None) -> AbstractContextManager[Message | None]:
-        """Lend the next message, its payload a memoryview of the queue: nothing is copied.
-
-        What was computed from it counts only when the block ends without `Overrun`. With
-        `hold=NAME` and a writer that waits for it, that cannot happen.
-
-        :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
-        """
         return View(self, timeout)
 
     def view_batch(self, n: int, timeout: float | None = 0) -> AbstractContextManager[Batch]:
-        """Lend up to `n` messages as an Arrow batch whose payloads are views of the queue.
-
-        The column `payload` is of type `binary_view`; the others are copies. As `view`.
-
-        :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
-        """
         return lent_batch(self, n, timeout)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:

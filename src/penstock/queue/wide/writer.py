@@ -10,6 +10,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.capabilities import InPlaceWriter
 from penstock.core.errors import (
     AlreadyExists,
     Closed,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 _LOOK_FOR_WRITER: Final = 0.01
 
 
-class WideWriter(_ring.RingWriter, Writer):
+class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
     """Appends to a wide queue. `write` and `write_many` are in C."""
 
     def __init__(self, url: str, path: str, options: WideOptions, file: QueueFile) -> None:
@@ -124,16 +125,6 @@ class WideWriter(_ring.RingWriter, Writer):
         stream: StreamId | None = None,
         attributes: bytes | None = None,
     ) -> Reservation:
-        """Give memory of the queue for a payload of `size` bytes, to be filled in and committed.
-
-            with writer.reserve(len(image)) as place:
-                place.buffer[:] = image
-
-        Nothing else can be written meanwhile.
-
-        :raises MessageTooLarge: it can never fit.
-        :raises WriteTimeout: a held reader is behind, and stayed so for the time allowed.
-        """
         if size < 0:
             raise ValueError(f"a reservation of {size} bytes")
         if size > self._file.geometry.buffer_size:

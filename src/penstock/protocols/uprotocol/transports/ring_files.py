@@ -28,6 +28,7 @@ from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.transports.pumping import BATCH, hand_over
+from penstock.queue.endpoint import is_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,10 +70,10 @@ def _defaults(url: str, wanted: dict[str, str]) -> dict[str, Any]:
 
     :raises InvalidURL: it is not the URL of a ring.
     """
-    parsed = URL.parse(url)
-    if parsed.scheme != "fmq":
+    if not is_queue(url):
         raise InvalidURL(url, "it is not a ring", hint="write fmq:/path/name")
-    return {name: value for name, value in wanted.items() if name not in parsed.options}
+    said = URL.parse(url).options
+    return {name: value for name, value in wanted.items() if name not in said}
 
 
 def place_of(template: str, address: UUri) -> str:

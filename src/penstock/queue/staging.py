@@ -6,28 +6,19 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, Batch
-from penstock.core.errors import NotFound
+from penstock.core.capabilities import Staged
 from penstock.core.whole_files import sync_names
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["Staged", "Staging", "remove_batch", "remove_files", "staged_batches"]
-
-
-class Staged(NamedTuple):
-    """What one task has for one stream."""
-
-    url: str
-    path: str
-    partition: int
-    messages: int
+__all__ = ["Staging", "remove_batch", "remove_files"]
 
 
 class Staging:
@@ -72,25 +63,6 @@ class Staging:
     def discard(self) -> None:
         """Remove the files of a task that failed."""
         remove_files([str(path) for path, _, _ in self._files.values()])
-
-
-def staged_batches(parts: Sequence[Staged]) -> Iterator[Batch]:
-    """Yield what tasks staged for one stream, in the order of the partitions.
-
-    :raises NotFound: a file is not to be seen from here.
-    """
-    for part in sorted(parts, key=lambda part: (part.partition, part.path)):
-        try:
-            file = pa.OSFile(part.path, "rb")
-        except FileNotFoundError:
-            raise NotFound(
-                f"what a task staged in {part.path} is not to be seen from the driver",
-                hint='.option("staging", …): a folder that driver and executors share',
-            ) from None
-        with file, storage_errors("reading", part.path):
-            reader = pa.ipc.open_file(file)
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
 
 
 def remove_files(paths: Sequence[str]) -> None:

@@ -1,0 +1,469 @@
+"""How is a batch appended exactly once, whatever dies in between?
+
+Before anything is appended, a note that the stream keeps says which batch of which writer begins at
+which number, how many messages it has, what it is made of, and in which files they are staged.
+After it, the note says that it is done. A batch that is tried again is skipped if it is done. If it
+is not, the files of the first attempt are taken, since rows may come in another order the second
+time; what follows that number in the stream is what the earlier attempt appended, which is
+compared, and the rest is appended. A stream of ours has one writer at a time, so nobody else's
+messages are among them.
+
+A batch of the same number that has more in it, since the checkpoint has fallen back, is compared
+with what is in the stream, and the rest is appended; one that is made of something else is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections import Counter
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from penstock.core.capabilities import COMPARED, AppendOnce, Commit, Noted, Replayable, Staged
+from penstock.core.endpoints import endpoint_of
+from penstock.core.errors import NotFound, PenstockError, Unsupported
+from penstock.core.provenance import (
+    AnotherBatch,
+    Verdict,
+    ends_after,
+    in_words,
+    judge,
+    room_for,
+)
+from penstock.core.url import URL
+from penstock.queue.notes import Delivered, Note, NoteFile, Piece, StreamNotes
+from penstock.queue.staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Bounds, Reader, Writer
+
+__all__ = ["NotedAppends", "Notes", "Stranger", "append_noted", "noted", "notes_of"]
+
+log = logging.getLogger(__name__)
+
+#: Messages that are read from a stream at once, to be compared.
+_AT_ONCE: Final = 10_000
+
+
+class Stranger(PenstockError):
+    """Somebody else wrote between two attempts to append a batch."""
+
+
+class Notes:
+    """The notes of a stream about one writer."""
+
+    def __init__(self, kept: StreamNotes, commit: Commit, suffix: str = "") -> None:
+        """Read them.
+
+        :param kept: where they are kept; those that the commit names are looked through, too
+        :param suffix: what stands behind the name of a writer there
+        :raises DamagedQueue: they are not what `put` wrote.
+        """
+        self._kept = kept
+        self._writer = commit.writer
+        self._origin = commit.origin
+        self._own = None if commit.notes is None else NoteFile(commit.notes)
+        self._suffix = suffix
+        #: Under which name the note was found, if that was another.
+        self._old: str | None = None
+        self._notes = kept.read()
+
+    def get(self) -> Note | None:
+        """Return the note of the writer.
+
+        One that has a new name, since its checkpoint has lost the old one, is found by where that
+        is.
+        """
+        found = self._notes.get(f"{self._writer}{self._suffix}")
+        if found is None and self._own is not None:  # of before its stream kept notes
+            found = self._own.read().get(self._writer)
+        if found is None:
+            found = self._renamed()
+        if found is None:
+            return None
+        try:
+            return Note.from_json(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._kept.damaged(found) from error
+
+    def _renamed(self) -> dict[str, Any] | None:
+        """Return the note of a writer that had another name, or has the one of before again."""
+        origin = self._origin
+        others = {
+            name: note
+            for name, note in self._notes.items()
+            if name.endswith(self._suffix)
+            and origin.checkpoint is not None
+            and note.get("checkpoint") == origin.checkpoint
+            and (origin.is_renamed or self._writer in note.get("names", ()))
+        }
+        if not others:
+            return None
+        self._old = max(others, key=lambda name: int(others[name].get("batch", 0)))
+        note = others[self._old]
+        name = self._old.removesuffix(self._suffix)
+        return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
+
+    def put(self, note: Note) -> None:
+        """Keep a note: one that is not done is there also after a power failure.
+
+        Without one that is done the batch would be compared once more, and found.
+
+        :raises StorageError: there is no space, or no permission.
+        """
+        name = f"{self._writer}{self._suffix}"
+        self._kept.write(name, note.to_json(), sync=not note.is_done)
+        self._notes[name] = note.to_json()
+        if self._old is not None:
+            self._kept.write(self._old, None, sync=False)
+            self._old = None
+
+
+def noted(notes: Notes, batch: int) -> Noted | None:
+    """Return what is known of a batch."""
+    note = notes.get()
+    if note is None:
+        return None
+    if note.batch == batch:
+        return Noted(note.is_done, [path for path, _, _ in note.files], note.run)
+    return next((Noted(True, (), one.run) for one in note.earlier if one.batch == batch), None)
+
+
+class NotedAppends(AppendOnce):
+    """Appends once by notes that a stream keeps beside it. For an `Endpoint`."""
+
+    @abstractmethod
+    def open_writer(self, url: URL) -> Writer: ...
+
+    @abstractmethod
+    def notes(self, url: URL) -> StreamNotes:
+        """Return the notes that a stream keeps; it need not be there yet."""
+
+    def append_once(self, url: URL, commit: Commit) -> int:
+        with self.open_writer(url) as writer:  # from here on nobody else appends
+            notes = self._notes_for(url, commit)
+            return append_noted(writer, notes, commit, lambda: self.reread(url))
+
+    def noted(self, url: URL, commit: Commit) -> Noted | None:
+        return noted(self._notes_for(url, commit), commit.batch)
+
+    def _notes_for(self, url: URL, commit: Commit) -> Notes:
+        return Notes(self.notes(url), commit)
+
+    def has_batches(self, url: URL) -> bool:
+        return bool(self.notes(url).read())
+
+
+def notes_of(url: str) -> StreamNotes:
+    """Return the notes that a stream keeps of its writers; it need not be there yet.
+
+    :raises Unsupported: it keeps none.
+    """
+    endpoint, parsed = endpoint_of(url), URL.parse(url)
+    if not isinstance(endpoint, NotedAppends):
+        raise Unsupported(f"{parsed} keeps no notes")
+    return endpoint.notes(parsed)
+
+
+def append_noted(writer: Writer, notes: Notes, commit: Commit, reread: Callable[[], Reader]) -> int:
+    """Append a batch to a stream, unless it is there already; return how many were new.
+
+    :param writer: which nobody else writes beside
+    :param reread: opens the stream to look at what is in it; `NotFound` and `Unsupported`, and
+        readers that are not `Replayable`, mean that it cannot be looked at
+    :raises Stranger: somebody else wrote to the stream in between.
+    :raises AnotherBatch: what was appended under this number was made of something else.
+    """
+    work = _Appending(writer.url, notes, commit, reread)
+    work.settle(writer)
+    files, there, note = work.plan()
+    if note is None:
+        log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)
+        return 0
+    new = _append(writer, _after(_batches(files), there))
+    writer.flush()
+    notes.put(note._replace(is_done=True, files=()))
+    return new
+
+
+class _Appending:
+    """Finds out what of a batch is in the stream already, and notes the rest as begun."""
+
+    def __init__(
+        self, url: str, notes: Notes, commit: Commit, reread: Callable[[], Reader]
+    ) -> None:
+        self._url = url
+        self._notes = notes
+        self._commit = commit
+        self._reread = reread
+        self._batch = commit.batch
+        self._origin = commit.origin
+        self._digest: str | None = None
+        self._bounds = self._bounds_now()
+
+    def _bounds_now(self) -> Bounds | None:
+        """Return what is in the stream; None where it cannot be read."""
+        try:
+            with self._reread() as reader:
+                return reader.bounds() if isinstance(reader, Replayable) else None
+        except (NotFound, Unsupported):
+            return None
+
+    def _note(self) -> Note | None:
+        note = self._notes.get()
+        return note if note is None or self._bounds is None else note.now(self._bounds)
+
+    def settle(self, writer: Writer) -> None:
+        """Bring an attempt at an earlier batch to its end, which its writer takes for done.
+
+        Its note says that it is not, after a power failure; only that is on the disk for sure.
+        """
+        note, bounds = self._note(), self._bounds
+        if note is None or note.is_done or note.batch >= self._batch or bounds is None:
+            return
+        if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
+            return
+        first = _first_attempt(self._url, note)
+        if not first:
+            log.error(
+                "%s: batch %d is not all there, and its files are gone", self._url, note.batch
+            )
+            return
+        there = self._check_there(note, first, bounds)
+        _append(writer, _after(_batches(first), there))
+        writer.flush()
+        self._notes.put(note._replace(is_done=True, files=()))
+        self._bounds = self._bounds_now()
+
+    def plan(self) -> tuple[Sequence[Staged], int, Note | None]:
+        """Return what to append, how many of it are there, and the note; None: it is all there."""
+        parts = self._commit.files
+        if self._origin.ranges is None:
+            self._digest = self._commit.digest()
+        note = self._note()
+        if note is None:
+            return parts, 0, self._begin(parts)
+        if not note.is_done and self._is_attempt_at_it(note):
+            return self._go_on(note, parts)
+        known = [*note.earlier, note.delivered(self._bounds)]
+        ranges = self._origin.ranges
+        verdict, at = judge(self._url, known, note.base, self._batch, ranges, self._digest)
+        if verdict is Verdict.NEW:
+            return parts, 0, self._begin(parts, note, known)
+        if verdict is Verdict.SAME and (note.is_done or at < len(known) - 1):
+            return parts, 0, None
+        return self._complete(note, known, at, parts)
+
+    def _is_attempt_at_it(self, note: Note) -> bool:
+        ranges = self._origin.ranges
+        return note.batch == self._batch and (
+            ranges is None or note.ranges is None or note.ranges == ranges
+        )
+
+    def _begin(
+        self,
+        parts: Sequence[Staged],
+        last: Note | None = None,
+        earlier: Sequence[Delivered] = (),
+        before: Sequence[Piece] = (),
+    ) -> Note:
+        """Note that a batch is about to be appended, after the note that is there."""
+        bounds, base = self._bounds, {} if last is None else last.base
+        dropped = room_for([one.to_json() for one in earlier])
+        for one in earlier[:dropped]:
+            base = ends_after(base, one.ranges)
+        note = Note(
+            self._batch,
+            sum(part.messages for part in parts),
+            None if bounds is None else bounds.end,
+            None if bounds is None else bounds.epoch,
+            is_done=False,
+            files=tuple((part.path, part.partition, part.messages) for part in parts),
+            ranges=self._origin.ranges,
+            digest=self._digest,
+            run=self._origin.run,
+            checkpoint=self._origin.checkpoint,
+            names=() if last is None else last.names,
+            before=tuple(before),
+            earlier=tuple(earlier[dropped:]),
+            base=base,
+        )
+        self._notes.put(note)
+        return note
+
+    def _go_on(
+        self, note: Note, parts: Sequence[Staged]
+    ) -> tuple[Sequence[Staged], int, Note | None]:
+        """Bring an attempt to its end."""
+        bounds = self._bounds
+        if bounds is None or note.start is None or not _may_be_in(note, bounds):
+            return parts, 0, self._begin(parts, note, note.earlier)
+        first = _first_attempt(self._url, note)
+        if first or not note.count:
+            return first, self._check_there(note, first, bounds), note
+        known = [*note.earlier, note.delivered(bounds)]
+        return self._complete(note, known, len(note.earlier), parts)
+
+    def _complete(
+        self, note: Note, known: Sequence[Delivered], at: int, parts: Sequence[Staged]
+    ) -> tuple[Sequence[Staged], int, Note | None]:
+        """Find out which of the messages are in the stream, and note the rest."""
+        pieces = [piece for one in known[at:] for piece in one.pieces]
+        rows, bounds = sum(part.messages for part in parts), self._bounds
+        there = sum(piece.messages for piece in pieces)
+        is_gone = bounds is None or any(
+            piece.epoch == bounds.epoch and piece.messages and piece.start < bounds.oldest
+            for piece in pieces
+        )
+        if is_gone:
+            if known[at].ranges is None and known[at].digest is None and rows == there:
+                return parts, 0, None  # a note of before there were ranges in it: as many
+            raise self._another(known[at:], "they are not in the stream any more to be compared")
+        assert bounds is not None
+        # What was in a stream that is created anew by now is gone with it. So is what was not on
+        # the disk when the power failed.
+        pieces = [
+            piece._replace(messages=max(0, min(piece.messages, bounds.end - piece.start)))
+            for piece in pieces
+            if piece.epoch == bounds.epoch
+        ]
+        there = sum(piece.messages for piece in pieces)
+        rest = self._rest(parts, pieces)
+        if rest is None:
+            if known[at].batch == self._batch and not note.is_done and at == len(known) - 1:
+                raise _stranger(self._url, pieces[0].start)
+            raise self._another(known[at:], "not all of that is among it")
+        log.warning(
+            "%s: of batch %d, %d messages are there already, and %d are new",
+            *(self._url, self._batch, there, sum(part.messages for part in rest)),
+        )
+        return rest, 0, self._begin(rest, note, known[:at], pieces)
+
+    def _another(self, known: Sequence[Delivered], why: str) -> AnotherBatch:
+        last = known[-1]
+        pieces = [piece for one in known for piece in one.pieces if piece.messages]
+        said = in_words(last.ranges)
+        if last.ranges is None and pieces:
+            end = pieces[-1].start + pieces[-1].messages - 1
+            said = f"what is in the stream from {pieces[0].start} to {end}"
+        planned = in_words(self._origin.ranges)
+        return AnotherBatch(self._url, self._batch, planned, f"{said} (batch {last.batch})", why)
+
+    def _rest(self, parts: Sequence[Staged], pieces: Sequence[Piece]) -> list[Staged] | None:
+        """Stage those messages that are not in the stream; None: others are there."""
+        there: Counter[bytes] = Counter()
+        for piece in pieces:
+            there.update(self._keys_there(piece))
+        if not parts:
+            return None if there.total() else []
+        staging = Staging(Path(parts[0].path).parent, 0)  # where they are removed with the batch
+        try:
+            for batch in _batches(parts):
+                is_new = []
+                for key in _keys(batch):
+                    is_new.append(not there[key])
+                    there[key] -= not is_new[-1]
+                new = batch.filter(pa.array(is_new, pa.bool_()))
+                if new.num_rows:
+                    staging.add(self._url, new)
+            if there.total():
+                staging.discard()
+                return None
+            return staging.finish(sync=True)
+        except BaseException:
+            staging.discard()
+            raise
+
+    def _keys_there(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what tells apart the messages of a piece of the stream."""
+        at, end = piece.start, piece.start + piece.messages
+        with self._reread() as reader:
+            reader.seek(at)
+            while at < end:
+                found = reader.read_batch(min(_AT_ONCE, end - at), timeout=0)
+                if not found.num_rows or found.column("seq")[0].as_py() != at:
+                    raise _stranger(self._url, at)
+                yield from _keys(found)
+                at += found.num_rows
+
+    def _check_there(self, note: Note, parts: Sequence[Staged], bounds: Bounds) -> int:
+        """Return how many messages of the batch are in the stream, after a look at each of them."""
+        assert note.start is not None
+        there = min(bounds.end - note.start, note.count)
+        # What is overwritten by now was ours or older.
+        at = max(note.start, bounds.oldest)
+        end = note.start + there
+        with self._reread() as reader:
+            reader.seek(at)
+            for mine in _after(_batches(parts), at - note.start):
+                left = mine.slice(0, max(0, end - at))
+                while left.num_rows:
+                    found = reader.read_batch(left.num_rows, timeout=0)
+                    if not found.num_rows or found.column("seq")[0].as_py() != at:
+                        raise _stranger(self._url, at)
+                    same = left.slice(0, found.num_rows)
+                    if any(same.column(name) != found.column(name) for name in COMPARED):
+                        raise _stranger(self._url, at)
+                    at += found.num_rows
+                    left = left.slice(found.num_rows)
+        return there
+
+
+def _keys(batch: Batch) -> Iterator[bytes]:
+    columns = [batch.column(name).to_pylist() for name in COMPARED]
+    for payload, *header in zip(*columns, strict=True):
+        hashed = blake2b(payload, digest_size=16)
+        hashed.update(repr(header).encode())
+        yield hashed.digest()
+
+
+def _may_be_in(note: Note, bounds: Bounds) -> bool:
+    """Tell whether what was begun may be in the stream that is there now."""
+    if note.start is None or note.epoch != bounds.epoch:
+        return False
+    return note.start <= bounds.end  # classic queues have no epoch, and begin anew with 0
+
+
+def _first_attempt(url: str, note: Note) -> list[Staged]:
+    """Return what was to be appended the first time, if it is all there still."""
+    parts = [Staged(url, path, partition, messages) for path, partition, messages in note.files]
+    try:
+        rows = sum(batch.num_rows for batch in _batches(parts))
+    except (NotFound, pa.ArrowInvalid, OSError):
+        return []
+    return parts if rows == note.count else []
+
+
+def _batches(files: Sequence[Staged]) -> Iterator[Batch]:
+    return Commit("", 0, files).batches()
+
+
+def _append(writer: Writer, batches: Iterable[Batch]) -> int:
+    new = 0
+    for batch in batches:
+        writer.write_batch(batch)
+        new += batch.num_rows
+    return new
+
+
+def _after(batches: Iterable[Batch], there: int) -> Iterator[Batch]:
+    """Yield what follows the first so many messages."""
+    for batch in batches:
+        if there < batch.num_rows:
+            yield batch.slice(there)
+        there = max(0, there - batch.num_rows)
+
+
+def _stranger(url: str, at: int) -> Stranger:
+    return Stranger(
+        f"{url}: messages from {at} on are not those of the batch that was being appended",
+        hint="somebody else wrote to it meanwhile; look at what is there, then remove the note "
+        "(*.commits.json) to append the whole batch again",
+    )

@@ -54,7 +54,7 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
-bench-more: $(PEERS) ## Spark, decoding, remote queues, relay, dispatcher and groups, each beside its yardstick
+bench-more: $(PEERS) ## Spark, decoding, datagrams, remote queues, relay, dispatcher, groups, each beside its yardstick
 	@tools/bench-servers
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
@@ -63,6 +63,7 @@ bench-more: $(PEERS) ## Spark, decoding, remote queues, relay, dispatcher and gr
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/groups.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/psi.py
+	@$(BIN)/python benches/datagrams.py $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

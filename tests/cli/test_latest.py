@@ -165,12 +165,12 @@ def test_a_directory_is_served_to_others(data: str) -> None:
 
 
 def test_a_watch_goes_on_when_the_server_comes_back(data: str) -> None:
-    from penstock.protocols.lrose.serving import ServerThread
+    from penstock.protocols.lrose.serving import DsServer
     from penstock.registry.latest_server import LdataServer, LdataServerOptions
 
-    def serve(port: int) -> ServerThread:
+    def serve(port: int) -> DsServer:
         options = LdataServerOptions(root=Path(data), port=port, datamapper=False)
-        return ServerThread(lambda: LdataServer(options))
+        return LdataServer(options)
 
     (Path(data) / "sub").mkdir()
     write(f"{data}/sub", "a")

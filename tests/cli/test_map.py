@@ -18,7 +18,7 @@ from penstock import PenstockError
 from penstock.cli.main import app
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_info import DataSetInfo
-from penstock.protocols.lrose.serving import ServerThread
+from penstock.protocols.lrose.serving import DsServer
 from penstock.registry import DataMapServer, MapServerOptions
 from penstock.registry.data_map_options import RelayHost
 from registry.map_process import map_process
@@ -27,8 +27,8 @@ OLD = 1_700_000_000
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerThread]:
-    with ServerThread(lambda: DataMapServer(MapServerOptions(port=0))) as server:
+def server() -> Iterator[DsServer]:
+    with DataMapServer(MapServerOptions(port=0)) as server:
         client = DataMapClient("127.0.0.1", server.port)
         client.register_full(
             [
@@ -63,14 +63,14 @@ def penstock(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, arguments, env=environment)
 
 
-def shown(server: ServerThread, *options: str, **environment: str) -> str:
+def shown(server: DsServer, *options: str, **environment: str) -> str:
     here = ("--host", "127.0.0.1", "--port", str(server.port))
     done = penstock("map", *here, *options, **environment)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
-def test_plain_is_as_printdatamap_prints_it(server: ServerThread) -> None:
+def test_plain_is_as_printdatamap_prints_it(server: DsServer) -> None:
     lines = shown(server, "-plain").splitlines()
     assert lines[:2] == [
         "2",
@@ -79,14 +79,14 @@ def test_plain_is_as_printdatamap_prints_it(server: ServerThread) -> None:
     assert shown(server, "--plain", "-later_than", "86400").splitlines() == lines[:2]
 
 
-def test_xml_is_xml(server: ServerThread) -> None:
+def test_xml_is_xml(server: DsServer) -> None:
     root = ET.fromstring(shown(server, "-xml"))
     assert root.get("hostname") == "127.0.0.1"
     assert [each.get("dir") for each in root] == ["mdv/radar", "spdb/new"]
     assert root.findtext("dataset/latest_time") == str(OLD)
 
 
-def test_one_dash_is_as_good_as_two(server: ServerThread) -> None:
+def test_one_dash_is_as_good_as_two(server: DsServer) -> None:
     one = shown(server, "-all", "-ip", "-status", "-type", "mdv", "-later_than=10", "-debug")
     two = shown(server, "--all", "--ip", "--status", "--type", "mdv", "--later-than", "10")
     assert one.splitlines()[2:] == two.splitlines()[2:]
@@ -100,7 +100,7 @@ def test_one_dash_is_as_good_as_two(server: ServerThread) -> None:
     ]  # fmt: skip
 
 
-def test_columns_are_those_asked_for(server: ServerThread) -> None:
+def test_columns_are_those_asked_for(server: DsServer) -> None:
     assert shown(server).splitlines()[3].split() == ["DataType", "Dir", "HostName"]
     assert shown(server, "-latest").splitlines()[3].split() == [
         "DataType", "Dir", "HostName", "Latest", "time",
@@ -116,15 +116,13 @@ def test_columns_are_those_asked_for(server: ServerThread) -> None:
     assert re.search(r" -\d+:\d\d:\d\d-\d+:\d\d:\d\d  2023/11/13 ", normal[5])
 
 
-def test_a_directory_may_be_given_with_the_data_directory(server: ServerThread) -> None:
+def test_a_directory_may_be_given_with_the_data_directory(server: DsServer) -> None:
     assert shown(server, "-plain", "-dir", "/data/mdv/radar", DATA_DIR="/data")[0] == "1"
     assert shown(server, "-plain", "-dir", "nothing") == "0\n"
     assert "No data sets on host" in shown(server, "-dir", "nothing")
 
 
-def test_a_file_is_written_and_said_in_latest_data_info(
-    server: ServerThread, tmp_path: Path
-) -> None:
+def test_a_file_is_written_and_said_in_latest_data_info(server: DsServer, tmp_path: Path) -> None:
     off = {"DATA_MAPPER_ACTIVE": "false"}
     assert shown(server, "-xml", "-odir", str(tmp_path / "out"), **off) == ""
     (path,) = (tmp_path / "out").glob("datasets_127.0.0.1_*.xml")
@@ -136,7 +134,7 @@ def test_a_file_is_written_and_said_in_latest_data_info(
     assert list((tmp_path / "below").glob("datasets_*.plain"))
 
 
-def test_it_prints_again_and_again_until_it_is_stopped(server: ServerThread) -> None:
+def test_it_prints_again_and_again_until_it_is_stopped(server: DsServer) -> None:
     arguments = ["map", "-plain", "-port", str(server.port), "-cont", "0.2"]
     with subprocess.Popen([PENSTOCK, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -146,7 +144,7 @@ def test_it_prints_again_and_again_until_it_is_stopped(server: ServerThread) -> 
     assert lines[0] == lines[3] == lines[6] == "2\n"
 
 
-def test_a_terminal_gets_a_live_table(server: ServerThread) -> None:
+def test_a_terminal_gets_a_live_table(server: DsServer) -> None:
     with OnTerminal("map", "--watch", "--port", str(server.port)) as command:
         command.read_until(b"2 data sets on", times=2)
         command.process.send_signal(signal.SIGINT)
@@ -168,16 +166,16 @@ def test_mistakes_of_usage_are_told(arguments: tuple[str, ...]) -> None:
     assert penstock("map", *arguments).exit_code == 2
 
 
-def test_a_relay_is_asked_through_another_map(server: ServerThread) -> None:
+def test_a_relay_is_asked_through_another_map(server: DsServer) -> None:
     relay = (RelayHost("inner", "127.0.0.1", server.port),)
-    with ServerThread(lambda: DataMapServer(MapServerOptions(port=0, relay=relay))) as gate:
+    with DataMapServer(MapServerOptions(port=0, relay=relay)) as gate:
         through = penstock("map", "-plain", "-host", "127.0.0.1:inner", "-port", str(gate.port))
         assert through.stdout.startswith("2\nmdv mdv/radar")
         refused = penstock("map", "-host", "127.0.0.1:other", "-port", str(gate.port))
         assert "passes no questions on to other" in str(refused.exception)
 
 
-def test_put_registers_what_it_writes_if_told_to(server: ServerThread, tmp_path: Path) -> None:
+def test_put_registers_what_it_writes_if_told_to(server: DsServer, tmp_path: Path) -> None:
     there = {"DS_BASE_PORT": str(server.port - 4), "DATA_DIR": str(tmp_path)}
     client = DataMapClient("127.0.0.1", server.port)
     url = f"fmq:{tmp_path}/a"
@@ -190,7 +188,7 @@ def test_put_registers_what_it_writes_if_told_to(server: ServerThread, tmp_path:
         client.delete("fmq", "all", "all")
 
 
-def test_cp_registers_what_it_writes_if_told_to(server: ServerThread, tmp_path: Path) -> None:
+def test_cp_registers_what_it_writes_if_told_to(server: DsServer, tmp_path: Path) -> None:
     fill(f"fmq:{tmp_path}/a", 5)
     client = DataMapClient("127.0.0.1", server.port)
     there = {"DS_BASE_PORT": str(server.port - 4), "DATA_DIR": str(tmp_path)}
@@ -242,7 +240,7 @@ def test_a_truncated_state_file_is_a_warning_and_ctrl_c_an_end(tmp_path: Path) -
     ],
 )
 def test_what_is_wrong_with_its_arguments_is_told(
-    server: ServerThread, arguments: tuple[str, ...], reason: str
+    server: DsServer, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = penstock(
         "serve", "datamapper", "--port", "0", *(each.format(port=server.port) for each in arguments)

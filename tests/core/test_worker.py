@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
 
@@ -169,3 +172,16 @@ def test_what_does_not_stop_in_time_is_said() -> None:
     assert not worker.stop(0.01)
     held.set()
     assert worker.join(5)
+
+
+def test_nothing_else_starts_threads() -> None:
+    source = Path(penstock.__file__).parent
+    found = []
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Attribute(value=ast.Name("threading"), attr="Thread" | "Timer"):
+                    found.append(path.relative_to(source).as_posix())
+                case ast.ImportFrom(module="threading", names=names):
+                    found += [path.name for name in names if name.name in {"Thread", "Timer"}]
+    assert set(found) == {"core/worker.py"}

@@ -24,7 +24,6 @@ from penstock.protocols.lrose.connection import ping
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_info import DataSetInfo
 from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.serving import ServerThread
 from penstock.registry import DataMapServer, MapServerOptions
 from penstock.registry.data_map_options import RelayHost, server_port
 from registry.map_process import map_process
@@ -34,13 +33,12 @@ SOON = 10.0
 
 
 class Running:
-    """A server in a thread."""
+    """A server, and a client of it."""
 
-    def __init__(self, thread: ServerThread, server: DataMapServer) -> None:
-        self.thread = thread
+    def __init__(self, server: DataMapServer) -> None:
         self.server = server
-        self.port = thread.port
-        self.client = DataMapClient("127.0.0.1", thread.port)
+        self.port = server.port
+        self.client = DataMapClient("127.0.0.1", server.port)
 
     @staticmethod
     def wait_for(what: Callable[[], bool]) -> None:
@@ -52,17 +50,10 @@ class Running:
 
 @contextlib.contextmanager
 def running(**options: object) -> Iterator[Running]:
-    made: list[DataMapServer] = []
-
-    def make() -> DataMapServer:
-        said = {name: str(value) for name, value in {"port": 0, **options}.items()}
-        made.append(
-            DataMapServer(parse_options(URL("", "map", None, None, "", said), MapServerOptions))
-        )
-        return made[0]
-
-    with ServerThread(make) as thread:
-        yield Running(thread, made[0])
+    said = {name: str(value) for name, value in {"port": 0, **options}.items()}
+    parsed = parse_options(URL("", "map", None, None, "", said), MapServerOptions)
+    with DataMapServer(parsed) as server:
+        yield Running(server)
 
 
 def converse(port: int, data: bytes) -> bytes:
@@ -169,7 +160,7 @@ def test_a_silent_client_holds_nobody_up_and_is_cut_off() -> None:
             silent.settimeout(SOON)
             with contextlib.suppress(ConnectionResetError):
                 assert silent.recv(1000) == b""
-        ours.wait_for(lambda: not ours.server.clients)
+        ours.wait_for(lambda: not ours.server.statistics().clients)
 
 
 def test_a_request_larger_than_allowed_is_refused_before_it_comes() -> None:

@@ -250,10 +250,9 @@ def test_a_directory_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
 
 def test_a_map_hears_of_what_is_written(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.protocols.lrose.datamapper_client import DataMapClient
-    from penstock.protocols.lrose.serving import ServerThread
     from penstock.registry import DataMapServer, MapServerOptions
 
-    with ServerThread(lambda: DataMapServer(MapServerOptions(port=0))) as server:
+    with DataMapServer(MapServerOptions(port=0)) as server:
         monkeypatch.setenv("DS_BASE_PORT", str(server.port - 4))
         monkeypatch.setenv("DATA_DIR", str(Path(data).parent))
         with LatestDataInfo(f"{data}/mdv/radar") as there:

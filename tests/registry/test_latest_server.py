@@ -21,16 +21,16 @@ from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.ldata_client import LdataClient
 from penstock.protocols.lrose.ldata_info import LatestInfo
 from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, LdataMessage, Mode
-from penstock.protocols.lrose.serving import ServerThread
+from penstock.protocols.lrose.serving import DsServer
 from penstock.registry.latest import LatestDataInfo
 from penstock.registry.latest_server import LdataServer, LdataServerOptions
 
 WIRE = Path(__file__).parents[1] / "vectors" / "lrose" / "wire"
 
 
-def serve(root: Path, **options: Any) -> ServerThread:
+def serve(root: Path, **options: Any) -> DsServer:
     said = {"root": root, "port": 0, "datamapper": False, **options}
-    return ServerThread(lambda: LdataServer(LdataServerOptions(**said)))
+    return LdataServer(LdataServerOptions(**said))
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(root: Path) -> Iterator[ServerThread]:
+def server(root: Path) -> Iterator[DsServer]:
     with serve(root) as thread:
         yield thread
 
 
-def client(server: ServerThread, directory: str = "mdv/radar", **options: Any) -> LdataClient:
+def client(server: DsServer, directory: str = "mdv/radar", **options: Any) -> LdataClient:
     return LdataClient(f"ldatap://{server.address}/{directory}", timeout=20, **options)
 
 
@@ -63,7 +63,7 @@ def paths(there: LdataClient) -> list[str]:
     return found
 
 
-def session(server: ServerThread, sent: bytes, expected: int) -> bytes:
+def session(server: DsServer, sent: bytes, expected: int) -> bytes:
     host, port = "127.0.0.1", server.port
     with socket.create_connection((host, port), 20) as connection:
         connection.sendall(sent)
@@ -76,7 +76,7 @@ def session(server: ServerThread, sent: bytes, expected: int) -> bytes:
 # --- recorded sessions ------------------------------------------------------------------------
 
 
-def test_a_recorded_client_gets_the_recorded_replies(server: ServerThread, root: Path) -> None:
+def test_a_recorded_client_gets_the_recorded_replies(server: DsServer, root: Path) -> None:
     expected = (WIRE / "ldata_01.s2c").read_bytes()
     assert session(server, (WIRE / "ldata_01.c2s").read_bytes(), len(expected) + 1) == expected
     with LatestDataInfo(root / "mdv" / "remote", register=None) as there:
@@ -88,7 +88,7 @@ def test_a_recorded_client_gets_the_recorded_replies(server: ServerThread, root:
 
 
 def test_a_recorded_ping_gets_the_recorded_reply_but_for_the_process_id(
-    server: ServerThread,
+    server: DsServer,
 ) -> None:
     expected = (WIRE / "ldata_00.s2c").read_bytes()
     at = expected.index(struct.pack(">i", 0x3ECC))
@@ -144,7 +144,7 @@ def test_a_client_asks_as_the_recorded_one_did() -> None:
 # --- our client and our server ----------------------------------------------------------------
 
 
-def test_entries_written_here_are_read_there_in_order(server: ServerThread, root: Path) -> None:
+def test_entries_written_here_are_read_there_in_order(server: DsServer, root: Path) -> None:
     with client(server) as reader, client(server) as writer:
         assert reader.read() is None
         writer.write(LatestInfo(latest_time=5, rel_data_path="a.nc"))
@@ -158,7 +158,7 @@ def test_entries_written_here_are_read_there_in_order(server: ServerThread, root
         assert info.data_type == "mdv"  # guessed from the directory's name
 
 
-def test_the_age_and_the_force_of_a_read_are_heeded(server: ServerThread, root: Path) -> None:
+def test_the_age_and_the_force_of_a_read_are_heeded(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "old.nc")
     for end in (".stat", ".xml", ""):
         os.utime(root / "mdv" / "radar" / f"_latest_data_info{end}", (1000, 1000))
@@ -173,9 +173,7 @@ def test_the_age_and_the_force_of_a_read_are_heeded(server: ServerThread, root: 
         assert again.rel_data_path == "old.nc"
 
 
-def test_an_entry_for_the_queue_only_leaves_the_files_alone(
-    server: ServerThread, root: Path
-) -> None:
+def test_an_entry_for_the_queue_only_leaves_the_files_alone(server: DsServer, root: Path) -> None:
     with client(server) as there:
         there.write(LatestInfo(latest_time=5, rel_data_path="a.nc"), fmq_only=True)
         assert paths(there) == ["a.nc"]
@@ -183,7 +181,7 @@ def test_an_entry_for_the_queue_only_leaves_the_files_alone(
     assert names == {"_latest_data_info.stat", "_latest_data_info.buf"}
 
 
-def test_arguments_can_be_changed(server: ServerThread, root: Path) -> None:
+def test_arguments_can_be_changed(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "a.nc", "b.nc")
     with client(server) as there:
         there.change(Mode.SET_READ_FMQ_FROM_START, readFmqFromStart=True)
@@ -199,7 +197,7 @@ def test_arguments_can_be_changed(server: ServerThread, root: Path) -> None:
     assert names == {"_other.xml", "_other.lock"}
 
 
-def test_a_change_leaves_the_place_where_it_is(server: ServerThread, root: Path) -> None:
+def test_a_change_leaves_the_place_where_it_is(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "a.nc")
     with client(server) as there:
         assert paths(there) == ["a.nc"]
@@ -209,7 +207,7 @@ def test_a_change_leaves_the_place_where_it_is(server: ServerThread, root: Path)
         assert paths(there) == ["b.nc", "c.nc"]
 
 
-def test_a_label_keeps_its_place_on_the_server(server: ServerThread, root: Path) -> None:
+def test_a_label_keeps_its_place_on_the_server(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "a.nc", "b.nc", "c.nc")
     options: dict[str, Any] = {"saveLatestReadInfo": True, "latestReadInfoLabel": "view"}
     with client(server, readFmqFromStart=True, **options) as there:
@@ -339,9 +337,7 @@ def test_an_entry_that_is_none_is_told_of_and_the_next_one_follows() -> None:
     there.close()
 
 
-def test_a_directory_may_be_written_with_a_slash_at_its_end(
-    server: ServerThread, root: Path
-) -> None:
+def test_a_directory_may_be_written_with_a_slash_at_its_end(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "a.nc")
     with client(server, "mdv/radar/") as there:
         assert paths(there) == ["a.nc"]
@@ -354,7 +350,7 @@ def test_a_directory_may_be_written_with_a_slash_at_its_end(
     "directory", ["../outside", "/etc", "a/../../outside", "link", ".", "a\x01b"]
 )
 def test_a_directory_outside_the_root_is_refused(
-    server: ServerThread, root: Path, directory: str
+    server: DsServer, root: Path, directory: str
 ) -> None:
     (root / "link").symlink_to("/etc")
     request = LdataMessage(mode=Mode.OPEN, url=f"ldatap:://localhost::{directory}").to_message()
@@ -366,7 +362,7 @@ def test_a_directory_outside_the_root_is_refused(
 
 
 def test_a_name_of_shared_memory_or_of_a_link_that_leads_out_is_refused(
-    server: ServerThread, root: Path, tmp_path: Path
+    server: DsServer, root: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RequestRefused), client(server, ldataFileName="shmem_471100") as there:
         there.write(LatestInfo(latest_time=5), fmq_only=True)
@@ -380,7 +376,7 @@ def test_a_name_of_shared_memory_or_of_a_link_that_leads_out_is_refused(
         there.read()
 
 
-def test_files_outside_the_root_are_not_told_of(server: ServerThread, root: Path) -> None:
+def test_files_outside_the_root_are_not_told_of(server: DsServer, root: Path) -> None:
     with client(server) as there:
         for elsewhere in ("/etc", "../outside"):
             with pytest.raises(RequestRefused):
@@ -391,7 +387,7 @@ def test_files_outside_the_root_are_not_told_of(server: ServerThread, root: Path
     assert info.displaced_dir_path == str(root / "mdv" / "files")
 
 
-def test_a_directory_that_is_refused_leaves_none_open(server: ServerThread, root: Path) -> None:
+def test_a_directory_that_is_refused_leaves_none_open(server: DsServer, root: Path) -> None:
     write(root / "mdv" / "radar", "a.nc")
     requests = [
         LdataMessage(mode=Mode.OPEN, url="ldatap:://localhost::mdv/radar"),
@@ -419,14 +415,14 @@ def test_a_server_that_is_read_only_takes_no_entries(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_what_is_too_large_is_refused(server: ServerThread) -> None:
+def test_what_is_too_large_is_refused(server: DsServer) -> None:
     with pytest.raises(RequestRefused), client(server, fmqNSlots=10**6) as there:
         there.read()
     with pytest.raises(RequestRefused), client(server, ldataFileName="../x") as there:
         there.read()
 
 
-def test_a_request_before_opening_is_refused(server: ServerThread) -> None:
+def test_a_request_before_opening_is_refused(server: DsServer) -> None:
     for mode in (Mode.READ, Mode.WRITE, Mode.SET_USE_XML, Mode.REPLY):
         request = LdataMessage(mode=mode, info=LatestInfo(latest_time=1)).to_message()
         frame = sku.encode(sku.Frame(MESSAGE_TYPE, 1, request.to_bytes()))
@@ -434,7 +430,7 @@ def test_a_request_before_opening_is_refused(server: ServerThread) -> None:
         assert LdataMessage.from_message(DsMessage.from_bytes(reply[0].payload)).error
 
 
-def test_clients_that_wait_for_a_lock_hold_up_no_other(server: ServerThread, root: Path) -> None:
+def test_clients_that_wait_for_a_lock_hold_up_no_other(server: DsServer, root: Path) -> None:
     write(root / "slow", "a.nc")
     lock = (root / "slow" / "_latest_data_info.lock").open("r+b")
     fcntl.lockf(lock, fcntl.LOCK_EX)

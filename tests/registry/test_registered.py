@@ -10,7 +10,7 @@ import pytest
 
 from penstock import Closed, MessageTooLarge, open_reader, open_writer
 from penstock.protocols.lrose.datamapper_client import DataMapClient
-from penstock.protocols.lrose.serving import ServerThread
+from penstock.protocols.lrose.serving import DsServer
 from penstock.registry import DataMapServer, MapServerOptions, registered
 from penstock.registry.registered import data_set_of
 
@@ -22,8 +22,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
 
 
-def map_server() -> ServerThread:
-    return ServerThread(lambda: DataMapServer(MapServerOptions(port=0)))
+def map_server() -> DsServer:
+    return DataMapServer(MapServerOptions(port=0))
 
 
 def test_a_queue_is_registered_as_lroses_queues_register_themselves(tmp_path: Path) -> None:

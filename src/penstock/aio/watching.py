@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from penstock.core.batch import Batch, batch_from_messages
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.grouped import Grouped
 from penstock.core.interfaces import FIRST_PAUSE, LONGEST_SLEEP, WaitGroup, between_looks
+from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.core.statistics import ReaderStatistics
 
 __all__ = ["Source", "Wait", "call_in", "watcher"]
+
+log = logging.getLogger(__name__)
 
 #: While nothing comes, look this often (seconds) at each queue that has to be polled.
 _LONGEST_PAUSE = 0.02
@@ -223,7 +227,7 @@ class _Watcher:
         self._waits: set[Wait] = set()
         # Those that came or went since the thread looked last.
         self._changed: list[Wait] = []
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._group: WaitGroup = _InTurns()
         self._pause = FIRST_PAUSE
         # The thread's own: those it sleeps for, and those it polls.
@@ -233,10 +237,8 @@ class _Watcher:
 
     def add(self, wait: Wait) -> None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="penstock-aio", daemon=True)
-                thread.start()
-                self._thread = thread
+            if self._worker is None:
+                self._worker = Worker("penstock-aio", self._run, log=log, restart=True).start()
             self._waits.add(wait)
             self._changed.append(wait)
             self._pause = FIRST_PAUSE
@@ -255,7 +257,7 @@ class _Watcher:
         with self._lock:
             self._group.wake()
 
-    def _run(self) -> None:
+    def _run(self, _: Worker) -> None:
         while True:
             with self._lock:
                 changed, self._changed = self._changed, []
@@ -266,7 +268,7 @@ class _Watcher:
                         self._dismiss(wait)
                 # It stays for one back-off, some 40 ms: starting a thread for each read is slow.
                 if not self._waits and self._pause >= _LONGEST_PAUSE:
-                    self._thread = None
+                    self._worker = None
                     self._use(_InTurns())
                     return
                 pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_PAUSE)

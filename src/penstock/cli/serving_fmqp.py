@@ -57,7 +57,7 @@ def serve_fmqp(
     can reach the port can read, and write.
     """
     from penstock.protocols.lrose.addresses import default_port  # noqa: PLC0415 - as needed
-    from penstock.protocols.lrose.fmq_server import FmqServerOptions, fmq_server  # noqa: PLC0415
+    from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.protocols.lrose").setLevel(logging.INFO)
@@ -76,7 +76,7 @@ def serve_fmqp(
     }
     options = checked_options("fmqp", given, FmqServerOptions)
     books = serve_until_stopped(
-        lambda: fmq_server(options),
+        lambda: FmqServer(options),
         lambda server: f"serving {options.root} at fmqp://{server.address}",
     ).statistics()
     typer.echo(

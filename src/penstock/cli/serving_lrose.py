@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
+
+from penstock.cli.stopping import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,19 +25,9 @@ def serve_until_stopped(make: Callable[[], _Server], hello: Callable[[_Server], 
     :param hello: what to say once it serves
     :raises StorageError: the address cannot be had.
     """
-    return asyncio.run(_serve(make, hello))
-
-
-async def _serve(make: Callable[[], _Server], hello: Callable[[_Server], str]) -> _Server:
-    server = make()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop_requested.set)
-    await server.start()
-    typer.echo(hello(server))
-    sys.stdout.flush()
-    try:
-        await server.stop_requested.wait()
-    finally:
-        await server.close()
+    ending = Ending()
+    with make() as server:
+        typer.echo(hello(server))
+        sys.stdout.flush()
+        ending.wait(server.stop_requested.is_set)
     return server

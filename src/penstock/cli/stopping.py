@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.output import note
+from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ __all__ = [
     "stop_on_signal",
     "tell_interrupted",
 ]
+
+log = logging.getLogger(__name__)
 
 #: Exit code after Ctrl-C: what a shell says of a program that SIGINT ended.
 INTERRUPTED: Final = 130
@@ -54,9 +58,9 @@ class Ending:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._is_near.set())
 
-    def wait(self) -> None:
-        """Return when the signal has come."""
-        while not self._is_near.wait(_LOOK):
+    def wait(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Return when the signal has come, or it is over otherwise."""
+        while not self._is_near.wait(_LOOK) and not is_over():
             pass
 
 
@@ -89,7 +93,7 @@ def _cut_off(patience: float, held_up: Callable[[], None]) -> Iterator[None]:
     theirs.setblocking(False)
     is_left = threading.Event()
 
-    def watch() -> None:
+    def watch(_: Worker) -> None:
         while (number := ours.recv(1)) and number[0] not in {signal.SIGINT, signal.SIGTERM}:
             pass
         if number and not is_left.wait(patience):
@@ -98,15 +102,14 @@ def _cut_off(patience: float, held_up: Callable[[], None]) -> Iterator[None]:
             os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=watch, name="penstock-cut-off", daemon=True)
-    thread.start()
+    worker = Worker("penstock-cut-off", watch, log=log).start()
     try:
         yield
     finally:
         is_left.set()
         signal.set_wakeup_fd(before)
         theirs.close()
-        thread.join()
+        worker.join()
         ours.close()
 
 

@@ -16,12 +16,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import ConnectionLost, NotFound, PenstockError
-from penstock.core.retry import Scarcity
+from penstock.protocols.server import Conversation, Limits, Server, listen_unix
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from penstock.protocols.connection import Connection
 
 __all__ = ["ControlServer", "ask"]
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _NAME: Final = "control"
 _LARGEST_QUESTION: Final = 1 << 20
+#: Questions at the same time; they are answered one after the other.
+_MOST_AT_ONCE: Final = 32
 _LARGEST_ANSWER: Final = 64 << 20
 #: Seconds that somebody has to say what he wants.
 _PATIENCE: Final = 5.0
@@ -43,45 +47,28 @@ class ControlServer:
         :param answer: makes the answer to a question; what it raises is told
         :raises StorageError: the operating system refuses.
         """
-        self._state = state
+        self._path = state / _NAME
         self._answer = answer
-        self._is_closing = threading.Event()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with storage_errors("opening", str(state / _NAME)), _reachable(state) as path:
+        self._answering = threading.Lock()
+        with storage_errors("opening", str(self._path)):
             # Whoever has the state's lock is the only one: this is of somebody who died.
-            (state / _NAME).unlink(missing_ok=True)
-            before = os.umask(0o177)
-            try:
-                self._socket.bind(path)
-            finally:
-                os.umask(before)
-            self._socket.listen(8)
-        self._thread = threading.Thread(target=self._run, name="dispatch control", daemon=True)
-        self._thread.start()
+            self._path.unlink(missing_ok=True)
+        self._server = Server(
+            "dispatch control",
+            listen_unix(self._path),
+            lambda connection: Conversation(connection, self._serve),
+            Limits(max_clients=_MOST_AT_ONCE, first_message=_PATIENCE, stalled=_PATIENCE),
+            log=log,
+        ).start()
 
-    def _run(self) -> None:
-        scarcity = Scarcity("answering questions", log)
-        while not self._is_closing.is_set():
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as error:
-                if not self._is_closing.is_set():  # else that is why
-                    self._is_closing.wait(scarcity.wait_after(error))
-                continue
-            scarcity.note_success()
-            with connection:
-                try:
-                    self._serve(connection)
-                except OSError as error:
-                    log.debug("somebody went away: %s", error)
-
-    def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(_PATIENCE)
+    def _serve(self, connection: Connection) -> None:
         try:
-            question = json.loads(_line(connection, _LARGEST_QUESTION, _PATIENCE))
+            question = json.loads(_question(connection))
+            connection.welcome()
             if not isinstance(question, dict):
                 raise PenstockError("a question is a JSON object")  # noqa: TRY301 - told as all are
-            answer = {"answer": self._answer(question)}
+            with self._answering:
+                answer = {"answer": self._answer(question)}
         except PenstockError as error:
             is_missing = isinstance(error, NotFound)
             answer = {"error": str(error), "hint": error.hint, "is_missing": is_missing}
@@ -92,17 +79,25 @@ class ControlServer:
         except Exception as error:
             log.exception("a question could not be answered")
             answer = {"error": f"{type(error).__name__}: {error}", "hint": None}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+        connection.send(json.dumps(answer).encode() + b"\n")
 
     def close(self) -> None:
         """Answer no more."""
-        self._is_closing.set()
+        self._server.stop()
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # accept returns only then
-        self._socket.close()
-        self._thread.join()
-        with contextlib.suppress(OSError):
-            (self._state / _NAME).unlink()
+            self._path.unlink()
+
+
+def _question(connection: Connection) -> bytes:
+    """Receive a line, all of it in the time for a first message."""
+    said = bytearray()
+    view = memoryview(bytearray(1 << 16))
+    while not said.endswith(b"\n"):
+        count = connection.receive(view)
+        said += view[:count]
+        if not count or len(said) > _LARGEST_QUESTION:
+            raise ValueError("the line has no end")
+    return bytes(said)
 
 
 def ask(state: Path, question: dict[str, Any], timeout: float = 30.0) -> Any:
@@ -131,7 +126,7 @@ def ask(state: Path, question: dict[str, Any], timeout: float = 30.0) -> Any:
 
 
 def _line(connection: socket.socket, largest: int, allowed: float) -> bytes:
-    """Receive a line, all of it within so many seconds: one is served at a time."""
+    """Receive a line, all of it within so many seconds."""
     deadline = time.monotonic() + allowed
     parts: list[bytes] = []
     size = 0

@@ -8,6 +8,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
+from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
 from penstock.dispatch.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -38,14 +40,14 @@ class Expiring:
     def __init__(self, outlets: Callable[[], Sequence[Outlet]], clock: Clock) -> None:
         self._outlets = outlets
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         #: When the first message of an outlet expires, milliseconds since 1970 UTC, or before that.
         self._dues: Schedule[Outlet] = Schedule()
         #: Whether it is not known of all outlets: at first, and after something went wrong.
         self._is_lost = True
         self._looked = self._clock.monotonic()
-        self._is_over = False
-        self._thread: threading.Thread | None = None
+        again = Backoff(initial=_PAUSE, maximum=_PAUSE, jitter=0.0)
+        self._worker = Worker("dispatch expiry", self._run, log=log, restart=True, backoff=again)
 
     def sooner(self, outlet: Outlet, ms: int) -> None:
         """Hear that a message of an outlet expires then."""
@@ -55,7 +57,7 @@ class Expiring:
         with self._changed:
             known = self._dues.get(outlet)
             if (known is None or ms < known) and self._dues.set(outlet, ms) and not self._is_lost:
-                self._changed.notify()
+                self._worker.wake()
 
     def forget(self, outlet: Outlet) -> None:
         """Hear that an outlet is gone."""
@@ -117,32 +119,20 @@ class Expiring:
     # --- with a thread --------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="dispatch expiry", daemon=True)
-        self._thread.start()
+        self._worker.start()
 
-    def _run(self) -> None:
-        while not self._is_over:
-            pause = 0.0
-            try:
-                self.work()
-            except Exception:
-                log.exception("messages whose time is over could not be given up")
-                pause = _PAUSE
-            with self._changed:
-                if not self._is_over:
-                    self._changed.wait(pause or self._wait())
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
+            self.work()
+            worker.note_success()
+            worker.wait(self._wait())
 
     def _wait(self) -> float:
-        next_ms = 0 if self._is_lost else self._dues.first
+        next_ms = self.next_ms
         if next_ms is None:
             return _LONGEST_WAIT
         now_ms = self._clock.now_ns() / 1_000_000
         return min(max((next_ms - now_ms) / 1000, 0.0), _LONGEST_WAIT)
 
     def stop(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._worker.stop()

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
+from penstock.core.worker import Worker
 from penstock.dispatch.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class Threads:
         #: Those that rest, and until when (monotonic seconds).
         self._resting: Schedule[Outlet] = Schedule()
         self._changed = threading.Condition(self._lock)
-        self._timer: threading.Thread | None = None
-        self._threads: set[threading.Thread] = set()
+        self._timer = Worker("dispatch timer", self._time, log=log, restart=True)
+        self._threads: set[Worker] = set()
         self._idle = 0
         self._came_back = 0.0
         self._is_over = False
@@ -75,7 +76,7 @@ class Threads:
             self._is_over = True
             self._came.notify_all()
             self._changed.notify()
-            threads = [*self._threads, *filter(None, [self._timer])]
+            threads = [*self._threads, self._timer]
         for thread in threads:
             thread.join()
 
@@ -93,17 +94,15 @@ class Threads:
             self._begin()
         else:
             self._changed.notify()
-        if self._timer is None:
-            self._timer = threading.Thread(target=self._time, name="dispatch timer", daemon=True)
-            self._timer.start()
+        self._timer.start()
 
     def _begin(self) -> None:
-        thread = threading.Thread(target=self._deliver, name="dispatch", daemon=True)
+        thread = Worker("dispatch", self._deliver, log=log, restart=True)
         self._came_back = self._clock.monotonic()
         self._threads.add(thread)
         thread.start()
 
-    def _next(self) -> Outlet | None:
+    def _next(self, thread: Worker) -> Outlet | None:
         """Wait for the first in line; None: for too long, or it is all over."""
         while not self._line and not self._is_over:
             self._idle += 1
@@ -112,7 +111,7 @@ class Threads:
             if not is_called:
                 break
         if not self._line or self._is_over:
-            self._threads.discard(threading.current_thread())
+            self._threads.discard(thread)
             return None
         outlet = self._line.take_first()
         self._worked_on[outlet] = False
@@ -130,10 +129,10 @@ class Threads:
 
     # --- the threads ----------------------------------------------------------------------------
 
-    def _deliver(self) -> None:
+    def _deliver(self, thread: Worker) -> None:
         while True:
             with self._lock:
-                outlet = self._next()
+                outlet = self._next(thread)
             if outlet is None:
                 return
             due = self._work(outlet)
@@ -153,7 +152,7 @@ class Threads:
             log.exception("%s: the deliveries pause", outlet.receiver)
             return self._clock.monotonic() + _IDLE
 
-    def _time(self) -> None:
+    def _time(self, _: Worker) -> None:
         with self._lock:
             while not self._is_over:
                 now = self._clock.monotonic()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.endpoints import identity, open_writer
 from penstock.core.url import URL
+from penstock.core.worker import Worker
 from penstock.pipeline.file_names import file_name
 from penstock.relay.copy import CopyStatistics, copy
 
@@ -54,26 +54,19 @@ class LiveCopy:
         except BaseException:
             reader.close()
             raise
-        self._stopping = threading.Event()
-        self._error: Exception | None = None
         self._lost = self._lost_told = 0
-        # A daemon: a process that ends otherwise than by `stop` must not wait for it.
-        self._thread = threading.Thread(target=self._run, name=f"copy {reader.url}", daemon=True)
-        self._thread.start()
+        self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
+        self._worker.start()
 
-    def _run(self) -> None:
-        try:
-            with self._reader, self._writer:
-                copy(
-                    self._reader,
-                    self._writer,
-                    follow=True,
-                    on_progress=self._note,
-                    should_stop=self._stopping.is_set,
-                )
-        except Exception as error:
-            log.exception("%s is not copied to %s any more", self._reader.url, self.place)
-            self._error = error
+    def _run(self, worker: Worker) -> None:
+        with self._reader, self._writer:
+            copy(
+                self._reader,
+                self._writer,
+                follow=True,
+                on_progress=self._note,
+                should_stop=lambda: worker.is_stopping,
+            )
 
     def _note(self, so_far: CopyStatistics) -> None:
         self._lost = so_far.lost
@@ -83,8 +76,8 @@ class LiveCopy:
 
         :raises Exception: whatever ended it.
         """
-        if self._error is not None:
-            raise self._error
+        if self._worker.error is not None:
+            raise self._worker.error
 
     def take_lost(self) -> int:
         """Return how many messages the stream lost on its way here since the last call."""
@@ -94,5 +87,4 @@ class LiveCopy:
 
     def stop(self) -> None:
         """End it, and bring what was copied to the disk."""
-        self._stopping.set()
-        self._thread.join(_TIME_TO_STOP)
+        self._worker.stop(_TIME_TO_STOP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.closing import Closable
@@ -58,7 +59,7 @@ class DatagramStatistics(NamedTuple):
 
 
 class DatagramSocket(Closable):
-    """A UDP or Unix datagram socket. One thread may receive while another sends."""
+    """A UDP or Unix datagram socket. One thread may receive while any others send."""
 
     def __init__(self, sock: socket.socket, *, batch: int = 256, largest: int = LARGEST) -> None:
         """Take over a socket; up to `batch` datagrams of `largest` bytes pass in one call."""
@@ -74,6 +75,7 @@ class DatagramSocket(Closable):
         self._batch = batch
         self._incoming = Batches(batch, largest)
         self._outgoing = Batches(batch, 1)  # it has no use for the room
+        self._sending = threading.Lock()
         self._received = self._bytes_in = self._cut = self._sent = self._bytes_out = 0
 
     @classmethod
@@ -135,9 +137,10 @@ class DatagramSocket(Closable):
         :raises OSError: the first cannot be sent: it is too large, or there is no way to its peer.
             One further back ends the count, and is told of when it is the first.
         """
-        taken = self._outgoing.send(self.socket.fileno(), datagrams, timeout)
-        self._sent += taken
-        self._bytes_out += sum(len(memoryview(payload)) for payload, _ in datagrams[:taken])
+        with self._sending:
+            taken = self._outgoing.send(self.socket.fileno(), datagrams, timeout)
+            self._sent += taken
+            self._bytes_out += sum(len(memoryview(payload)) for payload, _ in datagrams[:taken])
         return taken
 
     def statistics(self) -> DatagramStatistics:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -19,6 +19,7 @@ from penstock.core.interfaces import (
     WaitGroup,
     between_looks,
 )
+from penstock.core.worker import Worker
 from penstock.queue.wide import _ring
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.queue.wide.reader import WideReader
 
 __all__ = ["RingWaitGroup", "Waiter", "wait_any"]
+
+log = logging.getLogger(__name__)
 
 #: Readers that a thread can sleep for: Linux takes 128 words at once, and one is the bell's.
 _AT_ONCE: Final = 127
@@ -228,23 +231,22 @@ class _Helper:
         self._found = found
         self._bell = bell
         self._own_bell = _Bell()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="penstock-wait", daemon=True)
-        self._thread.start()
+        self._worker = Worker(
+            "penstock-wait", self._run, log=log, restart=True, rouse=self._own_bell.ring
+        ).start()
 
     def add(self, readers: Iterable[WideReader]) -> None:
         self.readers.update(readers)
         self._own_bell.ring()
 
     def stop(self) -> None:
-        self._stopped = True
-        self._own_bell.ring()
+        self._worker.ask_to_stop()
 
     def join(self) -> None:
-        self._thread.join()
+        self._worker.join()
 
-    def _run(self) -> None:
-        while not self._stopped:
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
             self._own_bell.sleep(tuple(self.readers), LONGEST_SLEEP)
             found = [reader for reader in tuple(self.readers) if _is_ready(reader)]
             if found:

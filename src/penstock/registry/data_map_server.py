@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError, Unsupported
+from penstock.core.worker import Worker
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapRequest
 from penstock.protocols.lrose.serving import DsServer
@@ -16,7 +16,7 @@ from penstock.registry.data_map_answers import MapAnswers, MapStatistics, refusa
 from penstock.registry.data_map_state import load_state, save_state, state_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.protocols.lrose.ds_message import DsMessage
@@ -46,14 +46,9 @@ class _MapSession:
         self.is_over = False
         self._server = server
 
-    def handle(self, request: DsMessage) -> DsMessage | Coroutine[None, None, DsMessage]:
+    def handle(self, request: DsMessage) -> DsMessage:
         self.is_over = True
-        answers = self._server.answers
-        try:
-            asked = MapRequest.from_message(request)
-        except Malformed as fault:
-            return answers.refuse(fault)
-        return self._server.relay(asked) if asked.relay else answers.reply_to_request(asked)
+        return self._server.reply_to(request)
 
     def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
         del request
@@ -66,28 +61,27 @@ class _MapSession:
 
 
 class DataMapServer(DsServer):
-    """A DataMapper. All of it runs in one event loop."""
+    """A DataMapper. It serves as soon as it is made."""
 
     def __init__(self, options: MapServerOptions) -> None:
         """Read the state file, if there is one.
 
         :raises StorageError: it cannot be read.
         :raises MapFull: it holds more than the map may.
+        :raises InvalidOption: there is no place for it.
         """
-        super().__init__(options, lambda _name: _MapSession(self), grants="read and change its map")
         self.map = DataMap(max_entries=options.max_entries)
         self.answers = MapAnswers(self.map)
         self._state = options.state
-        self._save_every = options.save_every
-        self._purge_age = options.purge_age
         self._relays = {each.name: each for each in options.relay}
         self._relaying = 0
-        self._relay_threads = ThreadPoolExecutor(_RELAYING, thread_name_prefix="data-map-relay")
-        self._chores: list[asyncio.Task[None]] = []
+        #: Other hosts are asked by so many clients at the same time.
+        self._asking = threading.Semaphore(_RELAYING)
+        #: Whoever uses the map, or counts, has it.
+        self._using = threading.Lock()
         self._could_save = True
-        #: Two saves at the same time would write into one file.
-        self._saving = asyncio.Lock()
         if self._state is not None:
+            self._check_folder(self._state)
             loaded = load_state(self._state, self.map)
             log.info("%s: %d data sets", self._state, loaded)
         self._saved_version = self.map.version
@@ -95,19 +89,32 @@ class DataMapServer(DsServer):
             self._saved_version -= (
                 1  # a damaged one was put aside: what could be read is saved anew
             )
+        self._chores: list[Worker] = []
+        super().__init__(options, lambda _: _MapSession(self), grants="read and change its map")
+        if self._state is not None:
+            self._begin("data map, saving", self._save, options.save_every)
+        if (age := options.purge_age) is not None:
+            self._begin("data map, purging", lambda: self._purge(age), min(_PURGE_EVERY, age))
+
+    def _begin(self, name: str, chore: Callable[[], None], every: float) -> None:
+        self._chores.append(Worker(name, lambda _: chore(), log=log, every=every).start())
 
     def map_statistics(self) -> MapStatistics:
         """Return how many requests of which kind were answered."""
-        return self.answers.statistics()
+        with self._using:
+            return self.answers.statistics()
 
-    async def start(self) -> None:
-        if self._state is not None:
-            self._check_folder(self._state)
-        await super().start()
-        if self._state is not None:
-            self._chores.append(asyncio.create_task(self._save_now_and_then(self._state)))
-        if self._purge_age is not None:
-            self._chores.append(asyncio.create_task(self._purge_now_and_then(self._purge_age)))
+    def reply_to(self, request: DsMessage) -> DsMessage:
+        """Answer a request, or have another host do so."""
+        try:
+            asked = MapRequest.from_message(request)
+        except Malformed as fault:
+            with self._using:
+                return self.answers.refuse(fault)
+        if asked.relay:
+            return self._relay(asked)
+        with self._using:
+            return self.answers.reply_to_request(asked)
 
     @staticmethod
     def _check_folder(path: Path) -> None:
@@ -115,61 +122,55 @@ class DataMapServer(DsServer):
         if not path.parent.is_dir():
             raise InvalidOption("state", str(path), f"there is no directory {path.parent}")
 
-    async def close(self) -> None:
+    def close(self) -> None:
         chores, self._chores = self._chores, []
         for chore in chores:
-            chore.cancel()
-        await asyncio.gather(*chores, return_exceptions=True)
-        await super().close()
-        self._relay_threads.shutdown(wait=False, cancel_futures=True)
-        if self._state is not None:
-            await self._save(self._state)
+            chore.stop()
+        super().close()
+        self._save()
 
     # --- the state file ---------------------------------------------------------------------
 
-    async def _save_now_and_then(self, path: Path) -> None:
-        while True:
-            await asyncio.sleep(self._save_every)
-            # A save that has begun comes to its end, also when the server is told to stop.
-            await asyncio.shield(asyncio.ensure_future(self._save(path)))
+    def _save(self) -> None:
+        with self._using:
+            version, known = self.map.version, self.map.all()
+        if self._state is None or version == self._saved_version:
+            return
+        try:
+            save_state(self._state, state_bytes(known))
+        except StorageError as error:
+            if self._could_save:
+                log.warning("the map is not saved: %s; it is tried again", error)
+            self._could_save = False
+        else:
+            self._could_save = True
+            self._saved_version = version
 
-    async def _save(self, path: Path) -> None:
-        async with self._saving:
-            version = self.map.version
-            if version == self._saved_version:
-                return
-            content = state_bytes(self.map.all())
-            try:
-                await asyncio.to_thread(save_state, path, content)
-            except StorageError as error:
-                if self._could_save:
-                    log.warning("the map is not saved: %s; it is tried again", error)
-                self._could_save = False
-            else:
-                self._could_save = True
-                self._saved_version = version
-
-    async def _purge_now_and_then(self, age: float) -> None:
-        while True:
-            if purged := self.map.purge(age):
-                log.info("%d data sets not heard of for %g s are forgotten", purged, age)
-            await asyncio.sleep(min(_PURGE_EVERY, age))
+    def _purge(self, age: float) -> None:
+        with self._using:
+            purged = self.map.purge(age)
+        if purged:
+            log.info("%d data sets not heard of for %g s are forgotten", purged, age)
 
     # --- asking another host ----------------------------------------------------------------
 
-    async def relay(self, request: MapRequest) -> DsMessage:
+    def _relay(self, request: MapRequest) -> DsMessage:
         """Ask the next host, and return its answer as ours."""
-        self._relaying += 1
+        with self._using:
+            self._relaying += 1
         try:
-            reply = await self._ask(request)
+            reply = self._ask(request)
         except PenstockError as error:
-            return self.answers.refuse(error)
+            with self._using:
+                return self.answers.refuse(error)
         finally:
-            self._relaying -= 1
-        self.answers.count("relayed")
+            with self._using:
+                self._relaying -= 1
+        with self._using:
+            self.answers.count("relayed")
         return reply
 
-    async def _ask(self, request: MapRequest) -> DsMessage:
+    def _ask(self, request: MapRequest) -> DsMessage:
         name, *further = request.relay
         there = self._relays.get(name)
         if there is None:
@@ -185,6 +186,5 @@ class DataMapServer(DsServer):
             there.host, there.port, connect_timeout=_RELAY_TIMEOUT, timeout=_RELAY_TIMEOUT
         )
         onward = request._replace(relay=tuple(further))
-        loop = asyncio.get_running_loop()
-        reply = await loop.run_in_executor(self._relay_threads, client.request, onward)
-        return reply.to_message()
+        with self._asking:
+            return client.request(onward).to_message()

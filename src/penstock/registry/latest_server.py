@@ -6,11 +6,9 @@ age, the force and the form that a client asks for.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,8 +24,6 @@ from penstock.registry.latest_registering import MapRegistrar
 from penstock.registry.latest_settings import LatestSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from penstock.protocols.lrose.ds_message import DsMessage
     from penstock.protocols.lrose.ldata_info import LatestInfo
     from penstock.registry.latest_registering import Register
@@ -62,34 +58,32 @@ class LdataServerOptions(ServingOptions):
 
 
 class LdataServer(DsServer):
-    """A DsLdataServer. All of it runs in one event loop, but for what waits for a disk."""
+    """A DsLdataServer. It serves as soon as it is made."""
 
     def __init__(self, options: LdataServerOptions) -> None:
         """Serve what is below the root.
 
         :raises NotFound: there is no such directory.
+        :raises StorageError: the address cannot be had.
         """
         if not options.root.is_dir():
             raise NotFound(f"there is no directory {options.root}")
-        # One for each client: all of them may wait for a lock, and none for another client.
-        self._threads = ThreadPoolExecutor(options.max_clients, thread_name_prefix="ldata")
         self._map = MapRegistrar() if options.datamapper else None
         self._registering = threading.Lock()
         super().__init__(
             options,
-            lambda _name: _LdataSession(options, self._threads, self._register),
+            lambda _: _LdataSession(options, self._register),
             grants=f"{'read' if options.read_only else 'read and write'} its latest_data_info",
-            on_close=self._end,
         )
 
     def _register(self, info: LatestInfo, directory: str) -> None:
         if self._map is not None:
-            # Sessions write in threads of their own.
+            # Each client is served by a thread of its own.
             with self._registering:
                 self._map(info, directory)
 
-    def _end(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self) -> None:
+        super().close()
         if self._map is not None:
             with self._registering:
                 self._map.close()
@@ -100,25 +94,17 @@ class _LdataSession:
 
     socket_id: int = Mode.REPLY
 
-    def __init__(
-        self, options: LdataServerOptions, threads: ThreadPoolExecutor, register: Register
-    ) -> None:
+    def __init__(self, options: LdataServerOptions, register: Register) -> None:
         self.is_over = False
         self._register = register
         self._options = options
         self._root = QueueRoot(options.root)
-        self._threads = threads
         self._latest: LatestDataInfo | None = None
         self._directory: str | None = None
         self._arguments = Arguments()
-        #: Held while a request is under way: the client may leave meanwhile.
-        self._at_work = threading.Lock()
-        self._has_left = False
 
-    def handle(self, request: DsMessage) -> Awaitable[DsMessage]:
-        asked = LdataMessage.from_message(request)
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._threads, self._work, asked)
+    def handle(self, request: DsMessage) -> DsMessage:
+        return self._reply_to(LdataMessage.from_message(request)).to_message()
 
     def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
         del request
@@ -127,27 +113,9 @@ class _LdataSession:
         return self.socket_id, reply.to_message()
 
     def close(self) -> None:
-        # Not to be waited for here: a request may wait for another writer.
-        if self._at_work.acquire(blocking=False):
-            self._close()
-            self._at_work.release()
-        else:
-            self._has_left = True
-
-    def _close(self) -> None:
         latest, self._latest = self._latest, None
         if latest is not None:
             latest.close()
-
-    # --- in a thread ------------------------------------------------------------------------
-
-    def _work(self, asked: LdataMessage) -> DsMessage:
-        with self._at_work:
-            try:
-                return self._reply_to(asked).to_message()
-            finally:
-                if self._has_left:
-                    self._close()
 
     def _reply_to(self, asked: LdataMessage) -> LdataMessage:
         match asked.mode:
@@ -158,7 +126,7 @@ class _LdataSession:
             case Mode.WRITE:
                 self._write(asked)
             case Mode.CLOSE:
-                self._close()
+                self.close()
                 self.is_over = True
             case Mode.REPLY:
                 raise Unsupported("a reply was sent to the server")
@@ -167,7 +135,7 @@ class _LdataSession:
         return LdataMessage(mode=Mode.REPLY)
 
     def _open(self, asked: LdataMessage) -> None:
-        self._close()
+        self.close()
         self._directory = self._root.path(asked.url or "")
         self._use(asked.arguments)
 
@@ -212,7 +180,7 @@ class _LdataSession:
         if self._latest is not None and _is_same_place(before, arguments):
             self._latest.use(settings)
             return
-        self._close()
+        self.close()
         self._latest = LatestDataInfo(
             self._directory,
             settings=settings,

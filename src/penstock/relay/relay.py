@@ -24,6 +24,7 @@ from penstock.core.errors import (
 from penstock.core.grouped import Grouped
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
+from penstock.core.worker import Worker
 from penstock.relay.arrivals import Tail, TargetCut, arrived, bounds_of, check_end
 from penstock.relay.copy import check_apart
 from penstock.relay.feed import Feed
@@ -221,10 +222,9 @@ class Relay:
     def _copy_through(self, queue: DeliveryQueue[Message]) -> None:
         """Read on a thread of its own, so that the policy decides while the target is slow."""
         failure: list[BaseException] = []
-        thread = threading.Thread(
-            target=self._fill, args=(queue, failure), name="penstock-relay-reader", daemon=True
-        )
-        thread.start()
+        reading = Worker(
+            "penstock-relay-reader", lambda _: self._fill(queue, failure), log=log
+        ).start()
         left = None
         stop_at: float | None = None
         try:
@@ -239,7 +239,7 @@ class Relay:
                         left = self._write(batch_from_messages(messages))
         finally:
             queue.close()
-            thread.join(_DRAIN * 4)
+            reading.join(_DRAIN * 4)
         assert self._feed is not None
         if left is None:
             waiting = queue.peek()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.worker import Worker
 from penstock.relay.copy import check_apart, fields_lost
 from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
 from penstock.relay.relay import Relay
@@ -54,7 +55,7 @@ class Relays:
 
     def start(self) -> None:
         for one in self._all:
-            one.thread.start()
+            one.worker.start()
 
     def statuses(self) -> list[RelayStatus]:
         return [one.status() for one in self._all]
@@ -62,15 +63,14 @@ class Relays:
     @property
     def are_over(self) -> bool:
         """Whether all of them have ended."""
-        return not any(one.thread.is_alive() for one in self._all)
+        return not any(one.worker.is_alive for one in self._all)
 
     def stop(self, timeout: float) -> bool:
         """Let each finish what it has in hand; tell whether all did in that time."""
         self._stop.set()
         deadline = time.monotonic() + timeout
         for one in self._all:
-            if one.thread.ident is not None:
-                one.thread.join(max(0.0, deadline - time.monotonic()))
+            one.worker.join(max(0.0, deadline - time.monotonic()))
         return self.are_over
 
     def __enter__(self) -> Self:
@@ -89,8 +89,7 @@ class _Running:
         self._relay: Relay | None = None
         self._state = "starting"
         self._trouble: str | None = None
-        # A daemon: a target that takes nothing must not keep the process from ending.
-        self.thread = threading.Thread(target=self._run, name=f"relay-{name}", daemon=True)
+        self.worker = Worker(f"relay-{name}", self._run, log=log)
 
     def status(self) -> RelayStatus:
         relay = self._relay
@@ -100,7 +99,7 @@ class _Running:
         books = _NOTHING if relay is None else relay.statistics()
         return RelayStatus(self._name, state, trouble, books)
 
-    def _run(self) -> None:
+    def _run(self, _: Worker) -> None:
         try:
             with contextlib.ExitStack() as stack:
                 reader, writer = self._open(stack)

@@ -516,7 +516,7 @@ def test_without_descriptors_a_server_waits_at_no_cost_and_serves_again_with_the
         with open_writer(f"{server.url}a") as other:
             assert [other.write(b"x") for _ in range(3)] == [2, 3, 4]
         _, _, errors = server.stop()
-    assert errors.count("taking bulk connections is not possible now") == 1
+    assert errors.count("flight bulk: accepting clients is not possible now") == 1
     assert "Traceback" not in errors
 
 

@@ -18,7 +18,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.fmq_session import FmqSession
 from penstock.protocols.lrose.fmq_shared import Shared
 from penstock.protocols.lrose.fmq_wire import Op, SeekTo, decode_init
-from penstock.protocols.lrose.serving import DsServer, ServerThread
+from penstock.protocols.lrose.serving import DsServer
 from penstock.protocols.lrose.sku import Decoder, Frame, encode
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.layout import (
@@ -156,8 +156,8 @@ class LroseSession(FmqSession):
             return DsMessage(Op.REPLY, request.type)
         return super().handle(request)
 
-    async def _open_as_lrose(self, request: DsMessage) -> DsMessage:
-        reply = await self._open(request)
+    def _open_as_lrose(self, request: DsMessage) -> DsMessage:
+        reply = self._open(request)
         assert self._queue is not None
         if layout_of(self._queue.path) == "classic":
             is_start = decode_init(request).open_position == SeekTo.START
@@ -175,12 +175,10 @@ class LroseSession(FmqSession):
 def served_as_lrose(root: Path, max_clients: int = 256) -> Iterator[str]:
     options = FmqServerOptions(root=root, port=0, max_clients=max_clients)
 
-    def make() -> DsServer:
-        shared = Shared(options)
-        return DsServer(options, lambda name: LroseSession(shared, name), on_close=shared.close)
-
-    with ServerThread(make) as server:
+    shared = Shared(options)
+    with DsServer(options, lambda connection: LroseSession(shared, connection)) as server:
         yield f"fmqp://{server.address}"
+    shared.close()
 
 
 def eventually(check: Callable[[], object], seconds: float = 20) -> None:

@@ -16,7 +16,6 @@ from penstock.protocols.lrose.fmq_messages import encode_message, encode_message
 from penstock.protocols.lrose.fmq_registering import Registrations
 from penstock.protocols.lrose.fmq_short import encode_write
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
-from penstock.protocols.lrose.serving import ServerThread
 from penstock.registry import DataMapServer, MapServerOptions
 from protocols.lrose.serving import Caller, eventually, served
 
@@ -38,7 +37,7 @@ def data_map(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[DataMa
     for name in ("DATA_MAPPER_ACTIVE", "RAP_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    with ServerThread(lambda: DataMapServer(MapServerOptions(port=0))) as server:
+    with DataMapServer(MapServerOptions(port=0)) as server:
         monkeypatch.setenv("DS_BASE_PORT", str(server.port - 4))
         yield DataMapClient("127.0.0.1", server.port)
 

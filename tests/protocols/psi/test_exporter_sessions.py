@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from penstock.protocols.datagrams import Address, DatagramSocket
 from penstock.protocols.psi import (
     REPLAY_ALL,
     ClientHello,
@@ -44,9 +44,7 @@ def test_a_client_that_datagrams_cannot_be_sent_to_comes_again_and_gets_all(
 ) -> None:
     failures = iter([OSError(101, "the network is unreachable")])
 
-    def faulty(
-        sock: socket.socket, address: tuple[object, ...]
-    ) -> Callable[[list[PsiMessage]], int]:
+    def faulty(sock: DatagramSocket, address: Address) -> Callable[[list[PsiMessage]], int]:
         send = sessions.datagram_sender(sock, address)
 
         def send_or_fail(messages: list[PsiMessage]) -> int:

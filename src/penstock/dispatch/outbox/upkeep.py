@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import PenstockError
+from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.dispatch.outbox.outbox import Outbox
@@ -31,24 +32,18 @@ class _Upkeep:
         self._due: weakref.WeakKeyDictionary[Outbox, tuple[float, float]] = (
             weakref.WeakKeyDictionary()
         )
-        self._thread: threading.Thread | None = None
-        self._added = threading.Event()
+        self._worker: Worker | None = None
 
     def add(self, outbox: Outbox, interval: float) -> None:
         with self._lock:
             self._due[outbox] = (time.monotonic() + interval, interval)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="outboxes", daemon=True)
-                self._thread.start()
-        self._added.set()
+            if self._worker is None or not self._worker.is_alive:
+                self._worker = Worker("outboxes", self._run, log=log, restart=True).start()
+            self._worker.wake()
 
-    def _run(self) -> None:
-        while True:
-            self._added.clear()
-            pause = self._work()
-            if pause is None:
-                return
-            self._added.wait(pause)
+    def _run(self, worker: Worker) -> None:
+        while (pause := self._work()) is not None:
+            worker.wait(pause)
 
     def _work(self) -> float | None:
         """Do what is due; return how long nothing is. None: there is no outbox any more."""
@@ -58,7 +53,7 @@ class _Upkeep:
                 if outbox.is_closed:
                     del self._due[outbox]
             if not self._due:
-                self._thread = None
+                self._worker = None
                 return None
             due = [outbox for outbox, (at, _) in self._due.items() if at <= now]
             # Files that are still to be made come last: what shall be in them is stored elsewhere.

@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import PenstockError
+from penstock.core.worker import Worker
 from penstock.protocols.uprotocol import UCode, UStatus
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after
 from penstock.protocols.uprotocol.transports.counts import Counts
@@ -54,8 +55,7 @@ class ServicesLeg(Leg):
         self._acting = threading.RLock()
         #: What could not be stored, to be said before anything else.
         self._unsaid: list[UMessage] = []
-        self._woken = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("services", self._run, log=log)
         self._counts = Counts("received", "delivered", "failed")
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -67,9 +67,8 @@ class ServicesLeg(Leg):
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
         del authorities
         self._ingest = ingest
-        if self._has_threads and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="services", daemon=True)
-            self._thread.start()
+        if self._has_threads:
+            self._worker.start()
 
     def listen(self, topic: UUri) -> None:
         """They publish, and listen to nothing."""
@@ -102,8 +101,7 @@ class ServicesLeg(Leg):
                 self._say(said)
         except PenstockError as error:
             return UStatus(UCode.UNAVAILABLE, str(error))
-        with self._woken:
-            self._woken.notify()  # there may be something to do earlier than thought
+        self._worker.wake()  # there may be something to do earlier than thought
         return None
 
     def _say(self, messages: list[UMessage]) -> None:
@@ -134,8 +132,8 @@ class ServicesLeg(Leg):
         dues = [due for it in self._services.values() if (due := it.next_due()) is not None]
         return min(dues, default=None)
 
-    def _run(self) -> None:
-        while self._ingest is not None:
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
             wait = _LONGEST_WAIT
             try:
                 due = self.step()
@@ -144,18 +142,12 @@ class ServicesLeg(Leg):
             except Exception:
                 log.exception("a service could not do what was due")
                 wait = _PAUSE
-            with self._woken:
-                if self._ingest is not None and wait:
-                    self._woken.wait(wait)
+            worker.wait(wait)
 
     def stop(self) -> None:
         with self._acting:
             self._ingest = None
-        with self._woken:
-            self._woken.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-            self._thread = None
+        self._worker.stop()
 
     def close(self) -> None:
         self.stop()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import ConnectionLost, Malformed, PenstockError
-from penstock.protocols.flight.bulk_pipe import OnSilence, Pipe
+from penstock.protocols.connection import Connection as Stream
 from penstock.protocols.flight.bulk_wire import (
     ANSWER,
     Pack,
@@ -57,19 +59,22 @@ class BulkStream:
         self._target = target
         self._connection = connection
         self._pack = Pack()
+        self._asked_at = 0.0
         plain = socket.create_connection((target.host, opened.port), _TO_CONNECT)
         try:
-            self._pipe = Pipe(_encrypted(plain, target), _TO_CONNECT)
+            self._stream = Stream(_encrypted(plain, target), stalled=math.inf)
+            self._stream.expect(_TO_CONNECT)
             self._say_hello(opened.key)
         except BaseException:
             plain.close()
             raise
 
     def _say_hello(self, key: str) -> None:
-        self._pipe.send([encode_hello(key)], self._give_up)
-        if self._answer(self._give_up) is not None:
+        self._stream.send(encode_hello(key))
+        if self._answer() is not None:
             raise Malformed("bulk answer", "kind", "welcome", "an outcome")
-        self._pipe.wait_for(self._target.options.call_timeout)
+        self._stream.until = None
+        self._stream.on_silence = self._ask_after_it
 
     def send(self, batch: Batch, piece: Piece) -> None:
         """Send a piece.
@@ -77,7 +82,8 @@ class BulkStream:
         :raises ConnectionLost: the connection broke.
         """
         try:
-            self._pipe.send(self._pack.encode(batch, piece), self._ask_after_it)
+            self._asked_at = time.monotonic()
+            self._stream.send(*self._pack.encode(batch, piece))
         except ConnectionLost:
             raise  # the server was asked after
         except OSError as error:
@@ -89,18 +95,19 @@ class BulkStream:
         :raises ConnectionLost: the connection broke.
         :raises PenstockError: what the server has to say against it; then it has ended.
         """
-        outcome = self._answer(self._ask_after_it)
+        outcome = self._answer()
         if outcome is None:
             raise Malformed("bulk answer", "kind", "an outcome", "welcome")
         return outcome
 
-    def _answer(self, on_silence: OnSilence) -> Outcome | None:
+    def _answer(self) -> Outcome | None:
         head = bytearray(ANSWER.size)
+        self._asked_at = time.monotonic()
         try:
-            if not self._pipe.receive(memoryview(head), on_silence):
+            if not self._stream.receive_all(memoryview(head)):
                 raise ConnectionResetError("it ended the connection")
             record = bytearray(parse_answer_head(bytes(head)).record)
-            if record and not self._pipe.receive(memoryview(record), on_silence):
+            if record and not self._stream.receive_all(memoryview(record)):
                 raise ConnectionResetError("it ended in the middle of an answer")
         except ConnectionLost:
             raise  # the server was asked after
@@ -111,9 +118,11 @@ class BulkStream:
             raise error_from(answer)
         return answer
 
-    def _ask_after_it(self, silence: float) -> None:
+    def _ask_after_it(self) -> None:
         """Make sure that the server lives: it may wait for a reader for as long as it likes."""
-        del silence
+        if time.monotonic() - self._asked_at < self._target.options.call_timeout:
+            return
+        self._asked_at = time.monotonic()
         try:
             self._connection.check()
         except ConnectionLost:
@@ -121,19 +130,20 @@ class BulkStream:
         except PenstockError:
             pass  # it has something against the question; but it is there
 
-    def _give_up(self, silence: float) -> None:
-        raise TimeoutError(f"no answer for {silence:g} s")
-
     def end(self) -> None:
         """Stay: the next call goes the same way."""
 
     @property
     def is_whole(self) -> bool:
         """Whether it can be used: between two calls, nothing comes from the server but the end."""
-        return self._pipe.is_quiet()
+        return self._stream.is_quiet()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream"):
+            self.close()  # of a writer that nobody closed; without a warning, as for Flight's own
 
     def close(self) -> None:
-        self._pipe.close()
+        self._stream.close()
 
 
 def _encrypted(plain: socket.socket, target: Target) -> socket.socket:

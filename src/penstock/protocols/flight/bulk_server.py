@@ -6,7 +6,6 @@ import contextlib
 import logging
 import mmap
 import secrets
-import socket
 import ssl
 import threading
 import time
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from penstock.core.errors import PenstockError
-from penstock.core.retry import Scarcity
-from penstock.protocols.flight.bulk_pipe import Pipe
 from penstock.protocols.flight.bulk_wire import (
     HEAD,
     HELLO,
@@ -30,11 +27,13 @@ from penstock.protocols.flight.errors import UnknownWriter
 from penstock.protocols.flight.failures import describe_error
 from penstock.protocols.flight.options import is_loopback
 from penstock.protocols.flight.wire import BulkOpened, Piece, Put
+from penstock.protocols.server import End, Limits, Refused, Server, Session, listen_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.batch import Batch
+    from penstock.protocols.connection import Connection
     from penstock.protocols.flight.access import Clients
     from penstock.protocols.flight.answering import Answers
     from penstock.protocols.flight.options import ServerOptions
@@ -100,29 +99,38 @@ class BulkPort:
     ) -> None:
         """Listen beside the server at port `serves`.
 
-        :raises OSError: the port is taken, or a certificate is not right.
+        :raises StorageError: the port is taken.
+        :raises OSError: a certificate is not right.
         """
         self._serves = serves
-        self._options = options
-        self._answers = answers
-        self._clients = clients
-        self._on_appended = on_appended
-        self._context: ssl.SSLContext | None = None
+        self.options = options
+        self.answers = answers
+        self.clients = clients
+        self.on_appended = on_appended
+        self.keys = _Keys()
+        context: ssl.SSLContext | None = None
         if options.tls_cert is not None:
-            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._context.load_cert_chain(options.tls_cert, options.tls_key)
-        self._keys = _Keys()
-        self._lock = threading.Lock()
-        self._guests: dict[_Guest, threading.Thread] = {}
-        self._is_closing = threading.Event()
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        port = options.bulk_port if isinstance(options.bulk_port, int) else 0
-        self._listener = socket.create_server((options.host.strip("[]"), port), family=family)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._listen, daemon=True, name="flight bulk port").start()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+        self._server = Server(
+            "flight bulk",
+            listen_tcp(
+                options.host, options.bulk_port if isinstance(options.bulk_port, int) else 0
+            ),
+            lambda connection: _BulkSession(connection, self),
+            Limits(
+                max_clients=options.max_clients,
+                first_message=_TO_SAY_HELLO,
+                idle=options.idle,
+                stalled=_STALLED,
+            ),
+            log=log,
+            tls=context,
+        ).start()
+        self.port = self._server.port
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return self._server.statistics().open
 
     @staticmethod
     def is_wanted(options: ServerOptions) -> bool:
@@ -136,141 +144,79 @@ class BulkPort:
         :raises UnknownWriter: this server never heard of it.
         """
         put = Put.from_bytes(body)
-        self._answers.writers.pen(put.writer)
-        return BulkOpened(port=self.port, key=self._keys.give(put, peer), serves=self._serves)
-
-    def _listen(self) -> None:
-        scarcity = Scarcity("taking bulk connections", log)
-        while not self._is_closed:
-            try:
-                connection, _ = self._listener.accept()
-                self._admit(connection)
-            except (OSError, RuntimeError) as error:  # no descriptor is left, or no thread
-                if self._is_closed or isinstance(error, ConnectionAbortedError):
-                    continue
-                self._is_closing.wait(scarcity.wait_after(error))
-            else:
-                scarcity.note_success()
-
-    def _admit(self, connection: socket.socket) -> None:
-        """Serve a connection on a thread of its own, if there is a place.
-
-        :raises RuntimeError: there is no thread for it.
-        """
-        with self._lock:
-            if self._is_closed or len(self._guests) >= self._options.max_clients:
-                connection.close()  # it goes on by Flight
-                return
-            guest = _Guest(connection)
-            thread = threading.Thread(
-                target=self._entertain, args=(guest,), daemon=True, name="flight bulk"
-            )
-            self._guests[guest] = thread
-        try:
-            thread.start()
-        except RuntimeError:
-            guest.close()
-            with self._lock:
-                self._guests.pop(guest, None)
-            raise
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._is_closing.is_set()
-
-    def _entertain(self, guest: _Guest) -> None:
-        try:
-            guest.meet(self._context)
-            self._serve(guest)
-        except (OSError, PenstockError) as error:
-            log.debug("a bulk connection ended: %s", error)
-        except Exception:
-            log.exception("a bulk connection failed")
-        finally:
-            guest.close()
-            with self._lock:
-                self._guests.pop(guest, None)
-
-    def _serve(self, guest: _Guest) -> None:
-        try:
-            put, peer = self._keys.take(guest.hello())
-            append = self._answers.put(put)
-            guest.welcome()
-            while (found := guest.next_piece(self._options)) is not None:
-                batch, piece = found
-                with self._clients.calling(peer):
-                    outcome = append(batch, piece)
-                    self._on_appended(batch, outcome)
-                    guest.answer(self._answers.hidden(outcome))
-                del batch, found  # its memory is used again
-                if outcome.failure is not None:
-                    guest.hear_out()
-                    return
-        except PenstockError as error:
-            guest.answer(self._answers.hide(describe_error(error)))
-            guest.hear_out()
+        self.answers.writers.pen(put.writer)
+        return BulkOpened(port=self.port, key=self.keys.give(put, peer), serves=self._serves)
 
     def close(self, grace: float) -> None:
         """Let nobody in any more; whoever is served gets an answer, but is not heard again."""
-        with self._lock:
-            self._is_closing.set()
-            guests = dict(self._guests)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for connections
-        self._listener.close()
-        for guest in guests:
-            guest.hear_no_more()
-        deadline = time.monotonic() + grace
-        for guest, thread in guests.items():
-            thread.join(max(0.0, deadline - time.monotonic()))
-            guest.close()
+        self._server.stop(grace)
 
 
-class _Guest:
-    """One connection, from the server's side."""
+class _BulkSession(Session):
+    """One connection of a writer."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._pipe: Pipe | None = None
+    def __init__(self, connection: Connection, port: BulkPort) -> None:
+        super().__init__(connection)
+        self._port = port
         self._memory: mmap.mmap | None = None
-        #: Whether it came with a key.
-        self._is_known = False
+        #: Appends what it sends, once it came with a key.
+        self._append: Callable[[Batch, Piece], Outcome] | None = None
+        self._peer = ""
 
-    def meet(self, context: ssl.SSLContext | None) -> None:
-        self._connection.settimeout(_TO_SAY_HELLO)
-        if context is not None:
-            self._connection = context.wrap_socket(self._connection, server_side=True)
-        self._pipe = Pipe(self._connection, _TO_SAY_HELLO)
+    def serve(self) -> bool:
+        try:
+            if self._append is None:
+                self._append = self._meet()
+            # A client that is quiet need not have memory, nor a thread, kept for it.
+            while self.connection.is_readable(_QUIET):
+                if not self._take_piece(self._append):
+                    return False
+        except PenstockError as error:
+            self._answer(self._port.answers.hide(describe_error(error)))
+            self._hear_out(_TO_SAY_HELLO if self._append is None else _STALLED)
+            if isinstance(error, UnknownWriter):
+                raise Refused(End.TOKEN, str(error)) from error
+            raise
+        self._memory = None
+        return True
 
-    @property
-    def pipe(self) -> Pipe:
-        assert self._pipe is not None
-        return self._pipe
-
-    def hello(self) -> str:
+    def _meet(self) -> Callable[[Batch, Piece], Outcome]:
         said = bytearray(HELLO.size)
-        if not self.pipe.receive(memoryview(said), _give_up, _TO_SAY_HELLO):
+        if not self.connection.receive_all(memoryview(said)):
             raise ConnectionResetError("it left without a word")
-        return parse_hello(bytes(said))
+        put, self._peer = self._port.keys.take(parse_hello(bytes(said)))
+        append = self._port.answers.put(put)
+        self.connection.welcome()
+        self._answer(None)
+        return append
 
-    def next_piece(self, options: ServerOptions) -> tuple[Batch, Piece] | None:
-        """Wait for a piece; None: there are no more."""
+    def _take_piece(self, append: Callable[[Batch, Piece], Outcome]) -> bool:
+        """Append a piece, and answer; False: there are no more, or shall be none."""
+        found = self._next_piece()
+        if found is None:
+            return False
+        batch, piece = found
+        port = self._port
+        with port.clients.calling(self._peer):
+            outcome = append(batch, piece)
+            port.on_appended(batch, outcome)
+            self._answer(port.answers.hidden(outcome))
+        if outcome.failure is not None:
+            self._hear_out(_STALLED)
+        return outcome.failure is None
 
-        def be_patient(silence: float) -> None:
-            self._memory = None
-            if silence > options.idle:
-                raise TimeoutError("it was idle for too long")
-
+    def _next_piece(self) -> tuple[Batch, Piece] | None:
         said = bytearray(HEAD.size)
-        if not self.pipe.receive(memoryview(said), be_patient, _STALLED):
+        if not self.connection.receive_all(memoryview(said), _STALLED):
             return None
-        head = parse_head(bytes(said), options.max_message)
+        head = parse_head(bytes(said), self._port.options.max_message)
         record = bytearray(head.record)
         room = self._room(head.batch)
         for view in (memoryview(record), memoryview(room)[: head.batch]):
-            allowed = _STALLED + len(view) / _SLOWEST
-            if len(view) and not self.pipe.receive(view, _give_up_when_stalled, allowed):
+            self.connection.expect(_STALLED + len(view) / _SLOWEST)
+            if len(view) and not self.connection.receive_all(view):
                 raise ConnectionResetError("it ended in the middle of a piece")
+        self.connection.until = None
         return unpack_batch(pa.py_buffer(room).slice(0, head.batch)), Piece.from_bytes(
             bytes(record)
         )
@@ -282,42 +228,13 @@ class _Guest:
             self._memory = mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return self._memory
 
-    def welcome(self) -> None:
-        """Say that it may send pieces."""
-        self._is_known = True
-        self.pipe.wait_for(_QUIET)
-        self.answer(None)
+    def _answer(self, said: Outcome | Failure | None) -> None:
+        self.connection.send(encode_answer(said))
 
-    def answer(self, said: Outcome | Failure | None) -> None:
-        self.pipe.send([encode_answer(said)], _give_up)
-
-    def hear_out(self) -> None:
+    def _hear_out(self, seconds: float) -> None:
         """Take what was sent ahead, and forget it, until the client has heard and leaves."""
+        self.connection.expect(seconds)
         view = memoryview(bytearray(1 << 16))
-        deadline = time.monotonic() + (_STALLED if self._is_known else _TO_SAY_HELLO)
-
-        def be_patient(silence: float) -> None:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"it does not leave, silent for {silence:g} s")
-
-        while (left := deadline - time.monotonic()) > 0:
-            if not self.pipe.receive(view, be_patient, left):
-                return
-
-    def hear_no_more(self) -> None:
-        if self._pipe is None:
-            self.close()
-        else:
-            self._pipe.hear_no_more()
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def _give_up(silence: float) -> None:
-    raise TimeoutError(f"it does not listen for {silence:g} s")
-
-
-def _give_up_when_stalled(silence: float) -> None:
-    if silence > _STALLED:
-        raise TimeoutError("a piece does not go on")
+        with contextlib.suppress(TimeoutError):
+            while self.connection.receive(view):
+                pass

@@ -15,6 +15,7 @@ from pyarrow import flight
 from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
+from penstock.core.worker import Worker
 from penstock.protocols.flight.access import Clients, TokenGate, load_token
 from penstock.protocols.flight.answering import Answers
 from penstock.protocols.flight.bulk_server import BulkPort
@@ -130,8 +131,12 @@ class FlightServer(Closable):
         scheme = "flight+tls" if certificates else "flight"
         #: Where streams are found: append their names.
         self.url = f"{scheme}://{host}:{self.port}/"
-        self._rounds = threading.Thread(target=self._make_rounds, daemon=True, name="flight rounds")
-        self._rounds.start()
+        self._rounds = Worker(
+            "flight rounds",
+            lambda _: self._answers.expire(),
+            log=log,
+            every=min(_BETWEEN_ROUNDS, options.idle / 2),
+        ).start()
 
     def _open_bulk_port(self) -> BulkPort | None:
         if not BulkPort.is_wanted(self.options):
@@ -146,14 +151,6 @@ class FlightServer(Closable):
             raise
         self._answers.offer(ActionKind.OPEN_BULK, bulk.open)
         return bulk
-
-    def _make_rounds(self) -> None:
-        pause = min(_BETWEEN_ROUNDS, self.options.idle / 2)
-        while not self._stopping.wait(pause):
-            try:
-                self._answers.expire()
-            except Exception:
-                log.exception("looking for idle clients failed")
 
     def statistics(self) -> FlightServerStatistics:
         """Return what passed so far, and who is there."""
@@ -186,14 +183,13 @@ class FlightServer(Closable):
         self._stopping.set()
         # It returns when all calls have ended. A client that does not take what it asked for
         # holds up its call, and Flight has no way to end that.
-        ending = threading.Thread(target=self._service.shutdown, daemon=True, name="flight end")
-        ending.start()
+        ending = Worker("flight end", lambda _: self._service.shutdown(), log=log).start()
         if self._bulk is not None:
             self._bulk.close(grace)
-        ending.join(grace)
-        self._rounds.join(grace)
+        has_ended = ending.join(grace)
+        self._rounds.stop(grace)
         self._answers.close()
-        return not ending.is_alive()
+        return has_ended
 
     def __repr__(self) -> str:
         return f"<FlightServer {self.url}>"

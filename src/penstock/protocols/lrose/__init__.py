@@ -3,7 +3,7 @@
 from penstock.core.errors import ConnectionLost, Unacknowledged
 from penstock.protocols.lrose.connection import Connection, client_count, ping
 from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions, fmq_server
+from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.sessions import ServerStatistics
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "ServerStatistics",
     "Unacknowledged",
     "client_count",
-    "fmq_server",
     "ping",
 ]

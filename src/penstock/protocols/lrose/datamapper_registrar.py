@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption
+from penstock.core.worker import Worker
 from penstock.protocols.lrose.datamapper_client import DataMapClient, is_active
 from penstock.protocols.lrose.datamapper_info import NO_LEAD
 
@@ -70,9 +70,8 @@ class Registrar(Closable):
         #: was told. Each is set by one thread only, so that none needs a lock.
         self._latest: tuple[int, int] | None = None
         self._told: tuple[int, int] | None = None
-        self._wake = threading.Event()
         self._is_closing = False
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("penstock-registrar", self._work, log=log)
         self._books = RegistrarStatistics(0, 0, None)
 
     def note(self, latest_time: int | None = None, lead: int = NO_LEAD) -> None:
@@ -88,21 +87,11 @@ class Registrar(Closable):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.interval
-            self._turn()
+            self._worker.start().wake()
 
-    def _turn(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._work, name="penstock-registrar", daemon=True
-            )
-            self._thread.start()
-        self._wake.set()
-
-    def _work(self) -> None:
+    def _work(self, worker: Worker) -> None:
         while True:
-            self._wake.wait()
-            self._wake.clear()
-            is_last = self._is_closing
+            is_last = worker.wait()
             latest = self._latest
             if latest is not None and latest is not self._told:
                 self._told = latest
@@ -136,8 +125,6 @@ class Registrar(Closable):
         if self._is_closing:
             return
         self._is_closing = True
-        if self._thread is None and self._latest is None:
-            return
-        self._turn()
-        assert self._thread is not None
-        self._thread.join(patience)
+        if self._latest is not None:
+            self._worker.start()  # for what is left
+        self._worker.stop(patience)

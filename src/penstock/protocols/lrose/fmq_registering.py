@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,9 @@ _AT_REST: Final = 10.0
 
 
 class Registrations:
-    """The registrars of queues, one for all clients that ask for the same. For one event loop.
+    """The registrars of queues, one for all clients that ask for the same.
+
+    Safe to share between threads.
 
     They outlive their clients, so that one that comes and goes does not start thread after thread
     while a map hangs.
@@ -38,6 +41,7 @@ class Registrations:
         self._registrars: dict[tuple[str, int], Registrar] = {}
         self._users: dict[Registrar, int] = {}
         self._left_at: dict[Registrar, float] = {}
+        self._lock = threading.Lock()
 
     def get(self, path: str, interval: int) -> Registrar:
         """Return what registers a queue, at most every so many seconds; `put_back` has to follow.
@@ -46,23 +50,25 @@ class Registrations:
         """
         interval = max(interval, _SHORTEST)
         key = below_data_dir(path), interval
-        registrar = self._registrars.get(key)
-        if registrar is None:
-            if len(self._registrars) >= self._most:
-                self._make_room()
-            # Its log is no place for what a client may say as often as it likes.
-            registrar = Registrar(key[0], _DATATYPE, interval=interval, level=logging.DEBUG)
-            self._registrars[key] = registrar
-            self._users[registrar] = 0
-        self._users[registrar] += 1
-        self._left_at.pop(registrar, None)
-        return registrar
+        with self._lock:
+            registrar = self._registrars.get(key)
+            if registrar is None:
+                if len(self._registrars) >= self._most:
+                    self._make_room()
+                # Its log is no place for what a client may say as often as it likes.
+                registrar = Registrar(key[0], _DATATYPE, interval=interval, level=logging.DEBUG)
+                self._registrars[key] = registrar
+                self._users[registrar] = 0
+            self._users[registrar] += 1
+            self._left_at.pop(registrar, None)
+            return registrar
 
     def put_back(self, registrar: Registrar) -> None:
-        if registrar in self._users:
-            self._users[registrar] -= 1
-            if not self._users[registrar]:
-                self._left_at[registrar] = self._now()
+        with self._lock:
+            if registrar in self._users:
+                self._users[registrar] -= 1
+                if not self._users[registrar]:
+                    self._left_at[registrar] = self._now()
 
     def _make_room(self) -> None:
         latest = self._now() - _AT_REST
@@ -76,11 +82,12 @@ class Registrations:
             self._end(each)
 
     def _end(self, registrar: Registrar) -> None:
-        registrar.close(patience=0)  # in an event loop nobody waits
+        registrar.close(patience=0)  # others wait for the lock
         del self._registrars[registrar.directory, int(registrar.interval)]
         del self._users[registrar]
         self._left_at.pop(registrar, None)
 
     def close(self) -> None:
-        for each in list(self._users):
-            self._end(each)
+        with self._lock:
+            for each in list(self._users):
+                self._end(each)

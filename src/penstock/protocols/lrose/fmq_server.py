@@ -10,11 +10,11 @@ from penstock.core.options import Directory, Duration, Size  # noqa: TC001 - pyd
 from penstock.protocols.lrose.addresses import default_port
 from penstock.protocols.lrose.fmq_session import FmqSession
 from penstock.protocols.lrose.fmq_shared import Shared
-from penstock.protocols.lrose.serving import DsServer, ServerThread
+from penstock.protocols.lrose.serving import DsServer
 from penstock.protocols.lrose.sessions import ServingOptions
 from penstock.queue.classic.layout import MAX_SLOTS
 
-__all__ = ["FmqServer", "FmqServerOptions", "fmq_server"]
+__all__ = ["FmqServer", "FmqServerOptions"]
 
 
 class FmqServerOptions(ServingOptions):
@@ -38,24 +38,22 @@ class FmqServerOptions(ServingOptions):
     shared_memory: bool = False
 
 
-def fmq_server(options: FmqServerOptions) -> DsServer:
-    """Return the server, for an event loop to start."""
-    shared = Shared(options)
-    return DsServer(
-        options,
-        lambda name: FmqSession(shared, name),
-        grants=f"{'read' if options.read_only else 'read, write and create'} its queues",
-        on_close=shared.close,
-    )
-
-
-class FmqServer(ServerThread):
-    """The server in a thread of its own; it listens when this is made."""
+class FmqServer(DsServer):
+    """The server. It serves as soon as it is made."""
 
     def __init__(self, options: FmqServerOptions) -> None:
-        super().__init__(lambda: fmq_server(options))
+        self._shared = Shared(options)
+        super().__init__(
+            options,
+            lambda connection: FmqSession(self._shared, connection),
+            grants=f"{'read' if options.read_only else 'read, write and create'} its queues",
+        )
 
     @property
     def url(self) -> str:
         """What the URLs of its queues begin with."""
         return f"fmqp://{self.address}"
+
+    def close(self) -> None:
+        super().close()
+        self._shared.close()

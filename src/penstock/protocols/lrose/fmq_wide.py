@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed, PositionError, Unsupported
@@ -17,7 +19,7 @@ from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import WideOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.core.position import Position
     from penstock.queue.wide.writer import WideWriter
@@ -25,34 +27,45 @@ if TYPE_CHECKING:
 __all__ = ["ServedWide", "WideWriters"]
 
 _SECOND: Final = 1_000_000_000
-#: Seconds to wait for another process that writes; all clients wait meanwhile.
+#: Seconds to wait for another process that writes; clients of the queue wait meanwhile.
 _LOCK: Final = 1.0
 _EXISTING: Final = WideOptions(create=Creation.NEVER, lock_timeout=_LOCK)
+
+
+@dataclass(slots=True)
+class _SharedWriter:
+    """One writer, and who uses it."""
+
+    writer: WideWriter
+    users: int = 1
+    #: Whoever appends has it.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class WideWriters:
     """The writers of wide queues, one each for all clients: a wide queue has one at a time.
 
-    One thread at a time may open; any may give back.
+    One thread at a time may open; any may append and give back.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._writers: dict[str, tuple[WideWriter, int]] = {}
+        self._writers: dict[str, _SharedWriter] = {}
 
-    def current(self, path: str) -> WideWriter:
-        """Return the writer of a queue that was asked for by `get`."""
-        return self._writers[path][0]
+    @contextlib.contextmanager
+    def current(self, path: str) -> Iterator[WideWriter]:
+        """Give the writer of a queue that was asked for by `get`, to nobody else meanwhile."""
+        shared = self._writers[path]
+        with shared.lock:
+            yield shared.writer
 
-    def renew(self, path: str, stale: WideWriter) -> WideWriter:
-        """Return another writer, because the queue was created anew."""
-        writer, _ = self._writers[path]
-        if writer is stale:
-            writer = open_wide_writer(f"fmq:{path}", path, _EXISTING)
-            with self._lock:
-                self._writers[path] = (writer, self._writers[path][1])
-            stale.close()
-        return writer
+    def renew(self, path: str) -> WideWriter:
+        """Return another writer to who has the current one: the queue was created anew."""
+        shared = self._writers[path]
+        stale = shared.writer
+        shared.writer = open_wide_writer(f"fmq:{path}", path, _EXISTING)
+        stale.close()
+        return shared.writer
 
     def get(self, path: str, options: WideOptions) -> None:
         """Have a writer for a queue; `put_back` has to follow."""
@@ -62,21 +75,21 @@ class WideWriters:
             options = options.model_copy(update={"create": Creation.MISSING})
         with self._lock:
             if path in self._writers:
-                writer, users = self._writers[path]
-                self._writers[path] = (writer, users + 1)
+                self._writers[path].users += 1
                 return
         # It may take a while, and those who only give back must not wait for it.
         writer = open_wide_writer(f"fmq:{path}", path, options)
         with self._lock:
-            self._writers[path] = (writer, 1)
+            self._writers[path] = _SharedWriter(writer)
 
     def put_back(self, path: str) -> None:
         with self._lock:
-            writer, users = self._writers.pop(path)
-            if users > 1:
-                self._writers[path] = (writer, users - 1)
+            shared = self._writers[path]
+            shared.users -= 1
+            if shared.users:
                 return
-        writer.close()
+            del self._writers[path]
+        shared.writer.close()
 
 
 class ServedWide(ServedQueue):
@@ -151,13 +164,13 @@ class ServedWide(ServedQueue):
     def append(self, messages: Messages, payloads: Sequence[bytes], first: int) -> int:
         if not self._may_write:
             raise Unsupported(f"{self.path} was opened for reading only")
-        writer = self._writers.current(self.path)
-        try:
-            return self._append(writer, messages, payloads, first)
-        except Closed:
-            # Created anew. What went to the old one is gone with it, as all that was there.
-            writer = self._writers.renew(self.path, writer)
-            return self._append(writer, messages, payloads, first + self.appended)
+        with self._writers.current(self.path) as writer:
+            try:
+                return self._append(writer, messages, payloads, first)
+            except Closed:
+                # Created anew. What went to the old one is gone with it, as all that was there.
+                other = self._writers.renew(self.path)
+                return self._append(other, messages, payloads, first + self.appended)
 
     def _append(
         self, writer: WideWriter, messages: Messages, payloads: Sequence[bytes], first: int

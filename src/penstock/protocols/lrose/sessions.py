@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Annotated, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -11,15 +11,13 @@ from penstock.core.options import Duration, Options, Size
 from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapReply
 from penstock.protocols.lrose.ds_message import DsMessage
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
 __all__ = [
     "Answer",
+    "Counts",
     "Encoded",
     "ServerStatistics",
+    "Service",
     "ServingOptions",
-    "Session",
     "is_refusal",
 ]
 
@@ -50,6 +48,23 @@ class ServingOptions(Options):
     idle: Annotated[Duration, Field(gt=0)] = 3600.0
     #: Let anybody who can reach the port stop the server, as LROSE's does.
     allow_shutdown: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the requests of one client, or of all that have left."""
+
+    requests: int = 0
+    replies: int = 0
+    errors: int = 0
+    unanswered: int = 0
+    pings: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def add(self, other: Counts) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @dataclass(slots=True)
@@ -92,14 +107,14 @@ def is_refusal(reply: DsMessage) -> bool:
     return reply.error_text is not None
 
 
-class Session(Protocol):
+class Service(Protocol):
     """What a service does for one client.
 
     One that also has `handle_payload(payload: bytes)` is asked first, with the bytes of each
     request but the first; it returns `...` for those that `handle` is to get. Before that, one
-    that has `handle_frame(buffer: bytearray, size: int, seq: int, now: float)` is shown what came,
-    all of it, if nothing else is under way; it returns the whole frame of the reply, which has that
-    number, or None: then it has done nothing.
+    that has `handle_frame(buffer: bytearray, size: int, seq: int)` is shown what came, all of it,
+    if nothing else is under way; it returns the whole frame of the reply, which has that number, or
+    None: then it has done nothing.
     """
 
     #: The id of the frames of replies.
@@ -107,10 +122,12 @@ class Session(Protocol):
     #: True once the conversation is over; then the connection is closed.
     is_over: bool
 
-    def handle(self, request: DsMessage) -> Answer | Awaitable[Answer]:
-        """Carry out a request; where that takes time, as a coroutine.
+    def handle(self, request: DsMessage) -> Answer:
+        """Carry out a request; it may take its time, for as long as the client is there.
 
         An error of the tree, or of the operating system, becomes what `failure` makes of it.
+
+        :raises ConnectionAbortedError: the client left meanwhile.
         """
         ...
 

@@ -124,6 +124,11 @@ class Decoder:
         """Bytes that have come of a frame that is not whole yet."""
         return self._end - self._at
 
+    @property
+    def missing(self) -> int:
+        """Bytes that have to come before another look is worth it, at least 1."""
+        return max(1, self._needed - self.held)
+
     def room(self) -> memoryview:
         """Return memory to read some bytes into. It is good until the next call."""
         if not self._end and self._buffer:

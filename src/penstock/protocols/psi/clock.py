@@ -6,9 +6,9 @@ again and again, keeps the answers that took the least time, and takes the media
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
-import threading
 import time
 from collections import deque
 from statistics import median_low
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.closing import Closable
 from penstock.core.errors import ConnectionLost, InvalidOption, PenstockError
+from penstock.core.worker import Worker
+from penstock.protocols.connection import Connection
 from penstock.protocols.psi.clock_wire import (
     CLOCK_PORT,
     ClockReply,
@@ -24,8 +26,9 @@ from penstock.protocols.psi.clock_wire import (
     clock_offset_ns,
     encode_clock_request,
 )
-from penstock.protocols.psi.serving import Listener, hear_one, listen_tcp, tune
+from penstock.protocols.psi.decoding import hear_one
 from penstock.protocols.reaching import why_unreachable
+from penstock.protocols.server import Conversation, Limits, Server, listen_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,19 +69,22 @@ class RemoteClockServer(Closable):
         """
         self._machine = machine or socket.gethostname()
         self._now_ns = now_ns
-        self._listener = Listener(
-            listen_tcp(host, port), self._serve, name="psi-clock", max_clients=max_clients
-        )
-        self.port = self._listener.port
+        self._server = Server(
+            "psi-clock",
+            listen_tcp(host, port),
+            lambda connection: Conversation(connection, self._serve),
+            Limits(max_clients=max_clients, first_message=_PATIENCE),
+            log=log,
+        ).start()
+        self.port = self._server.port
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
-        del peer
-        if hear_one(connection, ClockRequestDecoder(), _PATIENCE) is not None:
-            connection.sendall(ClockReply(self._now_ns(), self._machine).to_bytes())
+    def _serve(self, connection: Connection) -> None:
+        if hear_one(connection, ClockRequestDecoder()) is not None:
+            connection.send(ClockReply(self._now_ns(), self._machine).to_bytes())
 
     def close(self) -> None:
         """Stop. Closing twice is fine."""
-        self._listener.close()
+        self._server.close()
 
 
 def ask_clock(host: str, port: int = CLOCK_PORT, timeout: float = _PATIENCE) -> ClockSample:
@@ -88,12 +94,15 @@ def ask_clock(host: str, port: int = CLOCK_PORT, timeout: float = _PATIENCE) -> 
     :raises Malformed: it is no clock.
     """
     where = f"{host}:{port}"
+    reply: ClockReply | None = None
     try:
-        with socket.create_connection((host, port), timeout) as connection:
-            tune(connection)
+        with socket.create_connection((host, port), timeout) as sock:
+            connection = Connection(sock)
+            connection.expect(timeout)
             sent_ns, began = time.time_ns(), time.perf_counter_ns()
-            connection.sendall(encode_clock_request())
-            reply = hear_one(connection, ClockReplyDecoder(), timeout)
+            connection.send(encode_clock_request())
+            with contextlib.suppress(TimeoutError):
+                reply = hear_one(connection, ClockReplyDecoder())
             # The wall clock may be set meanwhile; what passed is not asked of it.
             passed_ns = time.perf_counter_ns() - began
     except OSError as error:
@@ -134,17 +143,14 @@ class RemoteClock(Closable):
         if samples < 1:
             raise InvalidOption("samples", samples, "must be at least 1")
         self._place = (host, port)
-        self._every = every
         self._samples: deque[ClockSample] = deque(maxlen=samples)
-        self._stop = threading.Event()
         #: Attempts that failed since the start; the offset stays as it was then.
         self.failures = 0
         for number in range(samples):
             if number:
-                self._stop.wait(between)
+                time.sleep(between)
             self._samples.append(ask_clock(host, port))
-        self._thread = threading.Thread(target=self._follow, name="psi-clock-client", daemon=True)
-        self._thread.start()
+        self._worker = Worker("psi-clock-client", self._follow, log=log, every=every).start()
 
     @property
     def machine(self) -> str:
@@ -170,15 +176,13 @@ class RemoteClock(Closable):
         """Return the server's time."""
         return time.time_ns() + self.offset_ns
 
-    def _follow(self) -> None:
-        while not self._stop.wait(self._every):
-            try:
-                self._samples.append(ask_clock(*self._place))
-            except PenstockError as error:
-                self.failures += 1
-                log.info("the clock: %s", error)
+    def _follow(self, _: Worker) -> None:
+        try:
+            self._samples.append(ask_clock(*self._place))
+        except PenstockError as error:
+            self.failures += 1
+            log.info("the clock: %s", error)
 
     def close(self) -> None:
         """Ask no more. Closing twice is fine."""
-        self._stop.set()
-        self._thread.join(timeout=2 * _PATIENCE)
+        self._worker.stop(2 * _PATIENCE)

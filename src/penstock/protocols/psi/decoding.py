@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from penstock.core.errors import Malformed
 from penstock.protocols.psi.errors import Truncated
@@ -12,10 +12,27 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from penstock.core.interfaces import BytesLike
+    from penstock.protocols.connection import Connection
 
-__all__ = ["Decoder", "StepDecoder"]
+__all__ = ["Decoder", "StepDecoder", "hear_one"]
 
 _T = TypeVar("_T")
+
+_RECEIVED_AT_ONCE: Final = 65536
+
+
+def hear_one(connection: Connection, decoder: Decoder[_T]) -> _T | None:
+    """Return the first thing that a peer says; None if it leaves.
+
+    :raises Malformed: it does not follow the format.
+    :raises TimeoutError: it is not there in the time that the connection has for it.
+    """
+    view = memoryview(bytearray(_RECEIVED_AT_ONCE))
+    while count := connection.receive(view):
+        if found := decoder.feed(bytes(view[:count])):
+            connection.welcome()
+            return found[0]
+    return None
 
 
 class Decoder(ABC, Generic[_T]):

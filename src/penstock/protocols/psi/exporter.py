@@ -7,13 +7,15 @@ import math
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.closing import Closable
 from penstock.core.options import parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
-from penstock.protocols.psi.exporter_doors import open_door
+from penstock.core.worker import Worker
+from penstock.protocols.psi.decoding import hear_one
+from penstock.protocols.psi.exporter_doors import StreamDoor, open_door
 from penstock.protocols.psi.exporter_pressure import BackPressure
 from penstock.protocols.psi.exporter_sessions import (
     ExporterStatistics,
@@ -32,18 +34,19 @@ from penstock.protocols.psi.handshake import (
 from penstock.protocols.psi.meta_channel import encode_burst
 from penstock.protocols.psi.metadata import frame_record
 from penstock.protocols.psi.options import ExporterOptions
-from penstock.protocols.psi.serving import Listener, has_left, hear_one, listen_tcp
 from penstock.protocols.psi.store_opening import open_or_make
 from penstock.protocols.psi.store_set import Store
 from penstock.protocols.psi.store_streams import StoreStreams
+from penstock.protocols.server import listen_tcp
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from pathlib import Path
     from uuid import UUID
 
     from penstock.core.quota import Quota
+    from penstock.protocols.connection import Connection
+    from penstock.protocols.datagrams import Address, DatagramSocket
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.metadata import Record
 
@@ -137,21 +140,16 @@ class RemoteExporter(Closable):
         try:
             self._door = open_door(options, self._serve_data, self._serve_datagrams)
         except BaseException:
-            meta.close()
+            for each in meta:
+                each.close()
             raise
-        self._meta = Listener(
-            meta,
-            self._serve_meta,
-            name="psi-meta",
-            max_clients=options.max_clients,
-            reset=options.reset,
-        )
+        self._meta = StreamDoor("psi-meta", meta, options, self._serve_meta)
         log.info("exporting %s at %s", self.store.name, self.address)
 
     @property
     def port(self) -> int:
         """The port that clients connect to."""
-        return self._meta.port
+        return self._meta.server.port
 
     @property
     def address(self) -> str:
@@ -165,10 +163,11 @@ class RemoteExporter(Closable):
 
     # --- the meta connection ----------------------------------------------------------------
 
-    def _serve_meta(self, connection: socket.socket, peer: str) -> None:
-        hello = hear_one(connection, ClientHelloDecoder(), self.options.first_message)
+    def _serve_meta(self, connection: Connection) -> None:
+        hello = hear_one(connection, ClientHelloDecoder())
         if hello is None:
             return
+        peer = connection.peer
         is_live = hello.start_ticks is None
         hello = hello.starting(time.time_ns())
         hello = hello.by_creation() if is_live else hello
@@ -180,8 +179,7 @@ class RemoteExporter(Closable):
         if self._pressure is not None:
             self._pressure.add(session)  # until its data connection is there
         try:
-            connection.settimeout(self.options.stalled)
-            connection.sendall(self._hello(session).to_bytes())
+            connection.send(self._hello(session).to_bytes())
             self._tell(session, connection)
         finally:
             # The messages end first: what the client comes again for is behind those it has taken.
@@ -198,7 +196,7 @@ class RemoteExporter(Closable):
         port = self.options.told_data_port or self.data_port
         return ServerHello(session.id, transport, port, self._door.pipe)
 
-    def _tell(self, session: Session, connection: socket.socket) -> None:
+    def _tell(self, session: Session, connection: Connection) -> None:
         """Send what is told of streams, and signs of life while nothing is.
 
         A sign is the record of a stream that the client knows, with no intermission behind it: for
@@ -213,12 +211,12 @@ class RemoteExporter(Closable):
             records = self.store.records_after(session.records_sent, _LOOK)
             now = time.monotonic()
             if records:
-                connection.sendall(encode_burst(records))
+                connection.send(encode_burst(records))
                 session.announce(records)
             elif keep_alive is not None and now - told_at >= keep_alive:
-                connection.sendall(b"".join(map(frame_record, self._signs(session, counts))))
+                connection.send(b"".join(map(frame_record, self._signs(session, counts))))
                 told_at = now
-            if has_left(connection) or (self._is_closed and not records):
+            if connection.has_left() or (self._is_closed and not records):
                 return
 
     def _signs(self, session: Session, counts: dict[int, int]) -> list[Record]:
@@ -234,18 +232,17 @@ class RemoteExporter(Closable):
 
     # --- the data connections ---------------------------------------------------------------
 
-    def _serve_data(self, connection: socket.socket, peer: str) -> None:
-        id = hear_one(connection, SessionIdDecoder(), self.options.first_message)
+    def _serve_data(self, connection: Connection) -> None:
+        id = hear_one(connection, SessionIdDecoder())
         session = None if id is None else self._sessions.get(id)
         if session is None:
-            log.info("psi: %s has no session", peer)
+            log.info("psi: %s has no session", connection.peer)
             return
         if not self._is_free(session):
             # psi's importer opens one more with each burst of metadata, and needs none of them.
-            log.debug("psi: %s has its data connection already", peer)
+            log.debug("psi: %s has its data connection already", connection.peer)
             return
-        send = stream_sender(connection, self.options.stalled, self._stop)
-        self._run(session, send, lambda: has_left(connection))
+        self._run(session, stream_sender(connection), connection.has_left)
 
     def _is_free(self, session: Session) -> bool:
         """Tell whether a session has no data connection, or one that is just ending."""
@@ -311,17 +308,17 @@ class RemoteExporter(Closable):
                     self._note_sent(session.sender)
             return self._sent_to.get(_host(peer), self._began_at)
 
-    def _serve_datagrams(self, id: UUID, sock: socket.socket, address: tuple[Any, ...]) -> bool:
+    def _serve_datagrams(self, id: UUID, sock: DatagramSocket, address: Address) -> bool:
         session = self._sessions.get(id)
         if session is not None and session.sender is None:
-            threading.Thread(
-                target=self._send_datagrams, args=(session, sock, address), daemon=True
+            Worker(
+                "psi-datagrams-client",
+                lambda _: self._send_datagrams(session, sock, address),
+                log=log,
             ).start()
         return session is not None
 
-    def _send_datagrams(
-        self, session: Session, sock: socket.socket, address: tuple[Any, ...]
-    ) -> None:
+    def _send_datagrams(self, session: Session, sock: DatagramSocket, address: Address) -> None:
         try:
             self._run(session, datagram_sender(sock, address))
         except OSError as error:

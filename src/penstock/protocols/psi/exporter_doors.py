@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
+import logging
 import tempfile
-import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from penstock.core.errors import Malformed
+from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.psi.chunks import decode_chunk
 from penstock.protocols.psi.handshake import decode_session_id, pipe_path
-from penstock.protocols.psi.serving import Listener, listen_tcp, listen_unix
-from penstock.queue.storage import storage_errors
+from penstock.protocols.server import (
+    Conversation,
+    DatagramServer,
+    End,
+    Limits,
+    Server,
+    listen_tcp,
+    listen_unix,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Sequence
     from uuid import UUID
 
+    from penstock.protocols.connection import Connection
+    from penstock.protocols.datagrams import Address, Datagrams
     from penstock.protocols.psi.options import ExporterOptions
 
-__all__ = ["DatagramDoor", "Door", "StreamDoor", "open_door"]
+__all__ = ["Door", "StreamDoor", "open_door"]
 
-_LARGEST_DATAGRAM: Final = 65536
-#: How often (seconds) a thread that hears datagrams looks whether to end.
-_LOOK: Final = 0.2
+log = logging.getLogger(__name__)
+
+#: Clients that are being sent to when it closes have so long (seconds) to take it.
+_GRACE: Final = 1.0
 
 
 class Door(ABC):
-    """Where clients come with the id of their session."""
+    """Where clients come."""
 
     #: What clients are told: a port, or the name of a pipe.
     port: int | None = None
@@ -56,77 +67,66 @@ class StreamDoor(Door):
     """A TCP port, or a named pipe."""
 
     def __init__(
-        self, options: ExporterOptions, serve: Callable[[socket.socket, str], None]
+        self,
+        name: str,
+        sockets: Sequence[socket.socket],
+        options: ExporterOptions,
+        serve: Callable[[Connection], None],
     ) -> None:
-        if options.transport == "pipe":
-            self.pipe = str(uuid4())
-            listener = listen_unix(pipe_path(self.pipe, tempfile.gettempdir()))
-        else:
-            listener = listen_tcp(options.host, options.data_port)
-        self._listener = Listener(
-            listener,
-            serve,
-            name="psi-data",
+        """Have each client served, from its first word on until `serve` returns."""
+        limits = Limits(
             max_clients=options.max_clients,
-            reset=options.reset,
+            first_message=options.first_message,
+            stalled=options.stalled,
         )
-        if self.pipe is None:
-            self.port = self._listener.port
+        self.server = Server(
+            name,
+            sockets,
+            lambda connection: Conversation(connection, serve),
+            limits,
+            log=log,
+            reset=options.reset,
+        ).start()
 
     @property
     def denied(self) -> int:
-        return self._listener.denied
+        return sum(self.server.statistics().refused.values())
 
     @property
     def malformed(self) -> int:
-        return self._listener.malformed
+        return self.server.statistics().ended[End.MALFORMED]
 
     def close(self) -> None:
-        self._listener.close()
+        self.server.stop(_GRACE)
         if self.pipe is not None:
             with contextlib.suppress(OSError):
-                os.unlink(pipe_path(self.pipe, tempfile.gettempdir()))  # noqa: PTH108 - a socket
+                _pipe_file(self.pipe).unlink()
 
 
-class DatagramDoor(Door):
+class _DatagramDoor(Door):
     """A UDP port."""
 
     def __init__(
         self,
         options: ExporterOptions,
-        serve: Callable[[UUID, socket.socket, tuple[Any, ...]], bool],
+        serve: Callable[[UUID, DatagramSocket, Address], bool],
     ) -> None:
         """`serve` is called for each id that comes, and tells whether there is such a session."""
-        host = options.host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            with storage_errors("listening on", f"{host}:{options.data_port}"):
-                self._socket.bind((host, options.data_port))
-        except BaseException:
-            self._socket.close()
-            raise
-        self._socket.settimeout(_LOOK)
-        self.port = self._socket.getsockname()[1]
         self._serve = serve
         self._refused = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._hear, name="psi-datagrams", daemon=True)
-        self._thread.start()
+        sock = DatagramSocket.bind(options.host, options.data_port)
+        self._server = DatagramServer("psi-datagrams", sock, self._handle, log=log).start()
+        self.port = self._server.port
 
-    def _hear(self) -> None:
-        while not self._stop.is_set():
+    def _handle(self, datagrams: Datagrams) -> None:
+        self._refused += len(datagrams.cut)
+        for payload, address in datagrams.whole:
             try:
-                datagram, address = self._socket.recvfrom(_LARGEST_DATAGRAM)
-                id = decode_session_id(decode_chunk(datagram).payload)
-            except TimeoutError:
-                continue
+                id = decode_session_id(decode_chunk(payload).payload)
             except Malformed:
                 self._refused += 1
                 continue
-            except OSError:
-                continue  # what the kernel says of a client that has left
-            self._refused += not self._serve(id, self._socket, address)
+            self._refused += not self._serve(id, self._server.socket, address)
 
     @property
     def denied(self) -> int:
@@ -137,20 +137,31 @@ class DatagramDoor(Door):
         return self._refused
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
-        self._socket.close()
+        self._server.close()
 
 
 def open_door(
     options: ExporterOptions,
-    serve_connection: Callable[[socket.socket, str], None],
-    serve_datagram: Callable[[UUID, socket.socket, tuple[Any, ...]], bool],
+    serve_connection: Callable[[Connection], None],
+    serve_datagram: Callable[[UUID, DatagramSocket, Address], bool],
 ) -> Door:
     """Open the door that the options ask for.
 
     :raises StorageError: the address cannot be had.
     """
     if options.transport == "udp":
-        return DatagramDoor(options, serve_datagram)
-    return StreamDoor(options, serve_connection)
+        return _DatagramDoor(options, serve_datagram)
+    if options.transport == "pipe":
+        pipe = str(uuid4())
+        door = StreamDoor("psi-data", listen_unix(_pipe_file(pipe)), options, serve_connection)
+        door.pipe = pipe
+        return door
+    door = StreamDoor(
+        "psi-data", listen_tcp(options.host, options.data_port), options, serve_connection
+    )
+    door.port = door.server.port
+    return door
+
+
+def _pipe_file(pipe: str) -> Path:
+    return Path(pipe_path(pipe, tempfile.gettempdir()))

@@ -22,11 +22,12 @@ from penstock.protocols.psi.store_books import psi_message
 from penstock.protocols.psi.ticks import MIN_NS
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable
 
     from penstock.core.interfaces import Reader
     from penstock.core.quota import Quota
+    from penstock.protocols.connection import Connection
+    from penstock.protocols.datagrams import Address, DatagramSocket
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.handshake import ClientHello
     from penstock.protocols.psi.metadata import Record
@@ -47,6 +48,8 @@ _ANNOUNCEMENT: Final = 30.0
 _DATAGRAM_RATE: Final = 40_000_000
 _BURST: Final = 1 << 16
 _SMALL_DATAGRAM: Final = 1024
+#: What is to be sent waits so long (seconds) at most for room in the kernel.
+_FULL: Final = 1.0
 #: Shorter sleeps (seconds) are not worth it; what is due is not forgotten.
 _SHORTEST_SLEEP: Final = 0.001
 #: What is counted for each client.
@@ -274,47 +277,45 @@ class Sender:
         self.progress_at = time.monotonic()
 
 
-def stream_sender(
-    connection: socket.socket, stalled: float, stop: threading.Event
-) -> Callable[[list[PsiMessage]], int]:
-    """Return what sends messages by TCP or a named pipe.
-
-    It gives up when the client takes nothing for `stalled` seconds, or the exporter stops.
-    """
-    connection.settimeout(_PATIENCE)
+def stream_sender(connection: Connection) -> Callable[[list[PsiMessage]], int]:
+    """Return what sends messages by TCP or a named pipe."""
 
     def send(messages: list[PsiMessage]) -> int:
-        data = memoryview(encode_messages(messages))
-        at, taken_at = 0, time.monotonic()
-        while at < len(data):
-            try:
-                at += connection.send(data[at : at + _PIECE])
-                taken_at = time.monotonic()
-            except TimeoutError:
-                if stop.is_set() or time.monotonic() - taken_at > stalled:
-                    raise
+        data = encode_messages(messages)
+        connection.send(data)
         return len(data)
 
     return send
 
 
-def datagram_sender(
-    sock: socket.socket, address: tuple[object, ...]
-) -> Callable[[list[PsiMessage]], int]:
+def datagram_sender(sock: DatagramSocket, address: Address) -> Callable[[list[PsiMessage]], int]:
     """Return what sends messages by UDP to a client."""
     chunker = Chunker()
     pace = TokenBucket(_DATAGRAM_RATE, _BURST / _DATAGRAM_RATE)
 
+    def give(datagrams: list[bytes]) -> None:
+        taken = sock.send([(each, address) for each in datagrams], _FULL)
+        if taken < len(datagrams):
+            raise TimeoutError(f"the kernel has no room for datagrams for {_FULL:g} s")
+
     def send(messages: list[PsiMessage]) -> int:
-        size = 0
+        size = cost = 0
+        ready: list[bytes] = []
         for message in messages:
             data = encode_message(message)
             size += len(data)
             for datagram in chunker.split(data):
-                sock.sendto(datagram, address)
-                due = pace.delay(max(_SMALL_DATAGRAM, len(datagram)))
+                ready.append(datagram)
+                cost += max(_SMALL_DATAGRAM, len(datagram))
+                if cost < _BURST // 2:
+                    continue
+                give(ready)
+                due = pace.delay(cost)
+                ready, cost = [], 0
                 if due > _SHORTEST_SLEEP:
                     time.sleep(due)
+        give(ready)
+        pace.delay(cost)
         return size
 
     return send

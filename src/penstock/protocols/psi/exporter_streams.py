@@ -18,6 +18,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.interfaces import Reader
+from penstock.core.worker import Worker
 from penstock.protocols.psi.codecs import CodecLibrary, parse_type_name
 from penstock.protocols.psi.store_set import Store
 
@@ -66,7 +67,7 @@ class ExportedStream(Closable):
         self.type_name = parse_type_name(metadata.type_name).canonical
         self._codec = store.catalog.codec(metadata)
         self._queue: DeliveryQueue[_Waiting] | None = None
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         #: What kept a message from getting into the store.
         self.last_error: Exception | None = None
         #: Messages that were taken from the queue, and that the store could not hold.
@@ -76,10 +77,7 @@ class ExportedStream(Closable):
             self._queue = DeliveryQueue(
                 policy, time_of=lambda waiting: waiting.originating_ns, receive=self._append
             )
-            self._thread = threading.Thread(
-                target=self._empty, name=f"psi-export-{self.name}", daemon=True
-            )
-            self._thread.start()
+            self._worker = Worker(f"psi-export-{self.name}", self._empty, log=log).start()
 
     def post(self, value: Any, originating_ns: int | None = None) -> bool:
         """Write a value; False where the policy dropped it instead.
@@ -131,9 +129,9 @@ class ExportedStream(Closable):
         if self._is_closed:
             return
         self._is_closed = True
-        if self._queue is not None and self._thread is not None:
+        if self._queue is not None and self._worker is not None:
             self._queue.close()
-            self._thread.join()
+            self._worker.join()
         self.store.end_stream(self.id)
 
     def _append(self, waiting: _Waiting) -> None:
@@ -144,7 +142,7 @@ class ExportedStream(Closable):
             self.last_error = error
             log.warning("a message of %s is left out: %s", self.name, error)
 
-    def _empty(self) -> None:
+    def _empty(self, _: Worker) -> None:
         assert self._queue is not None
         try:
             while True:
@@ -167,8 +165,7 @@ class Exporter:
     def __init__(self, store: StoreStreams) -> None:
         self.store = store
         self.streams: dict[str, ExportedStream] = {}
-        self._stop = threading.Event()
-        self._pumps: list[threading.Thread] = []
+        self._pumps: list[Worker] = []
         self._lock = threading.Lock()
 
     def write(
@@ -211,23 +208,24 @@ class Exporter:
             metadata = store.add_stream(name, type, id=id, schemas=schemas)
             stream = self.streams[name] = ExportedStream(store, metadata, policy)
         if source is not None:
-            pump = threading.Thread(
-                target=self._pump, args=(source, stream), name=f"psi-source-{name}", daemon=True
+            pump = Worker(
+                f"psi-source-{name}",
+                lambda worker: self._pump(source, stream, worker),
+                log=log,
             )
-            self._pumps.append(pump)
-            pump.start()
+            self._pumps.append(pump.start())
         return stream
 
-    def _pump(self, source: Reader | Iterable[Any], stream: ExportedStream) -> None:
+    def _pump(self, source: Reader | Iterable[Any], stream: ExportedStream, worker: Worker) -> None:
         try:
             if isinstance(source, Reader):
-                while not self._stop.is_set():
+                while not worker.is_stopping:
                     for message in source.read_many(_TAKEN_AT_ONCE, _PATIENCE):
                         stream.post_bytes(message.payload, message.time_ns)
                     source.acknowledge()
                 return
             for item in source:
-                if self._stop.is_set():
+                if worker.is_stopping:
                     return
                 if isinstance(item, Posted):
                     stream.post(*item)
@@ -236,15 +234,16 @@ class Exporter:
             stream.close()
         except Exception as error:
             # Whatever a program's own source raises; nobody waits here who could be told.
-            if not self._stop.is_set():
+            if not worker.is_stopping:
                 stream.last_error = error
                 log.exception("the source of %s failed", stream.name)
 
     def close(self) -> None:
         """End all streams that were written here. Closing twice is fine."""
-        self._stop.set()
         for pump in self._pumps:
-            pump.join(timeout=5)
+            pump.ask_to_stop()
+        for pump in self._pumps:
+            pump.join(5)
         for stream in list(self.streams.values()):
             stream.close()
 

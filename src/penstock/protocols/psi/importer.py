@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -22,6 +21,7 @@ from penstock.core.options import parse_options
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
+from penstock.core.worker import Worker
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
@@ -139,8 +139,9 @@ class RemoteImporter(Closable):
         self._is_explained = False
         #: What ended the last connection, or kept it from being made.
         self.last_error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"psi-import-{port}", daemon=True)
-        self._thread.start()
+        longest = self.options.longest_wait
+        backoff = Backoff(initial=min(0.05, longest), maximum=longest)
+        self._worker = Worker(f"psi-import-{port}", self._run, log=log, backoff=backoff).start()
 
     # --- for the program ----------------------------------------------------------------------
 
@@ -234,20 +235,14 @@ class RemoteImporter(Closable):
     def close(self) -> None:
         """Leave the exporter; a store of its own is closed. Closing twice is fine."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+        self._worker.stop(10)
         if self._owns_store:
             self.store.close()
 
     # --- connections --------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        backoff = Backoff(
-            initial=min(0.05, self.options.longest_wait), maximum=self.options.longest_wait
-        )
-        rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
-        attempt = 0
-        while not self._stop.is_set():
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
             before = self._arrivals.taken
             try:
                 self._connect()
@@ -259,8 +254,9 @@ class RemoteImporter(Closable):
                 log.exception("importing from %s:%s", self.host, self.port)
             self._connected.clear()
             self._failures += 1
-            attempt = 1 if self._arrivals.taken > before else attempt + 1
-            self._stop.wait(backoff.delay(attempt, rng))
+            if self._arrivals.taken > before:
+                worker.note_success()
+            worker.back_off()
 
     def _hello(self) -> ClientHello:
         """Ask for what may have been missed."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import socket
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Malformed
+from penstock.protocols.connection import hang_up, tune
+from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.psi.chunks import Chunker, Unchunker
 from penstock.protocols.psi.envelope import MessageDecoder, PsiMessage, decode_message
 from penstock.protocols.psi.handshake import (
@@ -17,7 +19,6 @@ from penstock.protocols.psi.handshake import (
     encode_session_id,
     pipe_path,
 )
-from penstock.protocols.psi.serving import hang_up, is_readable, tune
 
 if TYPE_CHECKING:
     from penstock.protocols.psi.chunks import UnchunkerStatistics
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DataChannel", "DatagramChannel", "StreamChannel", "open_channel"]
 
+log = logging.getLogger(__name__)
+
 _RECEIVED_AT_ONCE: Final = 1 << 18
-_LARGEST_DATAGRAM: Final = 65536
-#: What the kernel is asked to hold of datagrams; it may give less.
-_RECEIVE_BUFFER: Final = 8 << 20
-#: Linux's; Python has no name for it.
-_SO_RCVBUFFORCE: Final = 33
 #: While nothing comes, a caller gets control back this often (seconds).
 _PATIENCE: Final = 0.1
 #: The id of a session may be lost on its way: it is sent again so often, so far apart (seconds).
@@ -46,10 +44,8 @@ _GATHERING: Final = 0.001
 class DataChannel(ABC):
     """Messages from an exporter."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        #: Bytes that came.
-        self.bytes = 0
+    #: Bytes that came.
+    bytes: int = 0
 
     @abstractmethod
     def receive(self) -> list[PsiMessage] | None:
@@ -59,15 +55,16 @@ class DataChannel(ABC):
         :raises OSError: the connection broke.
         """
 
+    @abstractmethod
     def close(self) -> None:
-        hang_up(self._socket)
+        """End it, also for a thread that waits for it."""
 
 
 class StreamChannel(DataChannel):
     """A TCP connection, or a named pipe."""
 
     def __init__(self, sock: socket.socket, hello: ServerHello, max_message: int) -> None:
-        super().__init__(sock)
+        self._socket = sock
         self._decoder = MessageDecoder(max_message)
         self._came_at = 0.0
         #: Little comes each time, and often.
@@ -92,12 +89,15 @@ class StreamChannel(DataChannel):
         self._came_at = now
         return self._decoder.feed(data) if data else None
 
+    def close(self) -> None:
+        hang_up(self._socket)
+
 
 class DatagramChannel(DataChannel):
     """Datagrams; what is lost of them is counted."""
 
-    def __init__(self, sock: socket.socket, hello: ServerHello, max_message: int) -> None:
-        super().__init__(sock)
+    def __init__(self, sock: DatagramSocket, hello: ServerHello, max_message: int) -> None:
+        self._socket = sock
         self._hello = hello
         self._max_message = max_message
         self._unchunker = Unchunker(max_message)
@@ -105,7 +105,6 @@ class DatagramChannel(DataChannel):
         self.malformed = 0
         self._hellos = 0
         self._next_hello = 0.0
-        sock.setblocking(False)
         self._say_hello()
 
     def _say_hello(self) -> None:
@@ -113,18 +112,16 @@ class DatagramChannel(DataChannel):
             return
         self._hellos += 1
         self._next_hello = time.monotonic() + _BETWEEN_HELLOS
-        for datagram in Chunker().split(encode_session_id(self._hello.session)):
-            self._socket.send(datagram)
+        datagrams = Chunker().split(encode_session_id(self._hello.session))
+        self._socket.send([(each, None) for each in datagrams], _PATIENCE)
 
     def receive(self) -> list[PsiMessage] | None:
         messages: list[PsiMessage] = []
-        if not is_readable(self._socket, _PATIENCE) and not self.bytes:
+        found = self._socket.receive(_TAKEN_AT_ONCE, _PATIENCE)
+        if not found and not self.bytes:
             self._say_hello()
-        while len(messages) < _TAKEN_AT_ONCE:
-            try:
-                datagram = self._socket.recv(_LARGEST_DATAGRAM)
-            except BlockingIOError:
-                break
+        self.malformed += len(found.cut)
+        for datagram, _ in found.whole:
             self.bytes += len(datagram)
             self._take(datagram, messages)
         return messages
@@ -140,6 +137,15 @@ class DatagramChannel(DataChannel):
     def statistics(self) -> UnchunkerStatistics:
         return self._unchunker.statistics()
 
+    def close(self) -> None:
+        if dropped := self._socket.statistics().dropped:
+            log.warning(
+                "this machine dropped %s datagrams of psi, because they came faster than they "
+                "were read; what was in them is counted as lost",
+                f"{dropped:,}",
+            )
+        self._socket.close()
+
 
 def open_channel(host: str, hello: ServerHello, options: ImporterOptions) -> DataChannel:
     """Connect to where an exporter says that its messages are.
@@ -149,14 +155,12 @@ def open_channel(host: str, hello: ServerHello, options: ImporterOptions) -> Dat
     limit = options.max_message
     timeout = options.connect_timeout
     if hello.transport is Transport.UDP:
-        found = socket.getaddrinfo(host, hello.port, type=socket.SOCK_DGRAM)[0]
-        sock = socket.socket(found[0], socket.SOCK_DGRAM)
-        # The first is allowed to an administrator only, and has no limit.
-        for option in (_SO_RCVBUFFORCE, socket.SO_RCVBUF):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, _RECEIVE_BUFFER)
-                break
-        return _made(sock, found[4], hello, limit, DatagramChannel)
+        datagrams = DatagramSocket.connect(host, hello.port or 0)
+        try:
+            return DatagramChannel(datagrams, hello, limit)
+        except BaseException:
+            datagrams.close()
+            raise
     if hello.transport is Transport.NAMED_PIPES:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -171,12 +175,11 @@ def _made(
     address: object,
     hello: ServerHello,
     limit: int,
-    kind: type[StreamChannel | DatagramChannel] = StreamChannel,
 ) -> DataChannel:
     try:
         if address is not None:
             sock.connect(address)  # type: ignore[arg-type] # of its family
-        return kind(sock, hello, limit)
+        return StreamChannel(sock, hello, limit)
     except BaseException:
         sock.close()
         raise

@@ -9,13 +9,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import ConnectionLost, Malformed, NotFound, PenstockError
+from penstock.core.worker import Worker
+from penstock.protocols.connection import hang_up, tune
 from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.handshake import ClientHello, ServerHello
 from penstock.protocols.psi.importer_channels import DatagramChannel, open_channel
 from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder
 from penstock.protocols.psi.metadata import RuntimeInfo, StreamMetadata
 from penstock.protocols.psi.options import ImporterOptions
-from penstock.protocols.psi.serving import hang_up, tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,16 +184,16 @@ class DataThread:
         self._intake = intake
         self._stop = stop
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._channel: DataChannel | None = None
 
     @property
     def is_started(self) -> bool:
-        return self._thread is not None
+        return self._worker is not None
 
     @property
     def is_over(self) -> bool:
-        return self._thread is not None and not self._thread.is_alive()
+        return self._worker is not None and not self._worker.is_alive
 
     def start(self) -> None:
         """Connect, and receive.
@@ -201,10 +202,10 @@ class DataThread:
         """
         if self.hello is None:
             raise Malformed("psi meta connection", "first record", "a hello", "an intermission")
-        self._thread = threading.Thread(target=self._run, name="psi-import-data", daemon=True)
-        self._thread.start()
+        self._worker = Worker("psi-import-data", self._run, log=log).start()
 
-    def _run(self) -> None:
+    def _run(self, worker: Worker) -> None:
+        del worker  # it ends with the importer
         assert self.hello is not None
         try:
             for _ in range(_DATA_ATTEMPTS):
@@ -244,10 +245,9 @@ class DataThread:
     def end(self, patience: float) -> None:
         """Take what is still on its way, while it comes, and stop."""
         self._ended.set()
-        if self._thread is None:
+        if self._worker is None:
             return
-        self._thread.join(timeout=patience)
-        if self._thread.is_alive() and self._channel is not None:
+        if not self._worker.join(patience) and self._channel is not None:
             self._channel.close()
         # The next connection must not write to the store at the same time.
-        self._thread.join()
+        self._worker.join()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,6 +10,7 @@ from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
 from penstock.core.position import Position
+from penstock.core.worker import Worker
 from penstock.protocols.psi.store_books import psi_message
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.store_set import Store
 
 __all__ = ["ImportedStream", "Received"]
+
+log = logging.getLogger(__name__)
 
 _PATIENCE: Final = 0.1
 _TAKEN_AT_ONCE: Final = 256
@@ -62,13 +65,10 @@ class ImportedStream(Closable):
         self.lost = 0
         self._sequence = 0 if from_first else None
         self._queue: DeliveryQueue[Message] | None = None
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         if policy is not None:
             self._queue = DeliveryQueue(policy, time_of=lambda message: message.time_ns)
-            self._thread = threading.Thread(
-                target=self._fill, args=(self._queue,), name=f"psi-read-{self.name}", daemon=True
-            )
-            self._thread.start()
+            self._worker = Worker(f"psi-read-{self.name}", self._fill, log=log).start()
 
     @property
     def codec(self) -> Codec:
@@ -122,7 +122,7 @@ class ImportedStream(Closable):
     @property
     def is_over(self) -> bool:
         """Whether the exporter told that no more comes, and all that came is here."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._worker is not None and self._worker.is_alive:
             return False
         return self._is_all_here()
 
@@ -133,7 +133,9 @@ class ImportedStream(Closable):
         """Return what the policy did; None without one."""
         return None if self._queue is None else self._queue.statistics()
 
-    def _fill(self, queue: DeliveryQueue[Message]) -> None:
+    def _fill(self, _: Worker) -> None:
+        queue = self._queue
+        assert queue is not None
         try:
             while True:
                 is_over = self._is_all_here()
@@ -169,7 +171,7 @@ class ImportedStream(Closable):
 
     def close(self) -> None:
         """Give everything back. Closing twice is fine."""
-        if self._queue is not None and self._thread is not None:
+        if self._queue is not None and self._worker is not None:
             self._queue.close()
-            self._thread.join()
+            self._worker.join()
         self._reader.close()

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.core.closing import Closable
 from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PenstockError
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
+from penstock.protocols.connection import Connection, hang_up, tune
 from penstock.protocols.psi.rendezvous_wire import (
     RENDEZVOUS_PORT,
     AddProcess,
@@ -32,11 +33,8 @@ from penstock.protocols.psi.rendezvous_wire import (
     encode_hello,
     encode_update,
 )
-from penstock.protocols.psi.serving import Listener, hang_up, listen_tcp, tune
 from penstock.protocols.reaching import why_unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from penstock.protocols.server import End, Limits, Server, Session, listen_tcp
 
 __all__ = ["RendezvousClient", "RendezvousServer"]
 
@@ -82,14 +80,18 @@ class RendezvousServer(Closable):
         self._bytes = 0
         #: What a client hears first, for the next one from the same address.
         self._hello: tuple[str, bytes] | None = None
-        self._forget = forget_who_left
         self._clients: set[_Client] = set()
         self._lock = threading.RLock()
         self._is_closed = False
-        self._listener = Listener(
-            listen_tcp(host, port), self._serve, name="psi-rendezvous", max_clients=max_clients
-        )
-        self.port = self._listener.port
+        limits = Limits(max_clients=max_clients, first_message=_STALLED, stalled=_STALLED)
+        self._server = Server(
+            "psi-rendezvous",
+            listen_tcp(host, port),
+            lambda connection: _RendezvousSession(connection, self, forget=forget_who_left),
+            limits,
+            log=log,
+        ).start()
+        self.port = self._server.port
 
     def add(self, process: Process) -> bool:
         """Add a process and tell everybody; False if there is one of that name, or no room."""
@@ -128,62 +130,23 @@ class RendezvousServer(Closable):
         for client in self._clients:
             client.send(data)
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
-        client: _Client | None = None
-        own: set[str] = set()
-        try:
-            for update in self._updates(connection):
-                if isinstance(update, RendezvousHello):
-                    client = self._admit(connection, peer)
-                else:
-                    self._take(update, own)
-        finally:
-            if client is not None:
-                with self._lock:
-                    self._clients.discard(client)
-                client.close()
-            for name in own if self._forget else ():
-                self.remove(name)
-
-    def _updates(self, connection: socket.socket) -> Iterator[RendezvousHello | Update]:
-        """Yield what a client says, until it leaves."""
-        decoder = RendezvousServerDecoder()
-        has_spoken = False
-        connection.settimeout(_STALLED)
-        while not self._is_closed:
-            try:
-                data = connection.recv(_RECEIVED_AT_ONCE)
-            except TimeoutError:
-                if has_spoken:
-                    continue
-                return  # it has not even said its version
-            if not data:
-                return
-            for update in decoder.feed(data):
-                has_spoken = True
-                if isinstance(update, Disconnect):
-                    return
-                yield update
-
-    def _take(self, update: Update, own: set[str]) -> None:
-        match update:
-            case AddProcess(process):
-                if self.add(process):
-                    own.add(process.name)
-            case RemoveProcess(name):
-                self.remove(name)
-                own.discard(name)
-
-    def _admit(self, connection: socket.socket, peer: str) -> _Client:
+    def admit(self, connection: Connection) -> _Client:
+        """Tell a client of all processes, and of each change from now on."""
         client = _Client(connection)
         # Under the lock: no change may come between the list and the first update.
         with self._lock:
-            address = peer.rpartition(":")[0]
+            address = connection.peer.rpartition(":")[0]
             if self._hello is None or self._hello[0] != address:
                 self._hello = address, encode_hello(address, list(self.processes.values()))
             client.send(self._hello[1])
             self._clients.add(client)
         return client
+
+    def dismiss(self, client: _Client) -> None:
+        """Forget a client that has left."""
+        with self._lock:
+            self._clients.discard(client)
+        client.close()
 
     def close(self) -> None:
         """Tell everybody that it is over, and stop. Closing twice is fine."""
@@ -195,50 +158,95 @@ class RendezvousServer(Closable):
             clients = list(self._clients)
         for client in clients:
             client.close()
-        self._listener.close()
+        self._server.close()
+
+
+class _RendezvousSession(Session):
+    """What one client says."""
+
+    def __init__(self, connection: Connection, server: RendezvousServer, *, forget: bool) -> None:
+        super().__init__(connection)
+        self._server = server
+        self._forget = forget
+        self._decoder = RendezvousServerDecoder()
+        self._client: _Client | None = None
+        self._own: set[str] = set()
+
+    def serve(self) -> bool:
+        view = memoryview(bytearray(_RECEIVED_AT_ONCE))
+        while count := self.connection.receive(view):
+            for update in self._decoder.feed(bytes(view[:count])):
+                self.connection.welcome()
+                if isinstance(update, Disconnect):
+                    return False
+                if isinstance(update, RendezvousHello):
+                    self._client = self._server.admit(self.connection)
+                else:
+                    self._take(update)
+            if self._client is not None:
+                if not self._decoder.held and not self.connection.is_readable():
+                    return True
+                if self.connection.until is None:
+                    self.connection.expect(_STALLED)  # for the rest of what it says
+        return False
+
+    def _take(self, update: Update) -> None:
+        match update:
+            case AddProcess(process):
+                if self._server.add(process):
+                    self._own.add(process.name)
+            case RemoveProcess(name):
+                self._server.remove(name)
+                self._own.discard(name)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._server.dismiss(self._client)
+        for name in self._own if self._forget else ():
+            self._server.remove(name)
 
 
 class _Client:
     """What waits to be sent to a client, so that a slow one holds up nobody."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: BoundedBuffer[bytes] = BoundedBuffer(_WAITING, OverflowPolicy.FAIL)
         self._bytes = 0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="psi-rendezvous-send", daemon=True)
-        self._thread.start()
+        self._worker = Worker("psi-rendezvous-send", self._run, log=log).start()
 
     def send(self, data: bytes) -> None:
         with self._lock:
             self._bytes += len(data)
         try:
             if self._bytes > _WAITING_BYTES:
-                hang_up(self._connection)
+                self._connection.cut(End.BEHIND)
             else:
                 self._waiting.put(data)
         except QueueFull:
-            hang_up(self._connection)
+            self._connection.cut(End.BEHIND)
         except Closed:
             return
 
-    def _run(self) -> None:
+    def _run(self, _: Worker) -> None:
         try:
             while True:
                 # One by one: they are the same bytes for all clients.
                 for data in self._waiting.get_many(_SENT_AT_ONCE):
-                    self._connection.sendall(data)
+                    self._connection.send(data)
                     with self._lock:
                         self._bytes -= len(data)
         except Closed:
             return
+        except TimeoutError:
+            self._connection.cut(End.TIMED_OUT)
         except OSError:
-            hang_up(self._connection)
+            self._connection.cut(End.LEFT)
 
     def close(self) -> None:
         self._waiting.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=2)
+        self._worker.join(2)
 
 
 class RendezvousClient(Closable):
@@ -258,9 +266,8 @@ class RendezvousClient(Closable):
         self._own: dict[str, Process] = {}
         self._connection: socket.socket | None = None
         self._changed = threading.Condition()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="psi-rendezvous", daemon=True)
-        self._thread.start()
+        backoff = Backoff(initial=min(0.05, longest_wait), maximum=longest_wait)
+        self._worker = Worker("psi-rendezvous", self._run, log=log, backoff=backoff).start()
 
     @property
     def connected(self) -> bool:
@@ -313,30 +320,28 @@ class RendezvousClient(Closable):
             except OSError:
                 hang_up(self._connection)  # it is sent again with the next connection
 
-    def _run(self) -> None:
-        backoff = Backoff(initial=min(0.05, self._longest_wait), maximum=self._longest_wait)
-        rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
-        attempt = 0
-        while not self._stop.is_set():
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
             began = time.monotonic()
             try:
-                self._connect()
+                self._connect(worker)
             except (OSError, PenstockError) as error:
                 self.last_error = error
                 log.info("the rendezvous at %s:%s: %s", *self._server, error)
             with self._changed:
                 self._connection = None
-            attempt = 1 if time.monotonic() - began > self._longest_wait else attempt + 1
-            self._stop.wait(backoff.delay(attempt, rng))
+            if time.monotonic() - began > self._longest_wait:
+                worker.note_success()
+            worker.back_off()
 
-    def _connect(self) -> None:
+    def _connect(self, worker: Worker) -> None:
         connection = socket.create_connection(self._server, _STALLED)
         try:
             tune(connection)
             connection.sendall(encode_client_hello())
             decoder = RendezvousClientDecoder()
             connection.settimeout(_LOOK)
-            while not self._stop.is_set():
+            while not worker.is_stopping:
                 try:
                     data = connection.recv(_RECEIVED_AT_ONCE)
                 except TimeoutError:
@@ -383,5 +388,4 @@ class RendezvousClient(Closable):
 
     def close(self) -> None:
         """Leave. What was added stays at a server that keeps it; remove it first."""
-        self._stop.set()
-        self._thread.join(timeout=_STALLED)
+        self._worker.stop(_STALLED)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.core.whole_files import sync_names
+from penstock.core.worker import Worker
 from penstock.queue.storage import no_thread, storage_errors
 from penstock.queue.wide.layout import HEADER
 
@@ -100,39 +101,33 @@ class Keeper:
         self._sealed: deque[Unsynced] = deque()
         self._failure: Exception | None = None
         self._has_failed = False
-        self._ends = False
-        self._changed = threading.Condition()
+        self._rolling = threading.Lock()
         #: Whoever syncs has it, and nobody else closes a segment. `roll` needs it not: a write
         #: does not wait for the disk.
         self._syncing = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("penstock-log", self._run, log=log)
         # Of many logs that are written now and then, each can do without until there is work.
         if isinstance(sync, float) or tidy.has_limits:
             try:
-                self._start()
+                self._worker.start()
             except RuntimeError as error:
                 self._active.close()
                 raise no_thread(file.path) from error
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="penstock-log", daemon=True)
-        thread.start()
-        self._thread = thread
 
     def roll(self, following: Unsynced) -> None:
         """Go on with another segment; the one up to now gets no more messages.
 
         :raises StorageError: with `sync=batch`: the device refuses. It is done all the same.
         """
-        with self._changed:
+        with self._rolling:
             self._sealed.append(self._active)
             self._active = following
-            self._changed.notify()
         if self._policy == "batch":
             self.sync()
-        elif self._thread is None:
+        else:
             with contextlib.suppress(RuntimeError):  # no thread is left: the next sync does it
-                self._start()
+                self._worker.start()
+            self._worker.wake()
 
     def sync(self) -> None:
         """Return when everything written up to now is on the disk.
@@ -150,9 +145,7 @@ class Keeper:
 
         :raises StorageError: the device refuses, now or earlier in the background.
         """
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._worker.stop()
         try:
             if self._policy != "none" or self._failure is not None:
                 self.sync()
@@ -165,9 +158,7 @@ class Keeper:
 
     def stop(self) -> None:
         """Let the thread end; also for a writer that nobody closed."""
-        self._ends = True
-        with self._changed:
-            self._changed.notify_all()
+        self._worker.ask_to_stop()
 
     def _sync_all(self, *, active: bool = True) -> None:
         try:
@@ -190,7 +181,7 @@ class Keeper:
                 segment.close()
 
     def _sync_active(self) -> None:
-        with self._changed:
+        with self._rolling:
             segment = self._active
         head = segment.path.encode() + segment.head  # another one may have the same
         if head != self._synced_head:
@@ -204,15 +195,10 @@ class Keeper:
                 sync_names(Path(path).parent)
             self._named = path
 
-    def _run(self) -> None:
+    def _run(self, worker: Worker) -> None:
         interval = self._policy if isinstance(self._policy, float) else _BETWEEN_TRIMS
         trim_at = time.monotonic() + _BETWEEN_TRIMS
-        while True:
-            with self._changed:
-                patience = min(interval, max(0.0, trim_at - time.monotonic()))
-                self._changed.wait_for(lambda: self._ends or self._sealed, patience)
-            if self._ends:
-                return
+        while not worker.wait(min(interval, max(0.0, trim_at - time.monotonic()))):
             self._try(self._sync_in_background)
             if time.monotonic() >= trim_at:
                 trim_at = time.monotonic() + _BETWEEN_TRIMS

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
 from penstock.queue.storage import no_thread, storage_errors
 from penstock.queue.wide.layout import HeaderFlag
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 #: `guard` of a queue that may be overwritten as a whole.
 _EVERYTHING: Final = 2**64 - 1
+#: While the device refuses, it is tried again after this many seconds at most.
+_LONGEST_PAUSE: Final = 1.0
 
 
 class Syncing:
@@ -44,17 +48,21 @@ class Syncing:
         self._overrun = 0
         self._failure: Exception | None = None
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         if policy == "none":
             return
         self.sync()
         if isinstance(policy, float):
-            self._thread = threading.Thread(
-                target=self._run, args=(policy,), name="penstock-sync", daemon=True
+            self._worker = Worker(
+                f"syncing {file.path}",
+                self._sync_in_background,
+                log=log,
+                every=policy,
+                backoff=Backoff(initial=policy, maximum=max(policy, _LONGEST_PAUSE)),
+                on_failure=self._note_failure,
             )
             try:
-                self._thread.start()
+                self._worker.start()
             except RuntimeError as error:
                 raise no_thread(file.path) from error
 
@@ -118,25 +126,21 @@ class Syncing:
         self._writer._guard = guard  # noqa: SLF001 - a part of it
         self._file.header["guard"] = guard
 
-    def _run(self, interval: float) -> None:
-        while not self._stop.wait(interval):
-            if self._file.field("head") == self._synced:
-                continue
-            try:
-                with self._lock:
-                    self._sync(self._next_guard())
-            except Exception as error:
-                log.exception("%s", self._file.path)
-                self._failure = error
+    def _sync_in_background(self, _: Worker) -> None:
+        if self._file.field("head") != self._synced:
+            with self._lock:
+                self._sync(self._next_guard())
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = error  # for the next who asks
 
     def close(self) -> None:
         """Sync what is left, if that was asked for, and end.
 
         :raises StorageError: the device refuses, now or earlier in the background.
         """
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._worker is not None:
+            self._worker.stop()
         if self.policy == "none":
             return
         self.sync()

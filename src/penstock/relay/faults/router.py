@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, StorageError
+from penstock.core.worker import Worker
 from penstock.relay.faults.addresses import Place, is_loopback, resolve, shown
 from penstock.relay.faults.connections import ConnectionRouter
 from penstock.relay.faults.datagrams import DatagramRouter
@@ -81,10 +82,12 @@ class FaultRouter(Closable):
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_tell)
         self._router = make(self._loop)
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"fault-router-{self.address[1]}", daemon=True
-        )
-        self._thread.start()
+        self._worker = Worker(
+            f"fault-router-{self.address[1]}",
+            lambda _: self._loop.run_forever(),
+            log=log,
+            rouse=self._end_loop,
+        ).start()
         try:
             self._call(self._router.start)
         except BaseException:
@@ -211,9 +214,11 @@ class FaultRouter(Closable):
             if self._last is not None:
                 return
             self._last = self._ask(self._router.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_ANSWER)
+        self._worker.stop(_ANSWER)
         self._loop.close()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def __str__(self) -> str:
         return (

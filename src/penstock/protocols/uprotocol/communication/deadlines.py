@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+
+from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Deadlines"]
+
+log = logging.getLogger(__name__)
 
 #: So many that are not needed any more do not matter.
 _FEW: Final = 64
@@ -26,7 +31,7 @@ class Deadlines:
         self._due: list[tuple[float, int]] = []
         self._calls: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
+        self._worker: Worker | None = None
         self._is_closed = False
 
     def add(self, seconds: float, call: Callable[[], None]) -> int:
@@ -40,9 +45,8 @@ class Deadlines:
                 return number
             self._calls[number] = call
             heapq.heappush(self._due, (time.monotonic() + seconds, number))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._worker is None:
+                self._worker = Worker(self._name, self._run, log=log, restart=True).start()
             self._changed.notify()
             return number
 
@@ -55,11 +59,11 @@ class Deadlines:
                 self._due = [it for it in self._due if it[1] in self._calls]
                 heapq.heapify(self._due)
 
-    def _run(self) -> None:
+    def _run(self, _: Worker) -> None:
         while True:
             with self._changed:
                 if not self._due:
-                    self._thread = None
+                    self._worker = None
                     return
                 wait = self._due[0][0] - time.monotonic()
                 if wait > 0:
@@ -76,6 +80,6 @@ class Deadlines:
             self._due.clear()
             self._calls.clear()
             self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            worker = self._worker
+        if worker is not None:
+            worker.join()

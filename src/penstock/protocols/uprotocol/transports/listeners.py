@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption
+from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.expiry import is_expired
 from penstock.protocols.uprotocol.filters import check_filter
@@ -149,7 +150,7 @@ class ListenerRegistry:
             self._limits.waiting, clock, self._counts, self._lock, acknowledging
         )
         #: The thread that serves what waits: all that comes meanwhile waits behind that.
-        self._serving: threading.Thread | None = None
+        self._serving: Worker | None = None
         #: What was unregistered, by whom: of that, what still comes is for nobody.
         self._unwanted: dict[Pattern, _Registration] = {}
         self._pulled: set[Pattern] = set()
@@ -253,7 +254,7 @@ class ListenerRegistry:
             self._is_over = True
             self._unheard.wake()
             serving = self._serving
-        if serving is not None and serving is not threading.current_thread():
+        if serving is not None:
             serving.join(_LONGEST_CALL)
 
     def clear(self) -> None:
@@ -478,12 +479,12 @@ class ListenerRegistry:
         self._unheard.generation += 1
         self._unheard.wake()
         if self._serving is None and len(self._unheard) and not self._is_over:
-            self._serving = threading.Thread(
-                target=self._serve, name=f"up-waiting-{self._authority}", daemon=True
-            )
-            self._serving.start()
+            self._serving = Worker(
+                f"up-waiting-{self._authority}", self._serve, log=log, restart=True
+            ).start()
 
-    def _serve(self) -> None:
+    def _serve(self, worker: Worker) -> None:
+        del worker  # it ends when nothing is left to do
         at, generation = 0, -1
         while True:
             with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessage
 
 from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
 from penstock.protocols.reaching import why_unreachable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.mqtt_wire import code_of_reason
@@ -92,13 +92,12 @@ class MqttLink:
         self._subscriptions = Subscriptions()
         #: Subscriptions made with this connection that the broker has not answered for yet.
         self._unconfirmed: dict[int, str] = {}
-        self._thread = threading.Thread(
-            target=self._run, name=f"up-mqtt-{broker.client_id or broker.host}", daemon=True
-        )
+        name = f"up-mqtt-{broker.client_id or broker.host}"
+        self._worker = Worker(name, self._run, log=log, restart=True, backoff=_BACKOFF)
 
     def start(self) -> None:
         """Connect, in the background."""
-        self._thread.start()
+        self._worker.start()
 
     def _made(self) -> Client:
         client = make_client(self.broker, self._context)
@@ -112,10 +111,8 @@ class MqttLink:
 
     # --- connecting -----------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        attempt = 0
-        rng = random.Random()  # noqa: S311 - no secret
-        while not self._stopping.is_set():
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
             before = self.counts["connections"]
             try:
                 self._connect()
@@ -126,8 +123,9 @@ class MqttLink:
                 self._broken.set()
             finally:
                 self._hang_up()
-            attempt = 1 if self.counts["connections"] > before else attempt + 1
-            self._stopping.wait(_BACKOFF.delay(attempt, rng))
+            if self.counts["connections"] > before:
+                worker.note_success()
+            worker.back_off()
 
     def _connect(self) -> None:
         self._broken.clear()
@@ -384,6 +382,5 @@ class MqttLink:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.stop()
         self._lose(UStatus(UCode.UNAVAILABLE, "the transport is closed"))

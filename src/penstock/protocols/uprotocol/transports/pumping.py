@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from penstock.core.errors import Closed, WriteTimeout
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy
 from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,8 +92,7 @@ class Pump(Generic[T]):
         self._is_failing = self._is_stopped = False
         self._stopping = threading.Event()
         self._buffer: BoundedBuffer[T] = BoundedBuffer(capacity, OverflowPolicy.BLOCK)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._worker = Worker(name, self._run, log=log).start()
 
     def put(self, item: T, timeout: float | None = None) -> bool:
         """Add one, and wait for room; False when it was stopped, or there was none in time."""
@@ -121,7 +121,7 @@ class Pump(Generic[T]):
             self._bytes -= size
             self._has_room.notify_all()
 
-    def _run(self) -> None:
+    def _run(self, _: Worker) -> None:
         ended = 0.0
         while not self._stopping.is_set():
             batch: list[T] = []
@@ -151,9 +151,7 @@ class Pump(Generic[T]):
             self._is_stopped = True
             self._has_room.notify_all()
         self._buffer.close()
-        is_own = self._thread is threading.current_thread()
-        if not is_own and not self._is_failing:
-            self._thread.join(patience)
+        if not self._is_failing:
+            self._worker.join(patience)
         self._stopping.set()
-        if not is_own:
-            self._thread.join()
+        self._worker.join()

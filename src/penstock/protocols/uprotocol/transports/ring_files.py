@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import sys
 import threading
 from collections import OrderedDict
@@ -26,6 +25,7 @@ from penstock.core.overflow import QueueFull
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
+from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.transports.pumping import BATCH, hand_over
 from penstock.queue.endpoint import is_queue
@@ -205,13 +205,12 @@ class RingReceiver:
         self._url = url
         self._stopping = threading.Event()
         self.failures = 0
-        self._thread = threading.Thread(
-            target=self._run, args=(_Followed(url),), name=name, daemon=True
-        )
-        self._thread.start()
+        followed = _Followed(url)
+        self._worker = Worker(
+            name, lambda worker: self._run(followed, worker), log=log, backoff=_BACKOFF
+        ).start()
 
-    def _run(self, first: _Followed) -> None:
-        delays = _BACKOFF.delays(random.Random())  # noqa: S311 - spreads load, keeps no secret
+    def _run(self, first: _Followed, worker: Worker) -> None:
         ring: _Followed | None = first
         self._first()
         while not self._stopping.is_set():
@@ -221,10 +220,9 @@ class RingReceiver:
                 return
             except (PenstockError, OSError):
                 # Whoever sends would go on into a ring that nobody reads.
-                delay = next(delays)
-                log.exception("%s cannot be read; again in %.2g s", self._url, delay)
+                log.exception("%s cannot be read; it is tried again", self._url)
                 self._failed()
-                self._stopping.wait(delay)
+                worker.back_off()
             ring = None
         if ring is not None:  # it was stopped before it began
             ring.__exit__(None, None, None)
@@ -258,8 +256,7 @@ class RingReceiver:
 
     def stop(self) -> None:
         self._stopping.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._worker.stop()
 
 
 class _Stopped(Exception):

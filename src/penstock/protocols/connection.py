@@ -112,6 +112,7 @@ class Connection:
         self.on_silence: Callable[[], None] | None = None
         self._on_large = on_large
         self._stalled = stalled
+        self._beat = min(_BEAT, stalled / 8)
         self._is_plain = True
         self._ends_by_reset = reset and sock.family != socket.AF_UNIX
         tune(sock)
@@ -122,9 +123,9 @@ class Connection:
 
     def _keep_time(self) -> None:
         self._is_plain = not isinstance(self.socket, ssl.SSLSocket) and sys.platform != "win32"
-        self.socket.settimeout(None if self._is_plain else _BEAT)
+        self.socket.settimeout(None if self._is_plain else self._beat)
         if self._is_plain:
-            beat = struct.pack("@ll", 0, int(_BEAT * 1_000_000))
+            beat = struct.pack("@ll", 0, max(1, int(self._beat * 1_000_000)))
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self.socket.setsockopt(socket.SOL_SOCKET, option, beat)
 
@@ -171,7 +172,7 @@ class Connection:
                 count = self.socket.recv_into(view, 0, flags)
             except (BlockingIOError, TimeoutError):
                 self._check()
-                silence += _BEAT
+                silence += self._beat
                 if patience is not None and silence >= patience:
                     return None
                 continue
@@ -229,6 +230,7 @@ class Connection:
         taken_at = time.monotonic()
         try:
             while left:
+                began = time.monotonic()
                 try:
                     count = self._send_some(left)
                 except (BlockingIOError, TimeoutError):
@@ -239,7 +241,7 @@ class Connection:
                 self.bytes_out += count
                 self.unsent -= count
                 if self.unsent:
-                    taken_at = time.monotonic()
+                    taken_at = began  # what was taken may have been so at once
                     if self.reason is not None:
                         self._wait_on()
                 while left and count >= len(left[0]):

@@ -1,7 +1,8 @@
 """What is done about a message that cannot be delivered? (spec uprotocol 10.2, 10.3).
 
 In this order, so that a crash between two of them loses nothing: the response to a request is
-stored, the dead letter is written, the message is settled, the letter is published.
+stored, the dead letter is published, it is written, the message is settled. One that was refused as
+it came then comes again, and its letter is published a second time, with another id.
 """
 
 from __future__ import annotations

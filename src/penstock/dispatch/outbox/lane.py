@@ -85,6 +85,16 @@ class Lane:
         self._is_opening = True
         #: What was found to be wrong.
         self.findings: list[str] = []
+        try:
+            self._go_on(state, notes, options)
+        except BaseException:
+            self.log.suspend()
+            raise
+        self._is_opening = False
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _go_on(self, state: LaneState, notes: LaneNotes, options: LaneOptions) -> None:
         self.settled, what = where_to_go_on(state, self.log)
         if what:
             self._find(what)
@@ -99,9 +109,6 @@ class Lane:
         else:
             notes = LaneNotes()
         self._restore_contents(notes)
-        self._is_opening = False
-
-    # --- opening --------------------------------------------------------------------------------
 
     def _find(self, what: str) -> None:
         log.warning("%s: %s", self.folder, what)

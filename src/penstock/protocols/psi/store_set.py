@@ -140,8 +140,11 @@ class Store(StoreStreams, Closable):
         open_writer(place.data_url(volatile=volatile), **options).close()
         store = cls(place, writable=True, volatile=volatile, temporary=temporary)
         store._is_started = started
-        store._open_to_write()
-        store._tell(runtime or RuntimeInfo())
+        with contextlib.ExitStack() as undo:
+            undo.callback(store._let_go)
+            store._open_to_write()
+            store._tell(runtime or RuntimeInfo())
+            undo.pop_all()
         return store
 
     @classmethod
@@ -158,13 +161,16 @@ class Store(StoreStreams, Closable):
                 hint="a store of psi's own is read by penstock psi-store",
             )
         store = cls(place, writable=writable, volatile=place.is_volatile, temporary=False)
-        store._catalog_reader = open_reader(place.catalog_url)
-        store.refresh()
-        if writable:
-            store._catalog_reader.close()
-            store._catalog_reader = None
-            store._open_to_write()
-            store._count_again()
+        with contextlib.ExitStack() as undo:
+            undo.callback(store._let_go)
+            store._catalog_reader = open_reader(place.catalog_url)
+            store.refresh()
+            if writable:
+                store._catalog_reader.close()
+                store._catalog_reader = None
+                store._open_to_write()
+                store._count_again()
+            undo.pop_all()
         return store
 
     def _open_to_write(self) -> None:
@@ -359,14 +365,18 @@ class Store(StoreStreams, Closable):
         with self._changed:
             if self._is_closed:
                 return
-            self._is_closed = True
             with contextlib.suppress(PenstockError):  # then opening takes longer
                 self._keep_counts()
-            for part in (self._writer, self._catalog_writer, self._catalog_reader):
-                if part is not None:
-                    with contextlib.suppress(Closed):
-                        part.close()
-            self._writer = self._catalog_writer = self._catalog_reader = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close all parts, also when one cannot be synced."""
+        with self._changed, contextlib.ExitStack() as closing:
+            self._is_closed = True
             self._changed.notify_all()
-        if self._is_temporary:
-            self.place.remove()
+            if self._is_temporary:
+                closing.callback(self.place.remove)
+            for part in (self._catalog_reader, self._catalog_writer, self._writer):
+                if part is not None:
+                    closing.callback(part.close)
+            self._writer = self._catalog_writer = self._catalog_reader = None

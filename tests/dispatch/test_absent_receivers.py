@@ -110,6 +110,7 @@ def passage(folder: Path, dispatcher: Dispatcher, count: int, seconds: float) ->
 def test_many_receivers_that_are_away_delay_none_that_is_there(
     tmp_path: Path, record_property: Callable[[str, object], None], count: int, seconds: float
 ) -> None:
+    others = threading.active_count()
     with opened(tmp_path / "alone") as dispatcher:
         dispatcher.start()
         alone = passage(tmp_path / "alone", dispatcher, 0, seconds / 4)
@@ -128,7 +129,7 @@ def test_many_receivers_that_are_away_delay_none_that_is_there(
         assert beside.computed < 1.5
     else:
         assert beside.longest < 1.0 + alone.longest
-    assert beside.threads < _THREADS
+    assert beside.threads < min(others + _THREADS, count)
     assert beside.memory < (32 << 20) + count * (64 << 10)
 
     assert books.problems() == []

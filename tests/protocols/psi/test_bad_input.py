@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -130,7 +131,10 @@ def test_a_client_that_stops_reading_is_cut_off_and_costs_no_memory() -> None:
                 time.sleep(0.002)
             receiving.join(30)
             assert got == list(range(1, 601))
-        # 60 MB were sent to one and not to the other, which is gone.
+        # 60 MB were sent to one and not to the other, which is cut off while it reads nothing.
+        waiting = select.poll()
+        waiting.register(stopped.data, select.POLLRDHUP)
+        assert waiting.poll(20_000)
         stopped.data.settimeout(20)
         with contextlib.suppress(ConnectionResetError):
             while stopped.data.recv(1 << 20):

@@ -277,7 +277,7 @@ def test_too_many_clients_are_turned_away_and_others_served() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert third.recv(1) == b""
             third.close()
-        wait_until(lambda: exporter.statistics().clients == 0)
+        wait_until(lambda: exporter._meta.server.statistics().open == 0)
         with client(exporter.port) as again:
             again.burst()
         assert exporter.statistics().denied == 1

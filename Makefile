@@ -54,13 +54,14 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
-bench-more: $(PEERS) ## Spark, decoding, remote queues, relay and dispatcher, each beside its yardstick
+bench-more: $(PEERS) ## Spark, decoding, remote queues, relay, dispatcher and groups, each beside its yardstick
 	@tools/bench-servers
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/relaying.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/groups.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/psi.py
 
 $(PEERS): $(STAMP)

@@ -26,6 +26,7 @@ from penstock.core.errors import (
     InvalidOption,
     InvalidStreamId,
     InvalidURL,
+    LeaseLost,
     LockTimeout,
     Malformed,
     MessageTooLarge,
@@ -40,6 +41,7 @@ from penstock.core.errors import (
     Unsupported,
     WriteTimeout,
 )
+from penstock.core.grouped import Grouped, GroupStatistics
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Reader, Writer
 from penstock.core.message import Message
@@ -76,9 +78,12 @@ __all__ = [
     "DropCounts",
     "DropReason",
     "ForwardDestination",
+    "GroupStatistics",
+    "Grouped",
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
+    "LeaseLost",
     "LockTimeout",
     "Loss",
     "Malformed",

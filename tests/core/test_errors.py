@@ -21,6 +21,7 @@ from penstock.core.errors import (
     InvalidOption,
     InvalidStreamId,
     InvalidURL,
+    LeaseLost,
     LockTimeout,
     Malformed,
     MessageTooLarge,
@@ -73,6 +74,7 @@ EXAMPLES: list[tuple[PenstockError, dict[str, object], type[Exception]]] = [
     ),
     (CursorInUse("a", 7), {"name": "a", "pid": 7}, Exception),
     (CursorTableFull(8), {"count": 8}, Exception),
+    (LeaseLost([(3, 4), (9, 9)]), {"ranges": ((3, 4), (9, 9)), "count": 3}, Exception),
     (
         DamagedQueue("/q", "magic", 0, 1, 2),
         {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import open_reader, open_writer
+from penstock.core.grouped import Grouped
 from penstock.dispatch import Limits, outlets
 from penstock.dispatch.outbox import Entry, Outbox, Reason, common_log
 from penstock.protocols.uprotocol import UMessage, UStatus, UUri
@@ -34,10 +35,8 @@ _FULL = 20_000
 _CUTS = 12
 _AGAIN = 3
 
-IMAGES = pytest.mark.parametrize(
-    "images",
-    [_SMALL, pytest.param(_FULL, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
-)
+_IN_FULL = pytest.param(_FULL, marks=[pytest.mark.full, pytest.mark.timeout(3600)])
+IMAGES = pytest.mark.parametrize("images", [_SMALL, _IN_FULL])
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ class Stream:
     """A stream that lives until the power fails, and is looked at then."""
 
     def __init__(self, url: str, consumer: str, policies: tuple[str, ...]) -> None:
-        self._url = url
+        self.url = self._url = url
         self._consumer = consumer
         self._policies = policies
 
@@ -300,6 +299,89 @@ RING = Stream(
 )
 
 
+class GroupBooks(Books):
+    """What was written to a stream, and what members of a group acknowledged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Begun to be acknowledged: they may come again or not.
+        self.leaving: set[bytes] = set()
+        #: Acknowledged by a call that returned when the disk had it.
+        self.settled: set[bytes] = set()
+
+    def copy(self) -> GroupBooks:
+        other = GroupBooks()
+        other.shown, other.synced, other.count = dict(self.shown), set(self.synced), self.count
+        other.leaving, other.settled = set(self.leaving), set(self.settled)
+        return other
+
+
+class Group:
+    """Two readers of a group share a stream until the power fails."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def live(self, folder: Path, books: GroupBooks, disk: Disk, chance: random.Random) -> None:
+        disk.said = books.copy
+        url = self._url.format(folder / "stream")
+        plain = url.partition("?")[0]
+        with disk.watch(), contextlib.ExitStack() as stack:
+            policy = chance.choice(("batch", "none", "none", "1s"))
+            sync = chance.choice(("batch", "batch", "none", "10ms"))
+            writer = stack.enter_context(open_writer(f"{url}&sync={policy}"))
+            assert isinstance(writer, WideWriter)
+            members = [
+                stack.enter_context(open_reader(plain, group="us", sync=sync)) for _ in range(2)
+            ]
+            alone = stack.enter_context(open_reader(plain))
+            epoch = alone.bounds().epoch
+            for _ in range(chance.randrange(2, 9)):
+                batch = [books.next() for _ in range(chance.choice((1, 1, 3, 12)))]
+                end = alone.bounds().end
+                books.shown |= {(epoch, end + i): data for i, data in enumerate(batch)}
+                writer.write_many(batch)
+                if policy == "batch" or chance.random() < 0.3:
+                    writer.sync()
+                    books.synced.update(data for (e, _), data in books.shown.items() if e == epoch)
+                member = chance.choice(members)
+                assert isinstance(member, Grouped)
+                taken = member.read_many(chance.choice((1, 5, 20)))
+                if chance.random() < 0.3:
+                    member.nack([taken.pop() for _ in range(len(taken) // 2)])
+                books.leaving.update(bytes(message.payload) for message in taken)
+                member.ack(taken)
+                if sync == "batch":
+                    books.settled.update(bytes(message.payload) for message in taken)
+                disk.event()
+
+    def look(self, folder: Path, books: GroupBooks) -> set[bytes]:
+        url = self._url.format(folder / "stream")
+        plain = url.partition("?")[0]
+        new = [b"new 1", b"new 2", b"new 3"]
+        with open_writer(f"{url}&sync=batch") as writer:
+            writer.write_many(new)
+        with open_reader(plain, "start") as alone:
+            there = {message.seq: bytes(message.payload) for message in alone.available()}
+        found = list(there.values())
+        assert found[-3:] == new
+        with open_reader(plain, group="us") as reader:
+            assert isinstance(reader, Grouped)
+            came = Counter(bytes(message.payload) for message in reader.read_many(10_000))
+            for loss in reader.statistics().losses:
+                assert not there.keys() & set(range(loss.first, loss.last + 1)), "lost, but there"
+            reader.acknowledge()
+            assert reader.group().lag == 0
+        assert max(came.values()) == 1, "a message twice"
+        assert set(came) <= set(found)
+        assert set(new) <= set(came), "a new message counts as settled"
+        missing = set(found) - books.leaving - set(came)
+        assert not missing, f"{len(missing)} messages that nobody acknowledged did not come"
+        again = books.settled & set(came)
+        assert not again, f"{len(again)} messages came again that were settled on the disk"
+        return set(found[:-3])
+
+
 def simulate(place: Path, life: Any, books: Any, images: int) -> None:
     """Let the power fail so many times, again and again after what was made of the disk."""
     seed = 0
@@ -375,3 +457,11 @@ def test_a_ring_loses_nothing_that_was_synced_and_gives_no_number_twice(
     place: Path, images: int
 ) -> None:
     simulate(place, RING, Books, images)
+
+
+@pytest.mark.parametrize("images", [_SMALL // 2, _IN_FULL])
+@pytest.mark.parametrize("stream", [LOG, RING], ids=["log", "ring"])
+def test_a_group_settles_nothing_new_and_gives_nothing_again_that_was_synced(
+    place: Path, stream: Stream, images: int
+) -> None:
+    simulate(place, Group(stream.url), GroupBooks, images)

@@ -346,6 +346,54 @@ def outbox(run: Run) -> Callable[[], None]:
     return aftermath
 
 
+def group(run: Run, options: str) -> Callable[[], None]:
+    """Read, acknowledge and give back messages as two members of a group, in two lives."""
+    kind, _, rest = options.partition(":")
+    url = f"{kind}:{run.folder / 'stream'}"
+    feed = Feed(run, f"{url}?{rest}")
+    settled: set[int] = set()
+    maybe: set[int] = set()
+
+    def live(first: int) -> None:
+        members = [run.attempt(lambda: open_reader(f"{url}?group=us&sync=batch")) for _ in range(2)]
+        for number in range(first, first + 24):
+            feed.write(payload(number))
+            member: Any = members[number % 2]
+            if number % 3 or member is None:
+                continue
+            messages = run.attempt(partial(member.read_many, 5)) or []
+            if number % 4 == 0 and messages:
+                run.attempt(partial(member.nack, messages.pop()))
+            numbers = {message.seq for message in messages}
+            maybe.update(numbers)
+            before = len(run.errors)
+            run.attempt(partial(member.ack, messages))
+            if len(run.errors) == before:
+                assert not numbers & settled, "acknowledged twice"
+                settled.update(numbers)
+        for member in members:
+            if member is not None:
+                run.attempt(member.close)
+                member.close()
+
+    feed.write(payload(0))
+    live(1)
+    live(101)
+    feed.close()
+
+    def aftermath() -> None:
+        found = {message.seq for message in check_stream(run, f"{url}?{rest}")}
+        with open_reader(f"{url}?group=us") as reader:
+            came = [message.seq for message in reader.read_many(1000)]
+            assert reader.statistics().lost == 0
+        assert len(set(came)) == len(came), "a message twice"
+        assert not settled & set(came), "a message comes again that was settled"
+        assert found - maybe <= set(came), "a message does not come that nobody acknowledged"
+        assert set(came) <= found
+
+    return aftermath
+
+
 def store(run: Run) -> Callable[[], None]:
     """Write messages of two streams to a store."""
     from penstock.protocols.psi.store_books import psi_message
@@ -424,6 +472,8 @@ SCENARIOS: dict[str, Callable[[Run], Callable[[], None]]] = {
     "classic": lambda run: stream(run, "fmq:layout=classic&slots=64&size=64k"),
     "cursors": cursors,
     "outbox": outbox,
+    "log, group": lambda run: group(run, f"{_LOG}&sync=none"),
+    "ring, group": lambda run: group(run, _RING),
     "store": store,
 }
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.core.batch import Batch
+    from penstock.core.grouped import Delivered
     from penstock.core.interfaces import Reader
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
@@ -70,6 +71,14 @@ class AsyncReader:
         message = await self.read()
         assert message is not None  # without a timeout there is none to return None for
         return message
+
+    async def ack(self, messages: Delivered) -> None:
+        """Settle messages that a reader of a group has leased; see `Grouped.ack`."""
+        await asyncio.to_thread(self._source.settle, lambda reader: reader.ack(messages))
+
+    async def nack(self, messages: Delivered, delay: float = 0.0) -> None:
+        """Give messages of a group back; see `Grouped.nack`."""
+        await asyncio.to_thread(self._source.settle, lambda reader: reader.nack(messages, delay))
 
     async def seek(self, position: PositionLike) -> None:
         """Stand at a position, also while a task waits: the next message comes from there.

@@ -12,7 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, Unsupported
+from penstock.core.grouped import Grouped
 from penstock.core.interfaces import FIRST_PAUSE, LONGEST_SLEEP, WaitGroup, between_looks
 from penstock.core.worker import Worker
 
@@ -99,6 +100,18 @@ class Source:
             failed = self._failure is not None
             self._lock.release()
         return failed
+
+    def settle(self, call: Callable[[Grouped], None]) -> None:
+        """Acknowledge messages of a group, or give them back.
+
+        :raises Unsupported: the reader is no member of a group.
+        """
+        with self._lock:
+            if not isinstance(self.reader, Grouped):
+                raise Unsupported(
+                    f"{self.reader.url} has no messages to acknowledge", hint="open it with group="
+                )
+            call(self.reader)
 
     def seek(self, position: PositionLike) -> None:
         with self._lock:

@@ -185,9 +185,11 @@ def cat(
             left -= len(messages)
             if messages and follow:
                 out.flush()
+                reader.acknowledge()
             if not follow and (not messages or (newest is not None and messages[-1].seq >= newest)):
                 break
         out.flush()
+        reader.acknowledge()
         if stop() and not follow:
             raise KeyboardInterrupt
         lost = reader.statistics().lost

@@ -74,6 +74,8 @@ def info(
         console.print(_info_table(found))
         if readers := found.details.get("readers"):
             console.print(_readers_table(readers, found))
+        if groups := found.details.get("groups"):
+            console.print(_groups_table(groups))
 
 
 def _place(found: StreamInfo) -> str:
@@ -97,7 +99,7 @@ def _info_table(found: StreamInfo) -> Table:
     blocking = "yes: the writer waits for its reader" if found.blocking else "no"
     table.add_row("blocking", blocking)
     for name, value in found.details.items():
-        if value not in (None, [], {}) and name != "readers":
+        if value not in (None, [], {}) and name not in {"readers", "groups"}:
             table.add_row(
                 name.removesuffix("_ns").replace("_", " "), _shown(name, value), style="dim"
             )
@@ -110,6 +112,21 @@ def _shown(name: str, value: object) -> str:
     if name.endswith("_ns") and isinstance(value, int):
         return format_time(value)
     return str(value)
+
+
+def _groups_table(groups: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, title="groups", title_justify="left")
+    counts = ("lag", "leased", "waiting", "acked", "redelivered", "dead", "lost")
+    for title in ("name", "members", *counts):
+        table.add_column(title, justify="left" if title == "name" else "right")
+    for group in groups:
+        if damage := group.get("damage"):
+            table.add_row(escape(group["name"]), escape(damage))
+            continue
+        members = sum(member["alive"] for member in group["members"])
+        numbers = (f"{group[count]:,}" for count in counts)
+        table.add_row(escape(group["name"]), f"{members}", *numbers)
+    return table
 
 
 def _readers_table(readers: list[dict[str, Any]], found: StreamInfo) -> Table:

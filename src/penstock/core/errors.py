@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.redaction import as_written, is_secret, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "AlreadyExists",
@@ -17,6 +20,7 @@ __all__ = [
     "InvalidOption",
     "InvalidStreamId",
     "InvalidURL",
+    "LeaseLost",
     "LockTimeout",
     "Malformed",
     "MessageTooLarge",
@@ -243,6 +247,24 @@ class CursorInUse(PenstockError):
         super().__init__(f"the cursor {name!r} is in use by {owner}", hint=hint)
         self.name = name
         self.pid = pid
+
+
+class LeaseLost(PenstockError):
+    """Messages are not leased to this reader of a group: others may have got them by now.
+
+    What was done with them may be done again. The other messages of the same call are settled.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], *, hint: str | None = None) -> None:
+        count = sum(last - first + 1 for first, last in ranges)
+        first, last = ranges[0][0], ranges[-1][1]
+        which = (
+            f"message {first} is" if count == 1 else f"{count:,} messages ({first} to {last}) are"
+        )
+        super().__init__(f"{which} not leased to this reader", hint=hint)
+        #: The first and the last number of each run of them, and how many they are.
+        self.ranges = tuple(ranges)
+        self.count = count
 
 
 class CursorTableFull(PenstockError):

@@ -24,7 +24,7 @@ from penstock.queue.notes import NoteFile
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import boot_id, create_from_options
 from penstock.queue.wide.info import describe_wide
-from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
+from penstock.queue.wide.opening import open_wide_member, open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import READER_OPTIONS, WRITER_OPTIONS, WideOptions
 from penstock.queue.wide.queue_file import SUFFIX, file_of
 from penstock.queue.wide.verification import check_wide
@@ -46,8 +46,11 @@ class FmqEndpoint(Endpoint):
         path, options = _parse(url)
         if isinstance(options, ClassicOptions):
             return ClassicReader(url.text, path, start, options)
-        _refuse(url, WRITER_OPTIONS, "is for writers, and would do nothing here")
-        return open_wide_reader(url.text, path, start, options)
+        own = {"sync"} if options.group else set()
+        _refuse(url, WRITER_OPTIONS - own, "is for writers, and would do nothing here")
+        options.check_group("hold", "type", "resume")
+        open_kind = open_wide_reader if options.group is None else open_wide_member
+        return open_kind(url.text, path, start, options)
 
     def open_writer(self, url: URL) -> Writer:
         path, options = _parse(url)

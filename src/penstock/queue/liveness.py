@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core.errors import Closed, NotFound
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import storage_error, storage_errors
 
 __all__ = ["LockFile"]
 
@@ -65,17 +65,20 @@ class LockFile:
 
     def try_lock(self, byte: int) -> bool:
         self.check()
-        with storage_errors("locking", self.path):
-            try:
-                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
-            except (BlockingIOError, PermissionError):
-                return False
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            raise storage_error("locking", self.path, error) from error
         return True
 
     def unlock(self, byte: int) -> None:
         self.check()
-        with storage_errors("unlocking", self.path):
+        try:
             fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+        except OSError as error:
+            raise storage_error("unlocking", self.path, error) from error
 
     def is_locked(self, byte: int, count: int = 1) -> bool:
         """Tell whether another description has it, or one of so many bytes from it on, locked."""

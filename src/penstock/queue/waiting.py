@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.core.closing import Closable
 from penstock.core.errors import Closed, PenstockError
+from penstock.core.grouped import Grouped
 from penstock.core.interfaces import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -68,6 +69,8 @@ class Waiter(Closable):
         """Return the readers that have something to read; none when time is over or interrupted."""
         every = list(readers)
         for reader in every:
+            if isinstance(reader, Grouped):
+                continue  # what it has is acknowledged by its own call
             with suppress(Closed):  # it is returned, and says so when it is read
                 reader.acknowledge()  # this is the call after the last read
         now = time.monotonic()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.endpoints import are_same_stream
 from penstock.core.errors import InvalidOption
+from penstock.core.grouped import Grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,9 @@ def copy(
         batch = reader.read_batch(_BATCH, timeout=_PATIENCE if follow else 0)
         if batch.num_rows:
             writer.write_batch(batch)
+            if isinstance(reader, Grouped):
+                writer.flush()
+                reader.ack(batch)
             if on_progress is not None:
                 on_progress(so_far())
             if newest is not None and batch.column("seq")[-1].as_py() >= newest:

@@ -20,6 +20,7 @@ from penstock.core.errors import (
     Unacknowledged,
     WriteTimeout,
 )
+from penstock.core.grouped import Grouped
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
 from penstock.core.worker import Worker
@@ -311,6 +312,8 @@ class Relay:
         while left.batch.num_rows:
             patiently(lambda: self._attempt(left), self._policy, self._patience, self._note_outage)
         self.trouble = None
+        if self._queue is None and isinstance(self._reader, Grouped) and self._flush():
+            self._reader.ack(piece)
         now = self._patience.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now

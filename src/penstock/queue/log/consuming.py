@@ -6,12 +6,14 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import Closed, DamagedQueue
+from penstock.core.errors import Closed, CursorInUse, DamagedQueue
+from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.queue.cursor_file import CursorFile
+from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
 from penstock.queue.log.recovery import is_unsettled
-from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.retention import CURSORS, GROUPS
 from penstock.queue.wide.compression import Compression
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.queue.log.options import LogOptions
     from penstock.queue.wide.queue_file import QueueFile
 
-__all__ = ["Consumer", "open_log_reader"]
+__all__ = ["Consumer", "open_log_member", "open_log_reader"]
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,42 @@ class Consumer(LogReader):
 
 class CompressedConsumer(Consumer, CompressedLogReader):
     """A consumer of a log whose payloads are compressed."""
+
+
+class HeldPlace:
+    """The cursor `group:NAME`, which retention respects when a writer says `hold=group:NAME`."""
+
+    def __init__(self, folder: Path, group: str) -> None:
+        self._path = folder / CURSORS
+        self._name = f"group:{group}"
+
+    def __call__(self, epoch: int, seq: int) -> None:
+        """Let go of what is settled, if anybody holds it for the group."""
+        if not self._path.exists():
+            return
+        with CursorFile(str(self._path)) as cursors:
+            entry = cursors.find(self._name)
+            if entry is None or (entry.epoch, entry.seq) == (epoch, seq):
+                return
+            with suppress(CursorInUse), cursors.claim(self._name) as cursor:
+                cursor.move(seq, epoch)
+
+
+def open_log_member(url: str, folder: Path, start: Position, options: LogOptions) -> GroupReader:
+    """Open a reader of the group that the options name; a new group begins at `start`.
+
+    :raises NotFound: there is no such log.
+    :raises DamagedQueue: it is not readable.
+    """
+    assert options.group is not None
+    return GroupReader(
+        url,
+        lambda: open_log_reader(url, folder, start, options),
+        folder / GROUPS,
+        options,
+        lost=DropReason.RETENTION,
+        hold=HeldPlace(folder, options.group),
+    )
 
 
 def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:

@@ -21,7 +21,7 @@ from penstock.queue.log.recovery import (
     remove_unfinished,
     set_aside,
 )
-from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.retention import CURSORS, GROUPS
 from penstock.queue.log.segments import (
     begin_segment,
     look,
@@ -146,7 +146,7 @@ def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
         for made in missing if sync else ():  # what is synced in it is to be found by its name
             sync_names(made.parent)
         names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
-    if names and not names & {LOCK, SETTINGS, CURSORS} and not numbers_of(folder):
+    if names and not names & {LOCK, SETTINGS, CURSORS, GROUPS} and not numbers_of(folder):
         raise AlreadyExists(
             f"the directory {folder} holds other things than a log",
             hint="a log needs a directory of its own",

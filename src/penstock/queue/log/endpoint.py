@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
 from penstock.core.url import URL
 from penstock.queue.endpoint import token_of
-from penstock.queue.log.consuming import open_log_reader
+from penstock.queue.log.consuming import open_log_member, open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
@@ -40,11 +40,13 @@ class LogEndpoint(Endpoint):
         folder, options = _parse(url)
         _refuse(
             url,
-            WRITER_OPTIONS,
+            WRITER_OPTIONS - ({"sync"} if options.group else set()),
             "is for writers, and would do nothing here",
             hint="a reader whose place is kept has a name: cursor=NAME",
         )
-        return open_log_reader(url.text, folder, start, options)
+        options.check_group("cursor", "type", "resume")
+        open_kind = open_log_reader if options.group is None else open_log_member
+        return open_kind(url.text, folder, start, options)
 
     def open_writer(self, url: URL) -> Writer:
         folder, options = _parse(url)

@@ -10,8 +10,9 @@ from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.info import StreamInfo
 from penstock.core.interfaces import Bounds
 from penstock.queue.cursor_file import CursorFile
+from penstock.queue.groups.leases import describe_groups
 from penstock.queue.log.locking import writer_pid
-from penstock.queue.log.retention import CURSORS
+from penstock.queue.log.retention import CURSORS, GROUPS
 from penstock.queue.log.segments import Segment, disk_bytes, look, numbers_of, path_of
 from penstock.queue.log.settings import load_settings
 from penstock.queue.storage import storage_errors
@@ -118,6 +119,7 @@ def describe_log(url: str, folder: Path) -> StreamInfo:
             "created_ns": None if settings is None else settings.created_ns,
             "writer_pid": writer_pid(folder),
             "cursors": _cursors(folder, newest, settings),
+            "groups": describe_groups(folder / GROUPS, newest.head),
             "damaged_segments": [str(one.path) for one in listed if one.damage is not None],
             "set_aside": _set_aside(folder),
         },

@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from penstock.core.options import Options
 from penstock.core.units import parse_duration, parse_size
+from penstock.queue.groups.options import GROUP_OPTIONS, GroupOptions
 from penstock.queue.options import Creation, FileMode, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_SLOTS
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 #: Options that say nothing to a writer, and nothing to a reader.
-READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "cursor", "trace"})
+READER_OPTIONS: Final = GROUP_OPTIONS | {"type", "resume", "damaged", "cursor", "trace", "group"}
 WRITER_OPTIONS: Final = frozenset({"retain", "retain_age", "hold", "sync", "lock_timeout"})
 
 #: What a log is made with, and keeps.
@@ -41,7 +41,7 @@ def _or_none(parse: object) -> BeforeValidator:
     return BeforeValidator(parse_or_none)
 
 
-class LogOptions(Options):
+class LogOptions(GroupOptions):
     """Options of `log:/path/name`."""
 
     #: Creating: bytes of a segment's buffer, and so the largest message; rounded up to whole pages.
@@ -65,7 +65,8 @@ class LogOptions(Options):
     retain_age: Annotated[float | None, _or_none(parse_duration)] = None
     #: Writer: keep what the cursors of these names have not passed yet; `hold=`: of none any more.
     hold: Annotated[HeldReaders, BeforeValidator(lambda value: value or ())] = ()
-    #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
+    #: Writer, group: bring messages, or what is settled, to the disk: `none`, after every `batch`
+    #: (call), or a time between.
     sync: SyncOption = 1.0
     #: Writer: how long to wait for another writer.
     lock_timeout: Annotated[float, BeforeValidator(parse_duration)] = 5.0

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
     from penstock.queue.log.settings import Settings
 
-__all__ = ["CLOCK", "CURSORS", "AgeClock", "Limits", "Trimmed", "held_by", "trim"]
+__all__ = ["CLOCK", "CURSORS", "GROUPS", "AgeClock", "Limits", "Trimmed", "held_by", "trim"]
 
 log = logging.getLogger(__name__)
 
 #: The name of the file that keeps the positions of a log's readers.
 CURSORS: Final = "cursors"
+#: The name of the folder that keeps what its groups of readers have settled.
+GROUPS: Final = "groups"
 #: The name of the file that keeps what the clock was.
 CLOCK: Final = "clock"
 

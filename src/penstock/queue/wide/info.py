@@ -8,9 +8,10 @@ import numpy as np
 
 from penstock.core.info import StreamInfo
 from penstock.core.stream_id import StreamId
+from penstock.queue.groups.leases import describe_groups
 from penstock.queue.liveness import LockFile
 from penstock.queue.wide.layout import ALIGN, LIVE_WRITER, SLOT, HeaderFlag, State, slots_of
-from penstock.queue.wide.queue_file import QueueFile, reader_table
+from penstock.queue.wide.queue_file import QueueFile, groups_of, reader_table
 
 __all__ = ["describe_wide"]
 
@@ -74,6 +75,7 @@ def _describe(url: str, file: QueueFile) -> StreamInfo:
             "created_ns": file.field("created_ns"),
             "writer_pid": _writer_pid(file),
             "readers": _readers(file),
+            "groups": describe_groups(groups_of(file.path), head),
         },
     )
 

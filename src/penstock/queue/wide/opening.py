@@ -7,12 +7,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import InvalidOption, NotFound
+from penstock.core.overflow import DropReason
+from penstock.queue.groups.reader import GroupReader
 from penstock.queue.options import Creation
 from penstock.queue.wide.compressed import CompressedReader, CompressingWriter
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.creation import create_from_options
 from penstock.queue.wide.layout import State
-from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.queue_file import QueueFile, groups_of
 from penstock.queue.wide.reader import WideReader
 from penstock.queue.wide.writer import WideWriter
 
@@ -20,10 +22,26 @@ if TYPE_CHECKING:
     from penstock.core.position import Position
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["open_wide_reader", "open_wide_writer"]
+__all__ = ["open_wide_member", "open_wide_reader", "open_wide_writer"]
 
 #: While the queue is not there yet, look this often (seconds).
 _LOOK_FOR_QUEUE: Final = 0.02
+
+
+def open_wide_member(url: str, path: str, start: Position, options: WideOptions) -> GroupReader:
+    """Open a reader of the group that the options name; a new group begins at `start`.
+
+    :raises NotFound: there is no such queue.
+    :raises DamagedQueue: it is not readable.
+    """
+    path = os.path.abspath(path)  # noqa: PTH100 - the process may go elsewhere
+    return GroupReader(
+        url,
+        lambda: open_wide_reader(url, path, start, options),
+        groups_of(path),
+        options,
+        lost=DropReason.OVERRUN,
+    )
 
 
 def open_wide_reader(url: str, path: str, start: Position, options: WideOptions) -> WideReader:

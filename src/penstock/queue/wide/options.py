@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from penstock.core.options import Duration, Options, Size
+from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads it
+from penstock.queue.groups.options import GROUP_OPTIONS, GroupOptions
 from penstock.queue.options import Creation, FileMode, HeldReaders, OwnStream, Patience, SyncOption
 from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.layout import MAX_BUFFER, MAX_READERS, MAX_SLOTS
@@ -15,7 +16,7 @@ from penstock.queue.wide.layout import MAX_BUFFER, MAX_READERS, MAX_SLOTS
 __all__ = ["READER_OPTIONS", "WRITER_OPTIONS", "Policy", "WideOptions"]
 
 #: Options that say nothing to a writer, and nothing to a reader.
-READER_OPTIONS: Final = frozenset({"type", "resume", "damaged", "trace"})
+READER_OPTIONS: Final = GROUP_OPTIONS | {"type", "resume", "damaged", "trace", "group"}
 WRITER_OPTIONS: Final = frozenset({"policy", "timeout", "keep", "lock_timeout", "sync"})
 
 
@@ -30,7 +31,7 @@ class Policy(StrEnum):
     DROP = "drop"
 
 
-class WideOptions(Options):
+class WideOptions(GroupOptions):
     """Options of `fmq:…?layout=wide`."""
 
     layout: Literal["wide"] | None = None
@@ -64,7 +65,8 @@ class WideOptions(Options):
     keep: bool = False
     #: Writer: how long to wait for another writer.
     lock_timeout: Duration = 5.0
-    #: Writer: bring messages to the disk: `none`, after every `batch` (call), or a time between.
+    #: Writer, group: bring messages, or what is settled, to the disk: `none`, after every `batch`
+    #: (call), or a time between.
     sync: SyncOption = "none"
     #: Reader: deliver only messages of this type.
     type: int | None = None

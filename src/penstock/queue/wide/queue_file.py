@@ -59,6 +59,7 @@ __all__ = [
     "QueueFile",
     "create_queue",
     "file_of",
+    "groups_of",
     "mark",
     "new_header",
     "protect",
@@ -93,6 +94,11 @@ def file_of(path: str) -> str:
     if path.endswith(SUFFIX) or _DESCRIPTOR.fullmatch(path):
         return path
     return path + SUFFIX
+
+
+def groups_of(path: str) -> Path:
+    """Return the folder that keeps what the groups of readers of a queue have settled."""
+    return Path(f"{file_of(path)}.groups")
 
 
 class QueueFile:

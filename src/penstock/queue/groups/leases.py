@@ -1,0 +1,430 @@
+"""Who gets which messages of a group, for how long, and what becomes of them?"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.core.closing import Closable
+from penstock.core.errors import DamagedQueue, InvalidOption, LeaseLost, Unsupported
+from penstock.core.grouped import GroupStatistics
+from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss
+from penstock.queue.groups.settled import NOBODY, Span, runs_of
+from penstock.queue.groups.state import Ending, Join, Leave, Put, Renumber, Restart, Settle
+from penstock.queue.groups.state_file import MOST_MEMBERS, StateFile, group_names, look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from penstock.core.interfaces import Bounds
+    from penstock.queue.groups.state import GroupState
+    from penstock.queue.options import Sync
+
+__all__ = ["Leases", "Taken", "describe_groups", "running_ns"]
+
+_SECOND: Final = 1_000_000_000
+#: How often (seconds) a member looks whether the others are alive.
+_BETWEEN_LOOKS: Final = 0.25
+#: Messages that may wait for an earlier one of their key; then no fresh ones are looked at.
+_MOST_PARKED: Final = 10_000
+#: How often (seconds) a hold is moved that waits for no sync.
+_BETWEEN_HOLDS: Final = 0.2
+
+
+#: What `info` shows of the books of a group.
+_SHOWN: Final = (
+    "next_seq",
+    "floor",
+    "lag",
+    "leased",
+    "waiting",
+    "acked",
+    "redelivered",
+    "dead",
+    "lost",
+    "reverted",
+)
+
+
+def running_ns() -> int:
+    """Return how long the machine has been running. It does not jump, as its clock may."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Taken(NamedTuple):
+    """What a member was leased."""
+
+    #: To be delivered.
+    spans: list[Span]
+    #: Delivered too often: to go to the dead-letter stream.
+    dying: list[Span]
+
+
+class Leases(Closable):
+    """One member's hand on the state of its group.
+
+    :param lease: seconds that a member may keep messages before others get them
+    :param deliveries: how often a message is delivered; 0: for ever
+    :param sync: when what is settled is brought to the disk
+    :param hold: is told up to where all is settled, by epoch and number
+    :param now: nanoseconds of a clock that all members share
+    """
+
+    def __init__(
+        self,
+        file: StateFile,
+        *,
+        lease: float = 30.0,
+        deliveries: int = 0,
+        sync: Sync = "none",
+        hold: Callable[[int, int], None] | None = None,
+        now: Callable[[], int] = running_ns,
+    ) -> None:
+        self._file = file
+        self._lease_ns = round(lease * _SECOND)
+        self._deliveries = deliveries
+        self._sync = sync
+        self._hold = hold
+        self._now = now
+        self._look_at = self._keep_at = 0
+        #: The change of the file that the disk has for sure.
+        self._synced = 0
+        self._me = NOBODY
+        self._me = self._join()
+
+    @property
+    def me(self) -> int:
+        """The number of this member."""
+        return self._me
+
+    @property
+    def next(self) -> int:
+        """The first message that nobody was given yet, as of the last turn."""
+        return self._file.state.map.next
+
+    def _join(self) -> int:
+        with self._file.turn() as state:
+            self._reclaim_from_dead(state)
+            for member in range(MOST_MEMBERS):
+                if member not in state.members and self._file.claim(member):
+                    self._file.add(Join(member, os.getpid(), time.time_ns()))
+                    return member
+        raise InvalidOption("group", str(self._file.path), f"has {MOST_MEMBERS} members already")
+
+    # --- what is given out ---------------------------------------------------------------------
+
+    def take(
+        self,
+        limit: int,
+        end: int,
+        epochs: AbstractSet[int],
+        keys: Callable[[int, int], Sequence[tuple[int, int]]] | None = None,
+    ) -> Taken | None:
+        """Lease up to `limit` messages below `end`: first those to be delivered again.
+
+        :param epochs: the epochs whose numbers the caller knows
+        :param keys: returns number and key of up to so many messages, from a number on; without
+            it there is no order to keep
+        :returns: None when the numbers of the group are of another epoch
+        """
+        with self._file.turn() as state:
+            if state.epoch not in epochs:
+                return None
+            now = self._now()
+            self._reclaim(state, now)
+            taken = Taken([], [])
+            if keys is None:
+                left = self._take_due(state.map.due(now), limit, taken)
+                if left and state.map.next < end:
+                    first = state.map.next
+                    taken.spans.append(Span(first, min(first + left, end)))
+            else:
+                self._take_ordered(state, now, limit, taken, keys)
+            until = now + self._lease_ns
+            if taken.spans:
+                self._file.add(Put(self._me, until, [_entry(span, 1) for span in taken.spans]))
+            if taken.dying:
+                self._file.add(Put(self._me, until, [_entry(span) for span in taken.dying]))
+        return taken
+
+    def _take_due(self, due: Iterable[Span], limit: int, taken: Taken) -> int:
+        """Add what is due, up to a limit; return what is left of that."""
+        for span in due:
+            if self._deliveries and span.deliveries >= self._deliveries:
+                taken.dying.append(span)
+            elif limit:
+                part = span._replace(end=min(span.end, span.first + limit))
+                taken.spans.append(part)
+                limit -= part.size
+        return limit
+
+    def _take_ordered(
+        self,
+        state: GroupState,
+        now: int,
+        limit: int,
+        taken: Taken,
+        keys: Callable[[int, int], Sequence[tuple[int, int]]],
+    ) -> None:
+        """Take messages whose key nobody else works on; those behind them wait."""
+        holders = {span.key: span.member for span in state.map.spans if span.member != NOBODY}
+        blocked: set[int] = set()
+        parked = 0
+        for span in state.map.spans:
+            if span.member != NOBODY:
+                continue
+            is_free = holders.get(span.key, self._me) == self._me and span.key not in blocked
+            if limit and is_free and span.until <= now:
+                limit = self._take_due([span], limit, taken)
+                holders[span.key] = self._me
+            else:
+                blocked.add(span.key)
+                parked += span.size
+        while limit and parked < _MOST_PARKED and (fresh := keys(state.map.next, limit)):
+            spans = [Span(seq, seq + 1, key=key) for seq, key in fresh]
+            self._file.add(Put(NOBODY, 0, [_entry(span) for span in spans]))
+            for span in spans:
+                if holders.setdefault(span.key, self._me) == self._me and span.key not in blocked:
+                    taken.spans.append(span)
+                    limit -= 1
+                else:
+                    blocked.add(span.key)
+                    parked += 1
+
+    # --- what is given back --------------------------------------------------------------------
+
+    def ack(self, numbers: Sequence[int]) -> None:
+        """Settle messages.
+
+        :raises LeaseLost: some are not leased to this member any more; the others are settled.
+        """
+        self._end(numbers, lambda parts: Settle(Ending.ACKED, [part[:2] for part in parts]))
+
+    def nack(self, numbers: Sequence[int], delay: float = 0.0) -> None:
+        """Let messages wait to be delivered again.
+
+        :raises LeaseLost: as for `ack`.
+        """
+        until = self._now() + round(delay * _SECOND)
+        self._end(numbers, lambda parts: Put(NOBODY, until, [_entry(part) for part in parts]))
+
+    def _end(self, numbers: Sequence[int], record: Callable[[list[Span]], Settle | Put]) -> None:
+        mine: list[Span] = []
+        lost: list[tuple[int, int]] = []
+        with self._file.turn() as state:
+            for first, end in runs_of(numbers):
+                at = first
+                for part in state.map.within(first, end):
+                    if part.member == self._me:
+                        if part.first > at:
+                            lost.append((at, part.first))
+                        mine.append(part)
+                        at = part.end
+                if at < end:
+                    lost.append((at, end))
+            if mine:
+                self._file.add(record(mine))
+        self._changed()
+        if lost:
+            raise LeaseLost(
+                [(first, end - 1) for first, end in lost],
+                hint="the lease ran out, or they were settled before; lease= makes it longer",
+            )
+
+    def ack_all(self) -> None:
+        """Settle everything that this member has."""
+        with self._file.turn() as state:
+            if mine := state.map.of_member(self._me):
+                self._file.add(Settle(Ending.ACKED, [span[:2] for span in mine]))
+        self._changed()
+
+    def give_back(
+        self, spans: Iterable[Span], *, after: float = 0.0, counted: bool = False
+    ) -> None:
+        """Let leased messages wait that were not delivered, so that this does not count.
+
+        :param counted: it was not counted when they were leased
+        """
+        with self._file.turn() as state:
+            parts = [part for span in spans for part in self._mine(state, span)]
+            until = self._now() + round(after * _SECOND)
+            if parts:
+                self._file.add(Put(NOBODY, until, [_entry(part, counted - 1) for part in parts]))
+
+    def bury(self, spans: Iterable[Span]) -> None:
+        """Settle messages that are in the dead-letter stream by now."""
+        with self._file.turn() as state:
+            parts = [part[:2] for span in spans for part in self._mine(state, span)]
+            if parts:
+                self._file.add(Settle(Ending.DEAD, parts))
+        self._changed()
+
+    def lose(
+        self, ranges: Iterable[tuple[int, int]], oldest: int, reason: DropReason
+    ) -> list[Loss]:
+        """Settle as lost what this member did not find, and what lies below the oldest there is.
+
+        What another member has leased may have been read by it before: that is left to it.
+        """
+        found: list[Loss] = []
+        with self._file.turn() as state:
+            # Of what lies below the oldest, this member may have read its own before.
+            wanted = [(first, end, {NOBODY, self._me}) for first, end in ranges]
+            for first, end, members in (*wanted, (0, oldest, {NOBODY})):
+                parts = state.map.within(first, end)
+                gone = [part[:2] for part in parts if part.member in members]
+                if end > state.map.next >= first:
+                    gone.append((state.map.next, end))
+                if gone:
+                    self._file.add(Settle(Ending.of(reason), gone))
+                    found += [Loss(at, behind - 1, reason) for at, behind in gone]
+        self._changed()
+        return found
+
+    def _mine(self, state: GroupState, span: Span) -> list[Span]:
+        parts = state.map.within(span.first, span.end)
+        return [part for part in parts if part.member == self._me]
+
+    # --- leases that end by themselves ---------------------------------------------------------
+
+    def _reclaim(self, state: GroupState, now: int) -> None:
+        if over := state.map.expired(now):
+            self._file.add(Put(NOBODY, 0, [_entry(span) for span in over]))
+        if now >= self._look_at:
+            self._reclaim_from_dead(state)
+
+    def _reclaim_from_dead(self, state: GroupState) -> None:
+        self._look_at = self._now() + round(_BETWEEN_LOOKS * _SECOND)
+        for member in [m for m in state.members if m != self._me and not self._file.is_alive(m)]:
+            if spans := state.map.of_member(member):
+                self._file.add(Put(NOBODY, 0, [_entry(span) for span in spans]))
+            self._file.add(Leave(member))
+
+    def rest(self) -> float:
+        """Return how many seconds nothing can come that is not fresh, at most."""
+        state, now = self._file.state, self._now()
+        self._keep()
+        longest = LONGEST_SLEEP if len(state.members) < 2 else _BETWEEN_LOOKS  # noqa: PLR2004
+        soonest = min((span.until for span in state.map.spans), default=None)
+        if soonest is None:
+            return longest
+        return min(longest, max(LONGEST_PAUSE, (soonest - now) / _SECOND))
+
+    # --- epochs --------------------------------------------------------------------------------
+
+    def renumber(self, find: Callable[[], tuple[Bounds, int]]) -> list[Loss] | None:
+        """Go on in the numbers that the stream has now.
+
+        :param find: returns the bounds of the stream, and the end that it was known to have before
+        :returns: what was lost, if the stream was created anew; None: it goes on
+        """
+        with self._file.turn() as state:
+            bounds, known_end = find()
+            cut = bounds.successor(state.epoch, state.map.next)
+            if cut is not None:
+                if (cut := min(cut, bounds.end)) < state.map.next or bounds.epoch != state.epoch:
+                    self._file.add(Renumber(bounds.epoch, cut))
+                return None
+            gone = [span[:2] for span in state.map.spans]
+            if known_end > state.map.next:
+                gone.append((state.map.next, known_end))
+            if gone:
+                self._file.add(Settle(Ending.RECREATED, gone))
+            self._file.add(Restart(bounds.epoch, bounds.oldest))
+        return [Loss(first, end - 1, DropReason.RECREATED) for first, end in gone]
+
+    # --- books and closing ---------------------------------------------------------------------
+
+    def statistics(self, end: int) -> GroupStatistics:
+        """Return the books of the group; the next message of its stream will be `end`."""
+        with self._file.turn() as state:
+            return books_of(state, end)
+
+    def _changed(self) -> None:
+        if self._sync == "batch":
+            self._file.sync()
+        self._keep()
+
+    def _keep(self, *, at_once: bool = False) -> None:
+        """Sync, if it is time to; and let the stream forget what is settled on the disk, too."""
+        now = self._now()
+        if now < self._keep_at and not at_once:
+            return
+        interval = self._sync if isinstance(self._sync, float) else _BETWEEN_HOLDS
+        self._keep_at = now + round(interval * _SECOND)
+        epoch, floor = self._file.state.epoch, self._file.state.map.floor
+        changes = self._file.changes
+        if self._sync != "none" and changes != self._synced:
+            self._file.sync()
+            self._synced = changes
+        if self._hold is not None:
+            self._hold(epoch, floor)
+
+    def close(self) -> None:
+        """Give everything back, and leave the group."""
+        try:
+            with self._file.turn() as state:
+                if mine := state.map.of_member(self._me):
+                    self._file.add(Put(NOBODY, 0, [_entry(span) for span in mine]))
+                self._file.add(Leave(self._me))
+            self._keep(at_once=True)
+        finally:
+            self._file.close()
+
+
+def books_of(state: GroupState, end: int) -> GroupStatistics:
+    """Return the books of a group whose stream has messages up to `end`."""
+    leased, waiting = state.map.leased(), state.map.waiting()
+    return GroupStatistics(
+        members=len(state.members),
+        next_seq=state.map.next,
+        floor=state.map.floor,
+        lag=leased + waiting + max(0, end - state.map.next),
+        leased=leased,
+        waiting=waiting,
+        acked=state.settled[Ending.ACKED],
+        redelivered=state.redelivered,
+        dead=state.settled[Ending.DEAD],
+        lost=state.losses.total,
+        reverted=state.reverted,
+        losses=state.losses.ranges(),
+    )
+
+
+def describe_groups(folder: Path, end: int) -> list[dict[str, Any]]:
+    """Look at the groups of a stream, whose next message will be `end`."""
+    found: list[dict[str, Any]] = []
+    for name in group_names(folder):
+        try:
+            state, alive = look(folder, name)
+        except (DamagedQueue, Unsupported) as error:
+            found.append({"name": name, "damage": str(error)})
+            continue
+        books = books_of(state, end)
+        found.append(
+            {
+                "name": name,
+                "key": state.key,
+                **{field: getattr(books, field) for field in _SHOWN},
+                "losses": [str(loss) for loss in books.losses],
+                "members": [
+                    {
+                        "pid": member.pid,
+                        "alive": index in alive,
+                        "joined_ns": member.joined_ns,
+                        "leased": sum(span.size for span in state.map.of_member(index)),
+                    }
+                    for index, member in sorted(state.members.items())
+                ],
+            }
+        )
+    return found
+
+
+def _entry(span: Span, more: int = 0) -> tuple[int, int, int, int]:
+    return span.first, span.end, span.deliveries + more, span.key

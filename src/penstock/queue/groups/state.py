@@ -1,0 +1,288 @@
+"""What does a group know, and which records change it?"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss, LossLedger
+from penstock.queue.groups.settled import NOBODY, SettledMap, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "Ending",
+    "GroupState",
+    "Join",
+    "Leave",
+    "Member",
+    "Put",
+    "Record",
+    "Renumber",
+    "Restart",
+    "Settle",
+    "decode",
+]
+
+#: Kind; then by kind: member and until, ending, member with pid and time, epoch and number.
+_PUT: Final = struct.Struct("<BiQ")
+_SETTLE: Final = struct.Struct("<BB")
+_JOIN: Final = struct.Struct("<BiIQ")
+_LEAVE: Final = struct.Struct("<Bi")
+_EPOCH: Final = struct.Struct("<BQQ")
+#: First, end, deliveries and key of a span; first and end of a range.
+_SPAN: Final = struct.Struct("<QQIQ")
+_RANGE: Final = struct.Struct("<QQ")
+
+
+class Ending(enum.IntEnum):
+    """How a message was settled."""
+
+    ACKED = 1
+    #: It is in the dead-letter stream.
+    DEAD = 2
+    #: The stream has it no more.
+    OVERRUN = 3
+    RETENTION = 4
+    RECREATED = 5
+    #: Its bytes are not those that were written.
+    DAMAGED = 6
+
+    @property
+    def loss(self) -> DropReason | None:
+        """The reason of a loss; None: it was none."""
+        return _LOSSES.get(self)
+
+    @classmethod
+    def of(cls, reason: DropReason) -> Ending:
+        """Return how a message ends that is lost for this reason."""
+        return next((ending for ending, loss in _LOSSES.items() if loss is reason), cls.OVERRUN)
+
+
+_LOSSES: Final = {
+    Ending.OVERRUN: DropReason.OVERRUN,
+    Ending.RETENTION: DropReason.RETENTION,
+    Ending.RECREATED: DropReason.RECREATED,
+    Ending.DAMAGED: DropReason.DAMAGED,
+}
+
+
+class Member(NamedTuple):
+    """A reader of a group: a process and when it joined."""
+
+    pid: int
+    joined_ns: int
+
+
+# --- what changes it -------------------------------------------------------------------------
+
+
+class Put(NamedTuple):
+    """Spans are leased to a member until a moment, or wait until then (`NOBODY`)."""
+
+    member: int
+    until: int
+    #: First, end, deliveries and key of each.
+    spans: Sequence[tuple[int, int, int, int]]
+
+    def encode(self) -> bytes:
+        spans = b"".join([_SPAN.pack(*span) for span in self.spans])
+        return _PUT.pack(_PUT_KIND, self.member, self.until) + spans
+
+    @classmethod
+    def decode(cls, body: bytes) -> Put:
+        _, member, until = _PUT.unpack_from(body)
+        return cls(member, until, list(_SPAN.iter_unpack(body[_PUT.size :])))
+
+
+class Settle(NamedTuple):
+    """Ranges (first, end) are settled."""
+
+    ending: Ending
+    ranges: Sequence[tuple[int, int]]
+
+    def encode(self) -> bytes:
+        ranges = b"".join([_RANGE.pack(*pair) for pair in self.ranges])
+        return _SETTLE.pack(_SETTLE_KIND, self.ending) + ranges
+
+    @classmethod
+    def decode(cls, body: bytes) -> Settle:
+        return cls(Ending(body[1]), list(_RANGE.iter_unpack(body[_SETTLE.size :])))
+
+
+class Join(NamedTuple):
+    """A process opened a reader of the group."""
+
+    member: int
+    pid: int
+    joined_ns: int
+
+    def encode(self) -> bytes:
+        return _JOIN.pack(_JOIN_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Join:
+        return cls(*_JOIN.unpack(body)[1:])
+
+
+class Leave(NamedTuple):
+    """A member closed its reader, or its process is gone. It has nothing leased by then."""
+
+    member: int
+
+    def encode(self) -> bytes:
+        return _LEAVE.pack(_LEAVE_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Leave:
+        return cls(*_LEAVE.unpack(body)[1:])
+
+
+class Renumber(NamedTuple):
+    """The stream goes on in a new epoch: numbers from `cut` on are given again."""
+
+    epoch: int
+    cut: int
+
+    def encode(self) -> bytes:
+        return _EPOCH.pack(_RENUMBER_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Renumber:
+        return cls(*_EPOCH.unpack(body)[1:])
+
+
+class Restart(NamedTuple):
+    """The stream was created anew, and begins with `first`."""
+
+    epoch: int
+    first: int
+
+    def encode(self) -> bytes:
+        return _EPOCH.pack(_RESTART_KIND, *self)
+
+    @classmethod
+    def decode(cls, body: bytes) -> Restart:
+        return cls(*_EPOCH.unpack(body)[1:])
+
+
+Record: TypeAlias = Put | Settle | Join | Leave | Renumber | Restart
+#: By kind, the first byte of a record.
+_RECORDS: Final[tuple[type[Record], ...]] = (Put, Settle, Join, Leave, Renumber, Restart)
+_PUT_KIND, _SETTLE_KIND, _JOIN_KIND, _LEAVE_KIND, _RENUMBER_KIND, _RESTART_KIND = range(6)
+
+
+def decode(body: bytes) -> Record:
+    """Return the record that these bytes are.
+
+    :raises ValueError: they are none.
+    """
+    try:
+        return _RECORDS[body[0]].decode(body)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"no record of a group: {error}") from None
+
+
+# --- what it is ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GroupState:
+    """All that the members of a group share."""
+
+    #: The epoch of the stream that the numbers count in.
+    epoch: int
+    map: SettledMap
+    #: The field of a message that orders it; None: none does.
+    key: str | None = None
+    members: dict[int, Member] = field(default_factory=dict)
+    #: How many messages were settled how.
+    settled: dict[Ending, int] = field(default_factory=lambda: dict.fromkeys(Ending, 0))
+    redelivered: int = 0
+    reverted: int = 0
+    restarts: int = 0
+    losses: LossLedger = field(default_factory=LossLedger)
+
+    def apply(self, record: Record) -> None:
+        """Change it as a record says."""
+        match record:
+            case Put():
+                self._put(record)
+            case Settle():
+                self._settle(record)
+            case Join(index, pid, joined_ns):
+                self.members[index] = Member(pid, joined_ns)
+            case Leave(index):
+                self.members.pop(index, None)
+            case Renumber(epoch, cut):
+                self.epoch = epoch
+                self.reverted += self.map.cut(cut)
+            case Restart(epoch, first):
+                self.epoch = epoch
+                self.map = SettledMap(first)
+                self.restarts += 1
+
+    def _put(self, record: Put) -> None:
+        member, until, spans = record
+        for first, end, deliveries, key in spans:
+            if deliveries > 1 or member == NOBODY:
+                # What was leased again, and not delivered after all, is taken back.
+                for part in self.map.within(first, end):
+                    more = max(deliveries, 1) - max(part.deliveries, 1)
+                    self.redelivered += part.size * more
+            self.map.put(Span(first, end, deliveries, member, until, key))
+
+    def _settle(self, record: Settle) -> None:
+        for first, end in record.ranges:
+            self.map.settle(first, end)
+            self.settled[record.ending] += end - first
+            if record.ending.loss is not None:
+                self.losses.add(Loss(first, end - 1, record.ending.loss))
+
+    def to_json(self) -> bytes:
+        """Return it as the content of a checkpoint."""
+        fields: dict[str, Any] = {
+            "epoch": self.epoch,
+            "next": self.map.next,
+            "spans": self.map.spans,
+            "key": self.key,
+            "members": {str(index): member for index, member in self.members.items()},
+            "settled": {ending.name.lower(): count for ending, count in self.settled.items()},
+            "redelivered": self.redelivered,
+            "reverted": self.reverted,
+            "restarts": self.restarts,
+            "lost": self.losses.total,
+            "losses": [(loss.first, loss.last, loss.reason) for loss in self.losses.ranges()],
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> GroupState:
+        """Return what `to_json` wrote.
+
+        :raises ValueError: it is not that.
+        """
+        try:
+            fields = json.loads(text)
+            losses = LossLedger()
+            for first, last, reason in fields["losses"]:
+                losses.add(Loss(first, last, DropReason(reason)))
+            losses.total = fields["lost"]
+            return cls(
+                epoch=fields["epoch"],
+                map=SettledMap(fields["next"], (Span(*span) for span in fields["spans"])),
+                key=fields["key"],
+                members={int(i): Member(*member) for i, member in fields["members"].items()},
+                settled={ending: fields["settled"][ending.name.lower()] for ending in Ending},
+                redelivered=fields["redelivered"],
+                reverted=fields["reverted"],
+                restarts=fields["restarts"],
+                losses=losses,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no state of a group: {error!r}") from None

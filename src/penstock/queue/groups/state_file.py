@@ -1,0 +1,335 @@
+"""How does the state of a group outlive its members, and how do they take turns at it?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+import time
+import zlib
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.closing import Closable
+from penstock.core.errors import (
+    DamagedQueue,
+    LockTimeout,
+    NotFound,
+    PenstockError,
+    Unsupported,
+)
+from penstock.core.whole_files import sync_names, write_whole
+from penstock.queue.groups.settled import NOBODY
+from penstock.queue.groups.state import GroupState, Put, Record, decode
+from penstock.queue.liveness import LockFile
+from penstock.queue.storage import storage_error, storage_errors
+from penstock.queue.wide.creation import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["MOST_MEMBERS", "Removed", "StateFile", "group_names", "look"]
+
+_MAGIC: Final = b"PNGROUP\0"
+_VERSION: Final = 1
+#: Magic, version, checksum and length of the checkpoint; which group it is, and the machine's run.
+_HEADER: Final = struct.Struct("<8sIII16s16s")
+#: Length and checksum of a record. The checksum goes on from that of what is before it, so that
+#: what a power failure left behind the last whole record is never taken for one.
+_FRAME: Final = struct.Struct("<II")
+
+#: The journal behind a checkpoint, above which another is made (bytes); or so many times that one.
+_LONGEST_JOURNAL: Final = 512 << 10
+_TIMES_CHECKPOINT: Final = 8
+_LARGEST_RECORD: Final = 64 << 20
+
+#: Locked by whoever reads or changes the state; behind it, each member locks its own byte.
+_TURN: Final = 1 << 62
+MOST_MEMBERS: Final = 4096
+#: While another has its turn, look again this often (seconds), for so long.
+_FIRST_PAUSE: Final = 0.000_02
+_LONGEST_PAUSE: Final = 0.001
+_PATIENCE: Final = 10.0
+
+_STATE: Final = ".state"
+_LOCK: Final = ".lock"
+
+
+class Removed(NotFound):
+    """The group was removed while it was open, and maybe made anew."""
+
+
+class StateFile(Closable):
+    """A checkpoint of the state, and behind it a journal of what changed since.
+
+    Members take turns by a lock that the kernel gives back when its owner dies. In its turn, a
+    member reads what the others appended, decides, and appends its own records with one write.
+    A copy of the state is in its memory, so a turn costs as much as what changed.
+    """
+
+    def __init__(self, folder: Path, name: str, make: Callable[[], GroupState]) -> None:
+        """Open the state of a group; make one if there is none.
+
+        :raises DamagedQueue: it is not one.
+        :raises Unsupported: a newer Penstock made it.
+        :raises StorageError: the operating system refuses.
+        """
+        self.path = folder / f"{name}{_STATE}"
+        #: What is known, as of the last turn.
+        self.state: GroupState
+        self._fd = -1
+        self._identity = self._boot = b""
+        #: Where the journal begins and ends, and the checksum up to its end.
+        self._start = self._at = self._crc = 0
+        #: Whether the copy is to be read anew: the last turn did not end well.
+        self._is_stale = True
+        self._pending: list[Record] = []
+        #: Records of all members that this one knows of, since it opened the file.
+        self.changes = 0
+        lock = str(folder / f"{name}{_LOCK}")
+        with storage_errors("creating", lock):
+            folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        self._locks = LockFile(lock)
+        try:
+            self._lock()
+            with storage_errors("opening", str(self.path)):
+                if not self.path.exists():
+                    self._write_checkpoint(make(), secrets.token_bytes(16))
+                self._load()
+                if self._boot != _boot():
+                    self._begin_boot()
+            self._unlock()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- turns ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[GroupState]:
+        """Be the only one who reads and changes the state. What `add` was given is kept at the end.
+
+        :raises LockTimeout: another member did not end its turn.
+        :raises Removed: the group is not there any more.
+        :raises StorageError: the operating system refuses; nothing of it was done.
+        """
+        self._lock()
+        try:
+            self._catch_up()
+            yield self.state
+            self._append()
+        except OSError as error:
+            self._is_stale = True
+            if isinstance(error, PenstockError):
+                raise
+            raise storage_error("using", str(self.path), error) from error
+        except BaseException:
+            self._is_stale = True
+            raise
+        finally:
+            self._pending.clear()
+            self._unlock()
+
+    def add(self, record: Record) -> None:
+        """Change the state; within a turn."""
+        self.state.apply(record)
+        self._pending.append(record)
+        self.changes += 1
+
+    def sync(self) -> None:
+        """Return when the last turn, and all before it, would survive a power failure.
+
+        :raises StorageError: the device refuses.
+        """
+        with storage_errors("syncing", str(self.path)):
+            os.fdatasync(self._fd)
+
+    def _lock(self) -> None:
+        pause, deadline = _FIRST_PAUSE, time.monotonic() + _PATIENCE
+        while not self._locks.try_lock(_TURN):
+            if time.monotonic() >= deadline:
+                raise LockTimeout(
+                    f"{self.path}: another member of the group did not end its turn for "
+                    f"{_PATIENCE:g} s",
+                    hint="end or resume the process that stopped while it read or acknowledged",
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _unlock(self) -> None:
+        if self._locks.is_open:
+            self._locks.unlock(_TURN)
+
+    # --- members -------------------------------------------------------------------------------
+
+    def claim(self, member: int) -> bool:
+        """Be this member from now on, until closed or dead; tell whether nobody else is."""
+        return self._locks.try_lock(_TURN + 1 + member)
+
+    def is_alive(self, member: int) -> bool:
+        """Tell whether another member of this number is there."""
+        return self._locks.is_locked(_TURN + 1 + member)
+
+    # --- the file ------------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Read what the others appended since."""
+        if self._is_stale or os.fstat(self._fd).st_nlink == 0:
+            self._load()
+        elif data := _read_from(self._fd, self._at):
+            self._replay(data)
+
+    def _load(self) -> None:
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Removed(f"the group {self.path} was removed", hint="open it again") from None
+        before, self._fd = self._fd, fd
+        if before >= 0:
+            os.close(before)
+        data = _read_from(fd, 0)
+        identity = self._identity
+        self._identity, self._boot, self.state, self._start = _checkpoint(str(self.path), data)
+        if identity not in (b"", self._identity):
+            raise Removed(f"the group {self.path} was made anew", hint="open it again")
+        self._at, self._crc = self._start, zlib.crc32(data[: self._start])
+        self._is_stale = False
+        self._replay(data[self._start :])
+
+    def _replay(self, data: bytes) -> None:
+        at = 0
+        for body, crc in _frames(data, self._crc):
+            self.state.apply(_decoded(str(self.path), self._at + at, body))
+            at += _FRAME.size + len(body)
+            self._crc = crc
+            self.changes += 1
+        self._at += at
+        if at < len(data):
+            # Somebody died while writing it. It is not there for anybody.
+            os.ftruncate(self._fd, self._at)
+
+    def _append(self) -> None:
+        if not self._pending:
+            return
+        if self._at - self._start > max(_LONGEST_JOURNAL, _TIMES_CHECKPOINT * self._start):
+            self._write_checkpoint(self.state, self._identity)
+            self._load()
+            return
+        crc, data = self._crc, bytearray()
+        for record in self._pending:
+            body = record.encode()
+            crc = zlib.crc32(body, crc)
+            data += _FRAME.pack(len(body), crc) + body
+        written = os.pwrite(self._fd, data, self._at)
+        while written < len(data):
+            written += os.pwrite(self._fd, data[written:], self._at + written)
+        self._at += len(data)
+        self._crc = crc
+
+    def _write_checkpoint(self, state: GroupState, identity: bytes) -> None:
+        """Replace the file. It is on the disk when this returns, whatever the policy is: rarely."""
+        text = state.to_json()
+        header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(text), len(text), identity, _boot())
+        write_whole(self.path, header + text, sync=True)
+        sync_names(self.path.parent)
+
+    def _begin_boot(self) -> None:
+        """Let all wait no longer: the members are gone, and moments are counted anew."""
+        spans = [(s.first, s.end, s.deliveries, s.key) for s in self.state.map.spans]
+        self.state.members.clear()
+        self.state.apply(Put(NOBODY, 0, spans))
+        self._write_checkpoint(self.state, self._identity)
+        self._load()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._locks.close()
+
+
+def look(folder: Path, name: str) -> tuple[GroupState, set[int]]:
+    """Return the state of a group, and which of its members are alive. Nothing is changed.
+
+    :raises NotFound: there is no such group.
+    :raises DamagedQueue: its state is not readable.
+    """
+    path = folder / f"{name}{_STATE}"
+    with storage_errors("reading", str(path)):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise NotFound(f"there is no group at {path}") from None
+    _, _, state, start = _checkpoint(str(path), data)
+    for body, _ in _frames(data[start:], zlib.crc32(data[:start])):
+        state.apply(_decoded(str(path), start, body))
+    try:
+        locks = LockFile(str(folder / f"{name}{_LOCK}"))
+    except OSError:
+        return state, set()  # it is another user's
+    try:
+        return state, {i for i in state.members if locks.is_locked(_TURN + 1 + i)}
+    finally:
+        locks.close()
+
+
+def group_names(folder: Path) -> list[str]:
+    """Return the groups that have their state in a folder."""
+    return sorted(path.name.removesuffix(_STATE) for path in folder.glob(f"*{_STATE}"))
+
+
+def _boot() -> bytes:
+    return boot_id().ljust(16, b"\0")
+
+
+def _read_from(fd: int, at: int) -> bytes:
+    data = os.pread(fd, 1 << 16, at)
+    if len(data) == 1 << 16:
+        data += os.pread(fd, os.fstat(fd).st_size, at + len(data))
+    return data
+
+
+def _checkpoint(path: str, data: bytes) -> tuple[bytes, bytes, GroupState, int]:
+    """Return which group it is, the run of the machine, its state, and where the journal begins."""
+    hint = "restore it, or move it away: then the group begins anew"
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        raise DamagedQueue(path, "magic", 0, _MAGIC, data[:8], hint=hint)
+    _, version, crc, length, identity, boot = _HEADER.unpack_from(data)
+    if version > _VERSION:
+        raise Unsupported(
+            f"{path} has version {version} of a group; this Penstock knows {_VERSION}",
+            hint="use the Penstock that made it, or a newer one",
+        )
+    end = _HEADER.size + length
+    text = data[_HEADER.size : end]
+    if len(text) < length or zlib.crc32(text) != crc:
+        raise DamagedQueue(path, "crc32 of the checkpoint", 12, "right", "wrong", hint=hint)
+    try:
+        return identity, boot, GroupState.from_json(text), end
+    except ValueError as error:
+        raise DamagedQueue(path, "the checkpoint", 20, "a state", error, hint=hint) from None
+
+
+def _frames(data: bytes, crc: int) -> Iterator[tuple[bytes, int]]:
+    """Yield the whole records, each with the checksum up to it."""
+    at = 0
+    while at + _FRAME.size <= len(data):
+        length, expected = _FRAME.unpack_from(data, at)
+        body = data[at + _FRAME.size : at + _FRAME.size + length]
+        if not 0 < length <= _LARGEST_RECORD or len(body) < length:
+            return
+        crc = zlib.crc32(body, crc)
+        if crc != expected:
+            return
+        yield body, crc
+        at += _FRAME.size + length
+
+
+def _decoded(path: str, at: int, body: bytes) -> Record:
+    try:
+        return decode(body)
+    except ValueError as error:
+        hint = "restore it, or move it away: then the group begins anew"
+        raise DamagedQueue(path, "a record", at, "one of a group", error, hint=hint) from None

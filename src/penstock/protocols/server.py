@@ -26,6 +26,7 @@ from penstock.core.errors import Malformed, PenstockError, StorageError
 from penstock.core.retry import Scarcity
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, peer_name
+from penstock.protocols.datagrams import Datagrams
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.protocols.datagrams import Datagrams, DatagramSocket, DatagramStatistics
+    from penstock.protocols.datagrams import Address, DatagramSocket, DatagramStatistics
 
 __all__ = [
     "Conversation",
@@ -64,6 +65,10 @@ _TURNING_AWAY: Final = 5.0
 _LAST: Final = 2.0
 #: Datagrams are waited for so long (seconds) between two looks whether to end.
 _LOOK: Final = 0.2
+#: Datagrams that are handled before more are taken from the kernel, and the bytes of those that
+#: wait for that, at most.
+_HANDLED_AT_ONCE: Final = 64
+_WAITING: Final = 64 << 20
 _LISTEN_HINTS: Final = {
     errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
     errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
@@ -693,6 +698,8 @@ class DatagramServer(Closable):
         self._handle = handle
         #: Batches that were handled, and at which that failed.
         self.batches = self.failures = 0
+        self._waiting: deque[tuple[bytes, Address]] = deque()
+        self._waiting_bytes = 0
         self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
 
     def start(self) -> DatagramServer:
@@ -704,10 +711,21 @@ class DatagramServer(Closable):
         return self.socket.port
 
     def _run(self, worker: Worker) -> None:
-        while not worker.is_stopping:
-            if found := self.socket.receive(timeout=_LOOK):
+        # The kernel may have room for a hundred datagrams only. So they are taken from it between
+        # two small batches, and wait here.
+        waiting = self._waiting
+        while not worker.is_stopping or waiting:
+            cut = []
+            if self._waiting_bytes < _WAITING:
+                found = self.socket.receive(timeout=0.0 if waiting else _LOOK)
+                waiting.extend(found.whole)
+                self._waiting_bytes += sum([len(payload) for payload, _ in found.whole])
+                cut = found.cut
+            if waiting or cut:
+                whole = [waiting.popleft() for _ in range(min(_HANDLED_AT_ONCE, len(waiting)))]
+                self._waiting_bytes -= sum([len(payload) for payload, _ in whole])
                 self.batches += 1
-                self._handle(found)
+                self._handle(Datagrams(whole, cut))
                 worker.note_success()
 
     def _count(self, _: Exception) -> None:

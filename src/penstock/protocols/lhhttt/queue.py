@@ -255,6 +255,8 @@ class MessageQueue(Closable):
         self._dropped: Counter[DropReason] = Counter()
         self._held = self._held_bytes = self._dead = self._given = 0
         self._is_unsynced = False
+        #: When time brings something next.
+        self._comes_at = 0.0
         self._folder: str | None = None
         try:
             self._open()
@@ -594,7 +596,7 @@ class MessageQueue(Closable):
         self._done.append(message)
         if self._settle_at is None:
             self._settle_at = time.monotonic() + _SETTLED_AFTER
-            self._clock.wake()
+            self._come_by(self._settle_at)
 
     def _settle(self, now: float, *, everything: bool = False) -> None:
         """Tell the group what is done."""
@@ -630,7 +632,7 @@ class MessageQueue(Closable):
                 self._answer_late(before, none_reply(before.request.seq))
             until = asker.until + request.wait
             self._parked[request.client] = asker._replace(request=request, until=until)
-            self._clock.wake()
+            self._come_by(until)
             return None
         client.answered.add(request.seq)
         return none_reply(request.seq)
@@ -660,6 +662,7 @@ class MessageQueue(Closable):
             return None
         loan = _Loan(request, found, time.monotonic() + self._settings.lease)
         self._loans[request.client, request.seq] = loan
+        self._come_by(loan.until)
         self._leased.update(dict.fromkeys(found, loan))
         self._clients[request.client].answered.add(request.seq)
         messages = [message.payload for message in found.values()]
@@ -740,7 +743,9 @@ class MessageQueue(Closable):
         if messages:
             self._reader.nack(messages, delay)
             self._delayed |= {message.seq: len(message.payload) for message in messages}
-            heapq.heappush(self._due, (time.monotonic() + delay, len(messages)))
+            due = time.monotonic() + delay
+            heapq.heappush(self._due, (due, len(messages)))
+            self._come_by(due)
             self._redeliver(time.monotonic())
 
     def _redeliver(self, now: float) -> None:
@@ -769,10 +774,16 @@ class MessageQueue(Closable):
                 self._serve_parked(now)
                 self._settle(now)
                 self._forget_clients(now)
-                until = self._next_moment(now)
+                self._comes_at = self._next_moment(now)
                 late, self._late = self._late, []
             _send_late(late)
-            worker.wait(max(0.0, until - time.monotonic()))
+            worker.wait(max(0.0, self._comes_at - time.monotonic()))
+
+    def _come_by(self, moment: float) -> None:
+        """Have the clock come at this moment at the latest."""
+        if moment < self._comes_at:
+            self._comes_at = moment
+            self._clock.wake()
 
     def _next_moment(self, now: float) -> float:
         moments = [now + 1.0, *(parked.until for parked in self._parked.values())]

@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,3 +82,55 @@ def served_elsewhere(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], i
         if process.poll() is None:
             process.terminate()
         process.communicate(timeout=PATIENCE)
+
+
+class Prototype:
+    """A queue that knows the prototype's verbs, answers when it is told to, and nothing else."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((HOST, 0))
+        self.port: int = self.socket.getsockname()[1]
+        self.messages: list[bytes] = []
+        #: Answers to the next so many of GET come when the one behind them is asked.
+        self.late = 0
+        self._held: list[tuple[bytes, Any]] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"lhhttt://{HOST}:{self.port}"
+
+    def _serve(self) -> None:
+        while True:
+            datagram, peer = self.socket.recvfrom(1 << 16)
+            if not datagram:
+                return
+            verb, _, rest = decode_bytes(datagram).partition(b":")
+            for held in self._held:
+                self.socket.sendto(*held)
+            self._held = []
+            if verb == b"PUT":
+                self.messages.append(rest)
+                answer = b"PUT %d bytes" % len(rest.decode())
+            elif verb == b"GET":
+                answer = self.messages.pop(0) if self.messages else b""
+                if self.late:
+                    self.late -= 1
+                    self._held.append((encode_bytes(answer), peer))
+                    continue
+            elif verb == b"SIZE":
+                answer = b"%d" % len(self.messages)
+            else:
+                continue
+            self.socket.sendto(encode_bytes(answer), peer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"", (HOST, self.port))
+        self._thread.join(PATIENCE)
+        self.socket.close()

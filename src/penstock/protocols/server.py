@@ -26,7 +26,6 @@ from penstock.core.errors import Malformed, PenstockError, StorageError
 from penstock.core.retry import Scarcity
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, peer_name
-from penstock.protocols.datagrams import Datagrams
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.protocols.datagrams import Address, DatagramSocket, DatagramStatistics
+    from penstock.protocols.datagrams import Datagrams, DatagramSocket, DatagramStatistics
 
 __all__ = [
     "Conversation",
@@ -69,6 +68,8 @@ _LOOK: Final = 0.2
 #: wait for that, at most.
 _HANDLED_AT_ONCE: Final = 64
 _WAITING: Final = 64 << 20
+#: What one of them takes beside its own bytes.
+_OVERHEAD: Final = 100
 _LISTEN_HINTS: Final = {
     errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
     errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
@@ -698,7 +699,7 @@ class DatagramServer(Closable):
         self._handle = handle
         #: Batches that were handled, and at which that failed.
         self.batches = self.failures = 0
-        self._waiting: deque[tuple[bytes, Address]] = deque()
+        self._waiting: deque[tuple[Datagrams, int]] = deque()
         self._waiting_bytes = 0
         self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
 
@@ -711,22 +712,32 @@ class DatagramServer(Closable):
         return self.socket.port
 
     def _run(self, worker: Worker) -> None:
-        # The kernel may have room for a hundred datagrams only. So they are taken from it between
-        # two small batches, and wait here.
+        # The kernel may have room for a hundred datagrams only. So all that have come are taken
+        # from it between two small batches, and wait here.
         waiting = self._waiting
         while not worker.is_stopping or waiting:
-            cut = []
-            if self._waiting_bytes < _WAITING:
-                found = self.socket.receive(timeout=0.0 if waiting else _LOOK)
-                waiting.extend(found.whole)
-                self._waiting_bytes += sum([len(payload) for payload, _ in found.whole])
-                cut = found.cut
-            if waiting or cut:
-                whole = [waiting.popleft() for _ in range(min(_HANDLED_AT_ONCE, len(waiting)))]
-                self._waiting_bytes -= sum([len(payload) for payload, _ in whole])
+            if not worker.is_stopping:
+                self._take_all(_LOOK if not waiting else 0.0)
+            if waiting:
+                found, size = waiting.popleft()
+                self._waiting_bytes -= size
                 self.batches += 1
-                self._handle(Datagrams(whole, cut))
+                self._handle(found)
                 worker.note_success()
+
+    def _take_all(self, timeout: float) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            if self._waiting_bytes > _WAITING:
+                return
+            found = self.socket.receive(_HANDLED_AT_ONCE, timeout)
+            if not found:
+                return
+            size = sum([len(payload) + _OVERHEAD for payload, _ in found.whole])
+            self._waiting.append((found, size))
+            self._waiting_bytes += size
+            if len(found.whole) < _HANDLED_AT_ONCE:
+                return
+            timeout = 0.0
 
     def _count(self, _: Exception) -> None:
         self.failures += 1

@@ -75,7 +75,12 @@ def test_its_worker_works_between_two_of_our_queues(tmp_path: Path) -> None:
             open_reader(f"lhhttt://{outputs.address}") as reader,
         ):  # fmt: skip
             got: list[bytes] = []
-            until(lambda: got.extend(m.payload for m in reader.read_many(100)) or len(got) == 100)
+
+            def is_done() -> bool:
+                got.extend(message.payload for message in reader.read_many(100))
+                return len(got) == 100
+
+            until(is_done)
         assert got == [b"%d" % (2 * number) for number in range(1, 101)]
 
 

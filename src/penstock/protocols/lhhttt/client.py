@@ -38,6 +38,7 @@ from penstock.protocols.lhhttt.commands import (
     Reply,
     Tags,
     ack_request,
+    format_tags,
     lease_request,
     nack_request,
     parse_reply,
@@ -371,24 +372,25 @@ class QueueClient(Closable):
             raise QueueRefused(self.server, reply.code, reply.text)
         return reply.tags, reply.messages
 
-    def ack(self, tags: bytes) -> None:
+    def ack(self, tags: Tags) -> None:
         """Say that messages are done.
 
         :raises LeaseLost: others may have got some of them by now; the rest are settled.
         :raises ConnectionLost: nobody answers.
         """
-        self._give_back(tags, ack_request(self._name, tags))
+        self._give_back(tags, ack_request(self._name, format_tags(tags)))
 
-    def nack(self, tags: bytes, delay: float = 0.0) -> None:
+    def nack(self, tags: Tags, delay: float = 0.0) -> None:
         """Give messages back, to come again after some seconds.
 
         :raises LeaseLost: as for `ack`.
         :raises ConnectionLost: nobody answers.
         """
-        self._give_back(tags, nack_request(self._name, tags, delay))
+        self._give_back(tags, nack_request(self._name, format_tags(tags), delay))
 
-    def _give_back(self, tags: bytes, frame: bytes) -> None:
-        reply = self._exchange(tags.partition(b",")[0].partition(b"-")[0], frame)
+    def _give_back(self, tags: Tags, frame: bytes) -> None:
+        epoch, first, _ = tags[0]
+        reply = self._exchange(format_tags([(epoch, first, first)]), frame)
         if reply.code == Code.NO_LEASE:
             lost = parse_tags(reply.text.encode())
             raise LeaseLost([(first, last) for _, first, last in lost])

@@ -27,7 +27,7 @@ from penstock.core.errors import Malformed
 from penstock.protocols.lhhttt.frames import encode_bytes, join_frames, split_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "CAPS",
@@ -271,24 +271,14 @@ def parse_tags(text: bytes) -> Tags:
     return tags
 
 
-def format_tags(numbers: Iterable[tuple[int, int]]) -> bytes:
-    """Return the tags of messages, of which each is (epoch, number)."""
-    tags: list[bytes] = []
-    run: tuple[int, int, int] | None = None
-    for epoch, number in numbers:
-        if run is not None and epoch == run[0] and number == run[2] + 1:
-            run = (epoch, run[1], number)
-            continue
-        if run is not None:
-            tags.append(_format_run(*run))
-        run = (epoch, number, number)
-    if run is not None:
-        tags.append(_format_run(*run))
-    return b",".join(tags)
-
-
-def _format_run(epoch: int, first: int, last: int) -> bytes:
-    return b"%x.%d" % (epoch, first) if first == last else b"%x.%d-%d" % (epoch, first, last)
+def format_tags(runs: Tags) -> bytes:
+    """Return the tags of messages, whose numbers are in these runs."""
+    return b",".join(
+        [
+            b"%x.%d" % (epoch, first) if first == last else b"%x.%d-%d" % (epoch, first, last)
+            for epoch, first, last in runs
+        ]
+    )
 
 
 # --- replies ------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from penstock.core.options import Duration, Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
-from penstock.protocols.lhhttt.commands import format_tags
 from penstock.protocols.lhhttt.server import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -179,10 +178,13 @@ class LhhtttReader(Reader, Grouped):
         tags, payloads = self._client.get(limit, wait)
         rest = iter(payloads)
         for epoch, first, last in tags:
-            for number in range(first, last + 1):
-                tag = b"%x.%d" % (epoch, number)
-                self._open[number] = epoch
-                self._arrived.append(Message(number, now, now, 0, 0, None, tag, next(rest)))
+            numbers = range(first, last + 1)
+            self._open |= dict.fromkeys(numbers, epoch)
+            tag = b"%x.%%d" % epoch
+            self._arrived += [
+                Message(number, now, now, 0, 0, None, tag % number, next(rest))
+                for number in numbers
+            ]
 
     def _pause(self, seconds: float) -> None:
         if self._client.is_reliable and not self._arrived:
@@ -221,7 +223,7 @@ class LhhtttReader(Reader, Grouped):
         lost: list[tuple[int, int]] = [(number, number) for number in strange]
         for at in range(0, len(known), _AT_ONCE):
             part = known[at : at + _AT_ONCE]
-            tags = format_tags((self._open[number], number) for number in part)
+            tags = _runs((self._open[number], number) for number in part)
             try:
                 if delay is None:
                     self._client.ack(tags)
@@ -270,6 +272,17 @@ class LhhtttReader(Reader, Grouped):
         finally:
             self._is_closed = True
             self._client.close()
+
+
+def _runs(numbers: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return the runs of epochs and numbers, in their order."""
+    runs: list[tuple[int, int, int]] = []
+    for epoch, number in numbers:
+        if runs and runs[-1][0] == epoch and runs[-1][2] == number - 1:
+            runs[-1] = (epoch, runs[-1][1], number)
+        else:
+            runs.append((epoch, number, number))
+    return runs
 
 
 class LhhtttWriter(BookedWriter):

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from penstock.core.errors import Malformed, MessageTooLarge
-from penstock.protocols.lhhttt._frames import join, split
+from penstock.protocols.lhhttt._frames import join as join_frames
+from penstock.protocols.lhhttt._frames import split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from penstock.core.interfaces import BytesLike
 
@@ -51,12 +52,7 @@ def encode_bytes(data: BytesLike) -> bytes:
     """
     if len(data) > LONGEST:
         raise MessageTooLarge(len(data), LONGEST)
-    return join((data if isinstance(data, bytes) else bytes(data),))
-
-
-def join_frames(payloads: Sequence[bytes]) -> bytes:
-    """Return the frames of these, one behind the other."""
-    return join(payloads)
+    return join_frames((data if isinstance(data, bytes) else bytes(data),))
 
 
 def decode(frame: BytesLike) -> str:

@@ -12,7 +12,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -40,12 +40,13 @@ from penstock.protocols.lhhttt.commands import (
     none_reply,
     ok_reply,
 )
-from penstock.protocols.lhhttt.frames import encode_bytes
+from penstock.protocols.lhhttt.frames import encode_bytes, join_frames
 from penstock.queue.groups.reader import GroupReader
+from penstock.queue.groups.settled import runs_of
 from penstock.queue.log.writer import LogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.interfaces import Ancestor
     from penstock.core.message import Message
@@ -61,9 +62,9 @@ Send: TypeAlias = "Callable[[Sequence[tuple[bytes, Address]]], None]"
 #: The group in the log.
 _GROUP: Final = "lhhttt"
 #: Messages that are read ahead of those who ask.
-_AHEAD: Final = 256
+_AHEAD: Final = 512
 #: What is done is settled when there is so much of it, or after so many seconds.
-_SETTLED_AT_ONCE: Final = 256
+_SETTLED_AT_ONCE: Final = 512
 _SETTLED_AFTER: Final = 0.02
 #: A message whose delay is over, and which does not come, is looked for again after so long.
 _LOOKED_FOR_AGAIN: Final = 1.0
@@ -82,8 +83,9 @@ _REMEMBERED_MESSAGES: Final = 100_000
 #: Bytes in a segment of a log in memory, and so of a message, at least and at most.
 _SEGMENT: Final = 1 << 20
 _LARGEST_SEGMENT: Final = 64 << 20
-#: Room that an answer needs beside its messages.
-_ANSWER: Final = 200
+#: Room that an answer needs beside its messages, and for each tag in it.
+_ANSWER: Final = 100
+_TAG: Final = 60
 #: Of a frame's header, over which a message grows in a batch.
 _FRAME: Final = 9
 _EMPTY: Final = encode_bytes(b"")
@@ -235,7 +237,9 @@ class MessageQueue(Closable):
         self._lock = Lock()
         self._is_closed = False
         #: Messages at hand, in the order in which they are given.
-        self._ready: OrderedDict[int, Message] = OrderedDict()
+        self._ready: deque[Message] = deque()
+        #: Numbers of those among them that a client has had before.
+        self._again: set[int] = set()
         #: Messages that clients have; the requests they were leased by, the earliest to end first.
         self._leased: dict[int, _Loan] = {}
         self._leased_bytes = 0
@@ -340,8 +344,18 @@ class MessageQueue(Closable):
                 return ancestor.epoch
         return self._epoch
 
-    def _tags_of(self, numbers: Iterable[int]) -> bytes:
-        return format_tags((self._epoch_of(number), number) for number in numbers)
+    def _tags_of(self, numbers: Sequence[int]) -> bytes:
+        """Return the tags of messages."""
+        runs: list[tuple[int, int, int]] = []
+        for first, end in runs_of(numbers):
+            at = first
+            while at < end:  # an epoch ends where the next begins
+                epoch = self._epoch_of(at)
+                ends = [each.end for each in self._lineage if each.epoch == epoch]
+                until = min(end, *ends) if ends else end
+                runs.append((epoch, at, until - 1))
+                at = until
+        return format_tags(runs)
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
@@ -350,7 +364,7 @@ class MessageQueue(Closable):
     # --- commands -----------------------------------------------------------------------------
 
     def handle(
-        self, commands: Iterable[tuple[bytes, Address]], send: Send, largest: int
+        self, commands: Sequence[tuple[bytes, Address]], send: Send, largest: int
     ) -> tuple[list[tuple[bytes, Address]], int]:
         """Do what commands ask for; return the answers, and how many more will come.
 
@@ -360,16 +374,18 @@ class MessageQueue(Closable):
         """
         replies: list[tuple[bytes, Address]] = []
         counts = self._counts
-        parked = 0
+        puts = gets = parked = 0
         with self._lock:
             now = time.monotonic()
+            counts["commands"] += len(commands)
             for command, peer in commands:
-                counts["commands"] += 1
                 verb, _, rest = command.partition(b":")
                 reply: bytes | None
                 if verb == b"PUT":
+                    puts += 1
                     reply = self._put(rest)
                 elif verb == b"GET":
+                    gets += 1
                     reply = self._get(largest)
                 elif verb == b"SIZE":
                     counts["sizes"] += 1
@@ -387,7 +403,11 @@ class MessageQueue(Closable):
                     continue
                 if reply:
                     replies.append((reply, peer))
-            self._serve_parked(now)
+            counts["puts"] += puts
+            counts["offered"] += puts
+            counts["gets"] += gets
+            if self._parked:
+                self._serve_parked(now)
             self._settle(now)
             if self._syncs and self._is_unsynced:
                 self._writer.sync()
@@ -403,8 +423,6 @@ class MessageQueue(Closable):
                 del self._parked[name]
 
     def _put(self, message: bytes) -> bytes | None:
-        self._counts["puts"] += 1
-        self._counts["offered"] += 1
         try:
             # The prototype counts characters.
             size = len(message) if message.isascii() else len(str(message, "utf-8"))
@@ -424,7 +442,6 @@ class MessageQueue(Closable):
         return _put_reply(size)
 
     def _get(self, largest: int) -> bytes | None:
-        self._counts["gets"] += 1
         message = self._next(largest)
         if message is None:
             return _EMPTY
@@ -432,7 +449,7 @@ class MessageQueue(Closable):
             return None
         self._counts["taken"] += 1
         self._finish(message)
-        return encode_bytes(message.payload)
+        return join_frames((message.payload,))
 
     def _ask(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
         """Answer a reliable request; None: it waits, and nothing: it does so already."""
@@ -486,10 +503,10 @@ class MessageQueue(Closable):
         if not self._is_dropped(len(messages), size):
             try:
                 for message in messages:
+                    attributes = self._attributes(request, left - 1)
+                    self._append(message, attributes)
                     left -= 1
-                    self._append(message, b"%b:%d:%d" % (request.client, request.seq, left))
             except PenstockError as error:
-                left += 1
                 client.begun[request.seq] = left
                 code = self._failure(error)
                 self._refused[code] += left
@@ -498,9 +515,13 @@ class MessageQueue(Closable):
         client.stored.add(request.seq)
         return ok_reply(about)
 
+    def _attributes(self, request: Store, left: int) -> bytes | None:
+        """Return what a message of a request keeps in the journal; see `_remember`."""
+        if self._folder is not None:
+            return None  # there is no restart after which somebody could ask
+        return b"%b:%d:%d" % (request.client, request.seq, left)
+
     def _append(self, message: bytes, attributes: bytes | None) -> None:
-        # Without a journal there is nobody who could ask after a restart.
-        attributes = None if self._folder else attributes
         self._writer.write(message, attributes=attributes)
         self._is_unsynced = True
         self._counts["queued"] += 1
@@ -553,13 +574,14 @@ class MessageQueue(Closable):
         """Take the next message; None: there is none, a code: it is larger than that."""
         if not self._ready and not self._read_ahead():
             return None
-        number, message = self._ready.popitem(last=False)
+        message = self._ready[0]
         if largest is not None and len(message.payload) > largest:
-            self._ready[number] = message
-            self._ready.move_to_end(number, last=False)
             return Code.TOO_LARGE
-        self._given = max(self._given, number + 1)
-        return message
+        if message.seq >= self._given:
+            self._given = message.seq + 1
+        elif self._again:
+            self._again.discard(message.seq)
+        return self._ready.popleft()
 
     def _read_ahead(self) -> bool:
         if self._unread <= 0:
@@ -573,11 +595,14 @@ class MessageQueue(Closable):
     def _make_ready(self, messages: Sequence[Message]) -> None:
         """Have messages at hand; those that come again are the first."""
         again = [message for message in messages if message.seq in self._delayed]
-        for message in messages:
-            self._ready[message.seq] = message
-        for message in reversed(again):
+        if not again:
+            self._ready.extend(messages)
+            return
+        self._ready.extend([message for message in messages if message.seq not in self._delayed])
+        self._ready.extendleft(reversed(again))
+        for message in again:
             del self._delayed[message.seq]
-            self._ready.move_to_end(message.seq, last=False)
+            self._again.add(message.seq)
         self._counts["redelivered"] += len(again)
 
     def _recount(self) -> None:
@@ -611,8 +636,7 @@ class MessageQueue(Closable):
         client = self._client(request.client)
         loan = self._loans.get((request.client, request.seq))
         if loan is not None:
-            messages = [message.payload for message in loan.messages.values()]
-            return messages_reply(request, self._tags_of(loan.messages), messages)
+            return self._lent_reply(loan)
         if request.seq in client.answered:
             return none_reply(request.seq)
         if client.answered.is_past(request.seq):
@@ -647,7 +671,7 @@ class MessageQueue(Closable):
         previous = 0
         while len(found) < request.most:
             message = self._next(room)
-            if not message:
+            if message is None:
                 break
             if isinstance(message, Code):
                 if found:
@@ -656,18 +680,23 @@ class MessageQueue(Closable):
             found[message.seq] = message
             room -= len(message.payload) + _FRAME
             if message.seq != previous + 1:
-                room -= _ANSWER  # one tag more
+                room -= _TAG
             previous = message.seq
         if not found:
             return None
-        loan = _Loan(request, found, time.monotonic() + self._settings.lease)
+        # In their order, as their tags say it, also if some of them come again.
+        messages = {number: found[number] for number in sorted(found)}
+        loan = _Loan(request, messages, time.monotonic() + self._settings.lease)
         self._loans[request.client, request.seq] = loan
         self._come_by(loan.until)
-        self._leased.update(dict.fromkeys(found, loan))
+        self._leased.update(dict.fromkeys(messages, loan))
+        self._leased_bytes += sum([len(message.payload) for message in messages.values()])
         self._clients[request.client].answered.add(request.seq)
-        messages = [message.payload for message in found.values()]
-        self._leased_bytes += sum(map(len, messages))
-        return messages_reply(request, self._tags_of(found), messages)
+        return self._lent_reply(loan)
+
+    def _lent_reply(self, loan: _Loan) -> bytes:
+        messages = [message.payload for message in loan.messages.values()]
+        return messages_reply(loan.request, self._tags_of(list(loan.messages)), messages)
 
     def _serve_parked(self, now: float) -> None:
         """Answer requests for which there is a message, or whose time is over."""
@@ -692,9 +721,11 @@ class MessageQueue(Closable):
         lost: list[int] = []
         for number in self._numbers(request.tags, lost):
             message = self._return(number, request.client)
-            if message is None:
+            if message is None and number in self._again:
                 # Its lease ran out, and nobody was given it since.
-                message = self._ready.pop(number, None) if number < self._given else None
+                message = next(each for each in self._ready if each.seq == number)
+                self._ready.remove(message)
+                self._again.discard(number)
             if message is not None:
                 self._counts["acked"] += 1
                 self._finish(message)

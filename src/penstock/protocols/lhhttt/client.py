@@ -56,7 +56,7 @@ __all__ = ["DatagramLink", "Link", "QueueClient", "QueueRefused", "StreamLink"]
 log = logging.getLogger(__name__)
 
 #: Waits for an answer, each longer than the one before: seconds.
-_WAITS: Final = Backoff(initial=0.1, maximum=2.0, jitter=0.25)
+_WAITS: Final = Backoff(initial=0.1, maximum=1.0, jitter=0.25)
 #: How often `CAPS` is asked before a queue is taken for one that does not know it.
 _CAPS_ASKED: Final = 5
 #: Bytes of a message, with its number and its sender, that fit a datagram; and of a batch of them.

@@ -46,7 +46,7 @@ from penstock.queue.groups.settled import runs_of
 from penstock.queue.log.writer import LogWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.core.interfaces import Ancestor
     from penstock.core.message import Message
@@ -338,24 +338,34 @@ class MessageQueue(Closable):
             client.begun.pop(int(seq), None)
             client.stored.add(int(seq))
 
-    def _epoch_of(self, number: int) -> int:
+    def _epochs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield each epoch of the log, its first number, and the first of the next."""
+        first = 0
         for ancestor in self._lineage:
-            if number < ancestor.end:
-                return ancestor.epoch
-        return self._epoch
+            yield ancestor.epoch, first, ancestor.end
+            first = ancestor.end
+        yield self._epoch, first, 1 << 63
 
     def _tags_of(self, numbers: Sequence[int]) -> bytes:
-        """Return the tags of messages."""
-        runs: list[tuple[int, int, int]] = []
-        for first, end in runs_of(numbers):
-            at = first
-            while at < end:  # an epoch ends where the next begins
-                epoch = self._epoch_of(at)
-                ends = [each.end for each in self._lineage if each.epoch == epoch]
-                until = min(end, *ends) if ends else end
-                runs.append((epoch, at, until - 1))
-                at = until
+        """Return the tags of messages, in the order of their numbers."""
+        runs = [
+            (epoch, max(first, low), min(end, high) - 1)
+            for first, end in runs_of(numbers)
+            for epoch, low, high in self._epochs()
+            if first < high and low < end
+        ]
         return format_tags(runs)
+
+    def _numbers_of(self, tags: Tags) -> tuple[list[int], list[int]]:
+        """Return the numbers of messages in tags, and those that were never tagged so."""
+        known: list[int] = []
+        strange: list[int] = []
+        spans = {epoch: range(low, high) for epoch, low, high in self._epochs()}
+        for epoch, first, last in tags:
+            span = spans.get(epoch, range(0))
+            is_known = first in span and last in span
+            (known if is_known else strange).extend(range(first, last + 1))
+        return known, strange
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
@@ -435,20 +445,20 @@ class MessageQueue(Closable):
         if self._is_dropped(1, len(message)):
             return _put_reply(size)
         try:
-            self._append(message, None)
+            self._append((message,))
         except PenstockError as error:
             self._refused[self._failure(error)] += 1
             return None
         return _put_reply(size)
 
     def _get(self, largest: int) -> bytes | None:
-        message = self._next(largest)
-        if message is None:
+        if not self._ready and not self._read_ahead():
             return _EMPTY
-        if isinstance(message, Code):
+        if len(self._ready[0].payload) > largest - _FRAME:
             return None
+        message = self._pop()
         self._counts["taken"] += 1
-        self._finish(message)
+        self._finish((message,), len(message.payload))
         return join_frames((message.payload,))
 
     def _ask(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
@@ -501,12 +511,11 @@ class MessageQueue(Closable):
             self._refused[code] += len(messages)
             return error_reply(about, code, f"the queue holds {self._held:,} messages")
         if not self._is_dropped(len(messages), size):
+            before = self._counts["queued"]
             try:
-                for message in messages:
-                    attributes = self._attributes(request, left - 1)
-                    self._append(message, attributes)
-                    left -= 1
+                self._append(messages, (request.client, request.seq))
             except PenstockError as error:
+                left -= self._counts["queued"] - before
                 client.begun[request.seq] = left
                 code = self._failure(error)
                 self._refused[code] += left
@@ -515,18 +524,26 @@ class MessageQueue(Closable):
         client.stored.add(request.seq)
         return ok_reply(about)
 
-    def _attributes(self, request: Store, left: int) -> bytes | None:
-        """Return what a message of a request keeps in the journal; see `_remember`."""
-        if self._folder is not None:
-            return None  # there is no restart after which somebody could ask
-        return b"%b:%d:%d" % (request.client, request.seq, left)
+    def _append(self, messages: Sequence[bytes], request: tuple[bytes, int] | None = None) -> None:
+        """Store messages, of a client's request or of nobody's.
 
-    def _append(self, message: bytes, attributes: bytes | None) -> None:
-        self._writer.write(message, attributes=attributes)
-        self._is_unsynced = True
-        self._counts["queued"] += 1
-        self._held += 1
-        self._held_bytes += len(message)
+        :raises PenstockError: some could not be stored; those before them are counted.
+        """
+        stored = len(messages)
+        try:
+            if request is None or self._folder is not None:
+                self._writer.write_many(messages)
+            else:  # see `_remember`
+                for left, message in zip(range(len(messages) - 1, -1, -1), messages, strict=True):
+                    self._writer.write(message, attributes=b"%b:%d:%d" % (*request, left))
+        except PenstockError:
+            stored = self._writer.statistics().messages - self._counts["queued"]
+            raise
+        finally:
+            self._is_unsynced = True
+            self._counts["queued"] += stored
+            self._held += stored
+            self._held_bytes += sum(map(len, messages[:stored]))
 
     def _failure(self, error: PenstockError) -> Code:
         if isinstance(error, MessageTooLarge):
@@ -549,11 +566,11 @@ class MessageQueue(Closable):
             return Code.FULL
         if settings.policy is OverflowPolicy.DROP_OLDEST:
             while not self._has_room(count, size):
-                oldest = self._next()
-                if not oldest or isinstance(oldest, Code):
+                if not self._ready and not self._read_ahead():
                     return Code.FULL  # clients have all the rest
+                oldest = self._pop()
                 self._dropped[DropReason.OVERFLOW_OLDEST] += 1
-                self._finish(oldest)
+                self._finish((oldest,), len(oldest.payload))
         return None
 
     def _is_dropped(self, count: int, size: int) -> bool:
@@ -570,18 +587,14 @@ class MessageQueue(Closable):
         """Messages in the log that nobody has read."""
         return self._held - len(self._ready) - len(self._leased) - len(self._delayed)
 
-    def _next(self, largest: int | None = None) -> Message | Code | None:
-        """Take the next message; None: there is none, a code: it is larger than that."""
-        if not self._ready and not self._read_ahead():
-            return None
-        message = self._ready[0]
-        if largest is not None and len(message.payload) > largest:
-            return Code.TOO_LARGE
+    def _pop(self) -> Message:
+        """Take the first message at hand."""
+        message = self._ready.popleft()
         if message.seq >= self._given:
             self._given = message.seq + 1
-        elif self._again:
+        else:
             self._again.discard(message.seq)
-        return self._ready.popleft()
+        return message
 
     def _read_ahead(self) -> bool:
         if self._unread <= 0:
@@ -594,10 +607,10 @@ class MessageQueue(Closable):
 
     def _make_ready(self, messages: Sequence[Message]) -> None:
         """Have messages at hand; those that come again are the first."""
-        again = [message for message in messages if message.seq in self._delayed]
-        if not again:
+        if not self._delayed:
             self._ready.extend(messages)
             return
+        again = [message for message in messages if message.seq in self._delayed]
         self._ready.extend([message for message in messages if message.seq not in self._delayed])
         self._ready.extendleft(reversed(again))
         for message in again:
@@ -615,10 +628,11 @@ class MessageQueue(Closable):
         if not self._held:
             self._held_bytes = 0
 
-    def _finish(self, message: Message) -> None:
-        self._held -= 1
-        self._held_bytes -= len(message.payload)
-        self._done.append(message)
+    def _finish(self, messages: Sequence[Message], size: int) -> None:
+        """Note that messages, of so many bytes, are done."""
+        self._held -= len(messages)
+        self._held_bytes -= size
+        self._done += messages
         if self._settle_at is None:
             self._settle_at = time.monotonic() + _SETTLED_AFTER
             self._come_by(self._settle_at)
@@ -669,21 +683,23 @@ class MessageQueue(Closable):
         found: dict[int, Message] = {}
         room = largest - _ANSWER
         previous = 0
-        while len(found) < request.most:
-            message = self._next(room)
-            if message is None:
+        while len(found) < request.most and (self._ready or self._read_ahead()):
+            message = self._ready[0]
+            size = len(message.payload)
+            if size > room:
                 break
-            if isinstance(message, Code):
-                if found:
-                    break
-                return error_reply(about, message, "the next message does not fit an answer")
-            found[message.seq] = message
-            room -= len(message.payload) + _FRAME
+            found[message.seq] = self._ready.popleft()
+            room -= size + _FRAME
             if message.seq != previous + 1:
                 room -= _TAG
             previous = message.seq
+        if not found and self._ready:
+            text = "the next message does not fit an answer"
+            return error_reply(about, Code.TOO_LARGE, text)
         if not found:
             return None
+        self._again.difference_update(found)
+        self._given = max(self._given, max(found) + 1)
         # In their order, as their tags say it, also if some of them come again.
         messages = {number: found[number] for number in sorted(found)}
         loan = _Loan(request, messages, time.monotonic() + self._settings.lease)
@@ -718,57 +734,49 @@ class MessageQueue(Closable):
     # --- what clients give back ---------------------------------------------------------------
 
     def _ack(self, request: Ack) -> bytes:
-        lost: list[int] = []
-        for number in self._numbers(request.tags, lost):
-            message = self._return(number, request.client)
-            if message is None and number in self._again:
+        numbers, lost = self._numbers_of(request.tags)
+        messages, others = self._return(numbers, request.client)
+        for number in others:
+            if number in self._again:
                 # Its lease ran out, and nobody was given it since.
                 message = next(each for each in self._ready if each.seq == number)
                 self._ready.remove(message)
                 self._again.discard(number)
-            if message is not None:
-                self._counts["acked"] += 1
-                self._finish(message)
+                messages.append(message)
             elif number in self._leased or number in self._delayed or number >= self._given:
                 lost.append(number)
+        self._counts["acked"] += len(messages)
+        self._finish(messages, sum([len(message.payload) for message in messages]))
         return self._settled_reply(request.first, lost)
 
     def _nack(self, request: Nack) -> bytes:
-        lost: list[int] = []
-        messages: list[Message] = []
-        for number in self._numbers(request.tags, lost):
-            message = self._return(number, request.client)
-            if message is not None:
-                messages.append(message)
-            elif number in self._leased or number >= self._given:
-                lost.append(number)
+        numbers, lost = self._numbers_of(request.tags)
+        messages, others = self._return(numbers, request.client)
+        lost += [n for n in others if n in self._leased or n >= self._given]
         self._give_again(messages, request.delay)
         return self._settled_reply(request.first, lost)
-
-    def _numbers(self, tags: Tags, lost: list[int]) -> Iterator[int]:
-        for epoch, first, last in tags:
-            for number in range(first, last + 1):
-                if self._epoch_of(number) == epoch:
-                    yield number
-                else:
-                    lost.append(number)
 
     def _settled_reply(self, first: bytes, lost: list[int]) -> bytes:
         if not lost:
             return ok_reply(first)
         return error_reply(first, Code.NO_LEASE, self._tags_of(lost).decode())
 
-    def _return(self, number: int, client: bytes) -> Message | None:
-        """End the lease of a message, if this client has it."""
-        loan = self._leased.get(number)
-        if loan is None or loan.request.client != client:
-            return None
-        del self._leased[number]
-        message = loan.messages.pop(number)
-        self._leased_bytes -= len(message.payload)
-        if not loan.messages:
-            del self._loans[client, loan.request.seq]
-        return message
+    def _return(self, numbers: Iterable[int], client: bytes) -> tuple[list[Message], list[int]]:
+        """End the leases of messages; return these, and the numbers that the client has not."""
+        messages: list[Message] = []
+        others: list[int] = []
+        for number in numbers:
+            loan = self._leased.get(number)
+            if loan is None or loan.request.client != client:
+                others.append(number)
+                continue
+            del self._leased[number]
+            message = loan.messages.pop(number)
+            messages.append(message)
+            self._leased_bytes -= len(message.payload)
+            if not loan.messages:
+                del self._loans[client, loan.request.seq]
+        return messages, others
 
     def _give_again(self, messages: Sequence[Message], delay: float) -> None:
         if messages:
@@ -829,10 +837,8 @@ class MessageQueue(Closable):
     def _end_leases(self, now: float) -> None:
         over: list[Message] = []
         while self._loans and (loan := next(iter(self._loans.values()))).until <= now:
-            for number in list(loan.messages):
-                message = self._return(number, loan.request.client)
-                assert message is not None
-                over.append(message)
+            messages, _ = self._return(list(loan.messages), loan.request.client)
+            over += messages
         self._give_again(over, 0.0)
 
     def _forget_clients(self, now: float) -> None:

@@ -182,9 +182,7 @@ class Client:
 
         with client() as writer, client() as reader:
             began = time.perf_counter()
-            writing = threading.Thread(
-                target=lambda: [writer.put(messages) for _ in range(batches)]
-            )
+            writing = threading.Thread(target=put_all, args=(writer, messages, batches))
             writing.start()
             read = 0
             while read < batches * BATCH:
@@ -215,6 +213,11 @@ class Client:
     def close(self) -> None:
         self._told.send(False)
         self._socket.close()
+
+
+def put_all(writer: QueueClient, messages: list[bytes], batches: int) -> None:
+    for _ in range(batches):
+        writer.put(messages)
 
 
 @contextmanager

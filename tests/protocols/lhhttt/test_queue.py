@@ -12,7 +12,7 @@ import pytest
 from penstock import open_reader, open_writer
 from penstock.core.errors import InvalidOption
 from penstock.core.overflow import DropReason, OverflowPolicy
-from penstock.protocols.lhhttt import encode_bytes, join_frames, split_frames
+from penstock.protocols.lhhttt import encode_bytes, join_frames, queue, split_frames
 from penstock.protocols.lhhttt.queue import QueueSettings
 from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
 from support.until import until
@@ -104,6 +104,27 @@ def test_a_full_queue_is_silent_to_a_put_and_says_so_to_a_reliable_one() -> None
         assert asker.ask(b"RPUT:a:2:4") == b"OK:2"  # what was refused may come again
         books = server.statistics().queue
     assert books.refused == {"full": 2, "too-large": 3}
+    assert_balanced(books)
+
+
+def test_a_message_too_large_for_the_journal_is_refused_alone(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue?segment=4096"
+    commands = [b"PUT:1", b"PUT:" + b"x" * 9000, b"PUT:3", b"SIZE"]
+    with (
+        served(journal=journal, tcp=True) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as client,
+        Asker(server.port) as asker,
+    ):
+        client.sendall(join_frames(commands))  # one batch
+        answers = b""
+        expected = join_frames([b"PUT 1 bytes", b"PUT 1 bytes", b"2"])
+        while len(answers) < len(expected):
+            answers += client.recv(1000)
+        assert answers == expected
+        assert asker.ask(b"RPUT:a:1:" + b"x" * 9000).startswith(b"ERR:1:too-large:")
+        assert [asker.ask(b"GET") for _ in range(3)] == [b"1", b"3", b""]
+        books = server.statistics().queue
+    assert books.refused == {"too-large": 2}
     assert_balanced(books)
 
 
@@ -261,6 +282,26 @@ def test_a_tag_of_another_queue_settles_nothing() -> None:
         stranger = b"1." + tag.partition(b".")[2]
         assert asker.ask(b"ACK:c:" + stranger).startswith(b"ERR:" + stranger + b":no-lease")
         assert server.statistics().queue.leased == 1
+
+
+def test_a_message_that_nobody_finishes_does_not_let_memory_grow_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue, "_LARGEST_SEGMENT", 1 << 20)
+    monkeypatch.setattr(queue, "_LOOKED_AT_MEMORY", 0.05)
+    batch = join_frames([b"x" * 5000] * 10)
+    with served(capacity_bytes=1 << 20) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:first")
+        tag = _tag(asker.ask(b"RGET:c:1"))
+        passed, answer = 0, b"OK"
+        while answer.startswith(b"OK") and passed < 100_000_000:
+            answer = asker.ask(b"RPUTS:a:%d:%b" % (passed + 2, batch))
+            while asker.ask(b"GET"):
+                passed += 5000
+        assert b":full:" in answer
+        assert 4_000_000 < passed < 50_000_000
+        assert asker.ask(b"ACK:c:" + tag) == b"OK:" + tag
+        until(lambda: asker.ask(b"RPUT:a:%d:x" % (passed + 3)).startswith(b"OK"))
 
 
 # --- the journal --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -68,6 +69,8 @@ _SETTLED_AT_ONCE: Final = 512
 _SETTLED_AFTER: Final = 0.02
 #: A message whose delay is over, and which does not come, is looked for again after so long.
 _LOOKED_FOR_AGAIN: Final = 1.0
+#: Seconds between two looks at how much memory a log takes.
+_LOOKED_AT_MEMORY: Final = 0.5
 #: Clients that are remembered, and for how long (seconds) after their last word.
 _MOST_CLIENTS: Final = 10_000
 _REMEMBERED: Final = 600.0
@@ -89,7 +92,8 @@ _TAG: Final = 60
 #: Of a frame's header, over which a message grows in a batch.
 _FRAME: Final = 9
 _EMPTY: Final = encode_bytes(b"")
-_WAITS_ALREADY: Final = b""
+#: Stands for an answer that comes later.
+_WAITS: Final = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +254,8 @@ class MessageQueue(Closable):
         #: Messages to be settled, and by when.
         self._done: list[Message] = []
         self._settle_at: float | None = None
+        #: Messages of the batch at hand that are not written yet, and the places of their answers.
+        self._fresh: list[tuple[bytes, int]] = []
         self._parked: OrderedDict[bytes, _Parked] = OrderedDict()
         #: Answers to those, on their way.
         self._late: list[tuple[Send, bytes, Address]] = []
@@ -259,6 +265,11 @@ class MessageQueue(Closable):
         self._dropped: Counter[DropReason] = Counter()
         self._held = self._held_bytes = self._dead = self._given = 0
         self._is_unsynced = False
+        #: Whether the log is as large in memory as it may be; and when to look next.
+        self._is_pinned = False
+        self._looks_at = 0.0
+        #: What all was settled below, when it was looked at last.
+        self._floor = -1
         #: When time brings something next.
         self._comes_at = 0.0
         self._folder: str | None = None
@@ -383,41 +394,30 @@ class MessageQueue(Closable):
         :raises StorageError: the journal fails; nobody is to be answered.
         """
         replies: list[tuple[bytes, Address]] = []
-        counts = self._counts
         puts = gets = parked = 0
         with self._lock:
             now = time.monotonic()
-            counts["commands"] += len(commands)
             for command, peer in commands:
                 verb, _, rest = command.partition(b":")
                 reply: bytes | None
                 if verb == b"PUT":
                     puts += 1
-                    reply = self._put(rest)
-                elif verb == b"GET":
-                    gets += 1
-                    reply = self._get(largest)
-                elif verb == b"SIZE":
-                    counts["sizes"] += 1
-                    reply = encode_bytes(b"%d" % (self._held - len(self._leased)))
-                elif verb == b"CAPS":
-                    counts["reliable"] += 1
-                    reply = CAPS
-                elif verb in RELIABLE:
-                    counts["reliable"] += 1
-                    asker = _Parked(_NOTHING, now, send, peer, largest)
-                    reply = self._ask(verb, rest, asker)
-                    parked += reply is None
+                    reply = self._put(rest, replies)
                 else:
-                    counts["unknown"] += 1
-                    continue
+                    if self._fresh:
+                        self._write_fresh(replies)
+                    if verb == b"GET":
+                        gets += 1
+                        reply = self._get(largest)
+                    else:
+                        asker = _Parked(_NOTHING, now, send, peer, largest)
+                        reply = self._answer(verb, rest, asker)
+                        parked += reply == _WAITS
                 if reply:
                     replies.append((reply, peer))
-            counts["puts"] += puts
-            counts["offered"] += puts
-            counts["gets"] += gets
-            if self._parked:
-                self._serve_parked(now)
+            self._write_fresh(replies)
+            self._counts.update(commands=len(commands), puts=puts, offered=puts, gets=gets)
+            self._serve_parked(now)
             self._settle(now)
             if self._syncs and self._is_unsynced:
                 self._writer.sync()
@@ -432,24 +432,49 @@ class MessageQueue(Closable):
             for name in [name for name, parked in self._parked.items() if parked.send == send]:
                 del self._parked[name]
 
-    def _put(self, message: bytes) -> bytes | None:
+    def _put(self, message: bytes, replies: list[tuple[bytes, Address]]) -> bytes | None:
+        """Take a message, to be written with those behind it, and return the answer."""
+        size = len(message)
         try:
             # The prototype counts characters.
-            size = len(message) if message.isascii() else len(str(message, "utf-8"))
+            characters = size if message.isascii() else len(str(message, "utf-8"))
         except UnicodeDecodeError:
             self._refused["not text"] += 1
             return None
-        if (code := self._refusal(1, len(message))) is not None:
-            self._refused[code] += 1
-            return None
-        if self._is_dropped(1, len(message)):
-            return _put_reply(size)
-        try:
-            self._append((message,))
-        except PenstockError as error:
-            self._refused[self._failure(error)] += 1
-            return None
-        return _put_reply(size)
+        if not self._has_room(1, size):
+            self._write_fresh(replies)
+            if (code := self._refusal(1, size)) is not None:
+                self._refused[code] += 1
+                return None
+            if self._is_dropped(1, size):
+                return _put_reply(characters)
+        self._fresh.append((message, len(replies)))
+        self._held += 1
+        self._held_bytes += size
+        return _put_reply(characters)
+
+    def _write_fresh(self, replies: list[tuple[bytes, Address]]) -> None:
+        """Write messages that were taken; what cannot be is refused, and its answer taken back."""
+        fresh, self._fresh = self._fresh, []
+        messages = [message for message, _ in fresh]
+        self._held -= len(messages)
+        self._held_bytes -= sum(map(len, messages))
+        at = 0
+        refused: list[int] = []
+        while at < len(messages):
+            before = self._counts["queued"]
+            try:
+                self._append(messages[at:])
+                break
+            except PenstockError as error:
+                at += self._counts["queued"] - before
+                # One that is too large is no reason to refuse the others.
+                end = at + 1 if isinstance(error, MessageTooLarge) else len(messages)
+                self._refused[self._failure(error)] += end - at
+                refused += [place for _, place in fresh[at:end]]
+                at = end
+        for place in reversed(refused):
+            del replies[place]
 
     def _get(self, largest: int) -> bytes | None:
         if not self._ready and not self._read_ahead():
@@ -461,8 +486,17 @@ class MessageQueue(Closable):
         self._finish((message,), len(message.payload))
         return join_frames((message.payload,))
 
-    def _ask(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
-        """Answer a reliable request; None: it waits, and nothing: it does so already."""
+    def _answer(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
+        """Answer any other command. None: nobody does; `_WAITS`: a message has to come first."""
+        if verb == b"SIZE":
+            self._counts["sizes"] += 1
+            return encode_bytes(b"%d" % (self._held - len(self._leased)))
+        if verb != b"CAPS" and verb not in RELIABLE:
+            self._counts["unknown"] += 1
+            return None
+        self._counts["reliable"] += 1
+        if verb == b"CAPS":
+            return CAPS
         try:
             request = RELIABLE[verb](rest)
         except BadRequest as error:
@@ -555,6 +589,7 @@ class MessageQueue(Closable):
         return (
             self._held + count <= self._settings.capacity
             and self._held_bytes + size <= self._settings.capacity_bytes
+            and not self._is_pinned
         )
 
     def _refusal(self, count: int, size: int) -> Code | None:
@@ -562,7 +597,8 @@ class MessageQueue(Closable):
         settings = self._settings
         if count > settings.capacity or size > settings.capacity_bytes:
             return Code.TOO_LARGE
-        if settings.policy is OverflowPolicy.FAIL and not self._has_room(count, size):
+        is_refused = settings.policy is OverflowPolicy.FAIL and not self._has_room(count, size)
+        if is_refused or self._is_pinned:
             return Code.FULL
         if settings.policy is OverflowPolicy.DROP_OLDEST:
             while not self._has_room(count, size):
@@ -663,7 +699,7 @@ class MessageQueue(Closable):
             before = self._parked.get(request.client)
             if before is not None and before.request.seq == request.seq:
                 self._parked[request.client] = before._replace(send=asker.send, peer=asker.peer)
-                return _WAITS_ALREADY
+                return None
             if before is not None:  # of which it does not wait for an answer any more
                 del self._parked[request.client]
                 client.answered.add(before.request.seq)
@@ -671,7 +707,7 @@ class MessageQueue(Closable):
             until = asker.until + request.wait
             self._parked[request.client] = asker._replace(request=request, until=until)
             self._come_by(until)
-            return None
+            return _WAITS
         client.answered.add(request.seq)
         return none_reply(request.seq)
 
@@ -813,6 +849,7 @@ class MessageQueue(Closable):
                 self._serve_parked(now)
                 self._settle(now)
                 self._forget_clients(now)
+                self._look_at_memory(now)
                 self._comes_at = self._next_moment(now)
                 late, self._late = self._late, []
             _send_late(late)
@@ -847,6 +884,22 @@ class MessageQueue(Closable):
             if client.heard + _REMEMBERED > now:
                 return
             del self._clients[name]
+
+    def _look_at_memory(self, now: float) -> None:
+        """Find out whether one old message keeps too much of a log in memory from going."""
+        if self._folder is None or now < self._looks_at:
+            return
+        self._looks_at = now + _LOOKED_AT_MEMORY
+        files = Path(self._folder).rglob("*")
+        used = sum(each.stat().st_blocks * 512 for each in files if each.is_file())
+        books = self._reader.group()
+        # The log gives memory back as it is written to: so it has to go on when the oldest is done.
+        is_stuck = books.lag > 0 and books.floor == self._floor
+        self._floor = books.floor
+        is_pinned = is_stuck and used > 2 * (self._settings.capacity_bytes + _LARGEST_SEGMENT)
+        if is_pinned and not self._is_pinned:
+            log.warning("the queue takes no more until its oldest message is done: it fills memory")
+        self._is_pinned = is_pinned
 
     # --- books, and the end -------------------------------------------------------------------
 

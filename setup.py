@@ -31,6 +31,7 @@ setup(
             "penstock.queue.classic._rows",
             "penstock.queue.wide._ring",
             "penstock.protocols._datagrams",
+            "penstock.protocols.lhhttt._frames",
             "penstock.protocols.lrose._short",
         )
     ],

@@ -180,3 +180,39 @@ def test_it_keeps_no_references_to_payloads_and_addresses() -> None:
                 other.send([(b"x", address)] * 20)
         del other
         assert sys.getrefcount(address) == before
+
+
+def test_equal_datagrams_to_one_peer_stay_apart_and_in_order() -> None:
+    sizes = [0, 0, 1, 7, 7, 1200, 1201, 30_000]
+    with (
+        DatagramSocket.bind("127.0.0.1", 0) as server,
+        DatagramSocket.bind("127.0.0.1", 0) as one,
+        DatagramSocket.bind("127.0.0.1", 0) as other,
+    ):
+        sent: dict[int, list[bytes]] = {one.port: [], other.port: []}
+        batch: list[tuple[bytes, Address]] = []
+        for number, size in enumerate(sizes * 3):
+            for peer in (one, other):
+                for each in range(70 if size < 2000 else 2):  # more than fit a run
+                    payload = bytes([number, each]) * (size // 2) + b"x" * (size % 2)
+                    sent[peer.port].append(payload)
+                    batch.append((payload, ("127.0.0.1", peer.port)))
+        assert server.send(batch, 5) == len(batch)
+        assert server.statistics().bytes_out == sum(len(payload) for payload, _ in batch)
+        for peer in (one, other):
+            got: list[bytes] = []
+            while len(got) < len(sent[peer.port]):
+                found = peer.receive(timeout=5).whole
+                assert found
+                got += [payload for payload, _ in found]
+            assert got == sent[peer.port]
+
+
+def test_one_peer_that_cannot_be_reached_is_told_of_and_holds_up_no_other() -> None:
+    with DatagramSocket.bind("127.0.0.1", 0) as server, DatagramSocket.bind("127.0.0.1", 0) as peer:
+        nowhere = [(b"x", ("127.0.0.1", 0))] * 3
+        with pytest.raises(OSError, match="Invalid argument"):
+            server.send(nowhere, 1)
+        batch = [*[(b"y", ("127.0.0.1", peer.port))] * 3, *nowhere]
+        assert server.send(batch, 1) == 3
+        assert len(peer.receive(timeout=5).whole) == 3

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.latest import serve_ldata
+from penstock.cli.lhhttt import serve_lhhttt
 from penstock.cli.map import serve_datamapper
 from penstock.cli.output import note
 from penstock.cli.psi import serve_psi
@@ -28,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
     sub.command("fmqp")(serve_fmqp)
     sub.command("datamapper")(serve_datamapper)
     sub.command("ldata")(serve_ldata)
+    sub.command("lhhttt")(serve_lhhttt)
     sub.command("psi")(serve_psi)
     # A group of its own, also while there is one command.
     sub.callback()(lambda: None)

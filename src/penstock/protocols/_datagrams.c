@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
+#include <netinet/udp.h>
 #include <poll.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,6 +21,13 @@
 #include <time.h>
 
 enum { MOST = 1024, KNOWN = 256 };
+
+/* Datagrams of one size to one peer, one behind the other, pass through the kernel as one that it
+ * cuts at the end: a run. Its datagrams fit the packets of every network. */
+enum { LONGEST_RUN = 64, LARGEST_IN_RUN = 1200, LARGEST_RUN = 65000 };
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
 
 typedef union {
     struct sockaddr any;
@@ -52,6 +60,7 @@ typedef struct {
     Peer heard[KNOWN], told[KNOWN];
     uint32_t overflow;    /* the kernel's count, which wraps */
     unsigned long long dropped;
+    char runs;            /* whether the kernel knows runs: 1, or -1 if not; 0: nobody asked */
     char is_busy;         /* one thread at a time: the arrays are in the hands of the kernel */
 } Batches;
 
@@ -179,6 +188,7 @@ static int pass(Batches *self, int descriptor, unsigned count, double deadline, 
         errno = reason;
         if (ready < 0 && reason != EINTR)
             PyErr_SetFromErrno(PyExc_OSError);
+        errno = reason; /* for who looks at it after an error */
         if (ready < 0 && (PyErr_Occurred() || PyErr_CheckSignals() < 0))
             return -1;
     }
@@ -259,11 +269,78 @@ static PyObject *receive(Batches *self, PyObject *args)
     return result;
 }
 
+/* A kernel that does not know runs would send one as a single datagram. */
+static int knows_runs(Batches *self, int descriptor)
+{
+    if (self->runs == 0) {
+        int size = 0;
+        socklen_t length = sizeof size;
+        self->runs = getsockopt(descriptor, IPPROTO_UDP, UDP_SEGMENT, &size, &length) < 0 ? -1 : 1;
+    }
+    return self->runs > 0;
+}
+
+/* Make headers of the parts, of which each has an address or none; return how many. */
+static unsigned make_headers(Batches *self, unsigned parts, const socklen_t *lengths, int in_runs)
+{
+    unsigned count = 0;
+    for (unsigned first = 0, end; first < parts; first = end) {
+        size_t size = self->parts[first].iov_len;
+        end = first + 1;
+        if (in_runs && lengths[first] && 0 < size && size <= LARGEST_IN_RUN)
+            while (end < parts && end - first < LONGEST_RUN &&
+                   (end - first + 1) * size <= LARGEST_RUN && self->parts[end].iov_len == size &&
+                   lengths[end] == lengths[first] &&
+                   memcmp(&self->addresses[end], &self->addresses[first], lengths[first]) == 0)
+                end++;
+        struct msghdr *header = &self->headers[count].msg_hdr;
+        *header = (struct msghdr){
+            .msg_name = lengths[first] ? &self->addresses[first] : NULL,
+            .msg_namelen = lengths[first],
+            .msg_iov = &self->parts[first], .msg_iovlen = end - first};
+        if (end - first > 1) {
+            uint16_t segment = (uint16_t)size;
+            header->msg_control = &self->controls[count];
+            header->msg_controllen = CMSG_SPACE(sizeof segment);
+            struct cmsghdr *control = CMSG_FIRSTHDR(header);
+            control->cmsg_level = IPPROTO_UDP;
+            control->cmsg_type = UDP_SEGMENT;
+            control->cmsg_len = CMSG_LEN(sizeof segment);
+            memcpy(CMSG_DATA(control), &segment, sizeof segment);
+        }
+        count++;
+    }
+    return count;
+}
+
+/* Send the parts; return how many the kernel took, or -1 for an error. */
+static int send_parts(Batches *self, int descriptor, unsigned parts, const socklen_t *lengths,
+                      double deadline)
+{
+    int in_runs = knows_runs(self, descriptor);
+    unsigned count = make_headers(self, parts, lengths, in_runs);
+    int taken = pass(self, descriptor, count, deadline, 0);
+    if (taken < 0 && self->headers[0].msg_hdr.msg_iovlen > 1 &&
+        (errno == EIO || errno == EINVAL || errno == EMSGSIZE || errno == EOPNOTSUPP)) {
+        /* Some network takes no runs, or there is something wrong with the first alone. */
+        if (errno == EIO || errno == EOPNOTSUPP)
+            self->runs = -1;
+        PyErr_Clear();
+        count = make_headers(self, parts, lengths, 0);
+        taken = pass(self, descriptor, count, deadline, 0);
+    }
+    int sent = 0;
+    for (int i = 0; i < taken; i++)
+        sent += (int)self->headers[i].msg_hdr.msg_iovlen;
+    return taken < 0 ? -1 : sent;
+}
+
 static PyObject *send_all(Batches *self, PyObject *args)
 {
     int descriptor;
     PyObject *given, *timeout;
     double deadline;
+    socklen_t lengths[MOST];
     if (!PyArg_ParseTuple(args, "iOO", &descriptor, &given, &timeout))
         return NULL;
     PyObject *items = PySequence_Fast(given, "datagrams are a sequence of (payload, address)");
@@ -293,14 +370,11 @@ static PyObject *send_all(Batches *self, PyObject *args)
             }
             if (peer != NULL)
                 self->addresses[count] = peer->address;
+            lengths[count] = peer == NULL ? 0 : peer->length;
             self->parts[count] = (struct iovec){views[count].buf, (size_t)views[count].len};
-            self->headers[count].msg_hdr = (struct msghdr){
-                .msg_name = peer ? &self->addresses[count] : NULL,
-                .msg_namelen = peer ? peer->length : 0,
-                .msg_iov = &self->parts[count], .msg_iovlen = 1};
             count++;
         }
-        int taken = has_failed ? 0 : pass(self, descriptor, count, deadline, 0);
+        int taken = has_failed ? 0 : send_parts(self, descriptor, count, lengths, deadline);
         for (unsigned i = 0; i < count; i++)
             PyBuffer_Release(&views[i]);
         has_failed |= taken < 0;

@@ -64,6 +64,12 @@ _TURNING_AWAY: Final = 5.0
 _LAST: Final = 2.0
 #: Datagrams are waited for so long (seconds) between two looks whether to end.
 _LOOK: Final = 0.2
+#: Datagrams that are handled before more are taken from the kernel, and the bytes of those that
+#: wait for that, at most.
+_HANDLED_AT_ONCE: Final = 64
+_WAITING: Final = 64 << 20
+#: What one of them takes beside its own bytes.
+_OVERHEAD: Final = 100
 _LISTEN_HINTS: Final = {
     errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
     errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
@@ -693,6 +699,8 @@ class DatagramServer(Closable):
         self._handle = handle
         #: Batches that were handled, and at which that failed.
         self.batches = self.failures = 0
+        self._waiting: deque[tuple[Datagrams, int]] = deque()
+        self._waiting_bytes = 0
         self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
 
     def start(self) -> DatagramServer:
@@ -704,11 +712,32 @@ class DatagramServer(Closable):
         return self.socket.port
 
     def _run(self, worker: Worker) -> None:
-        while not worker.is_stopping:
-            if found := self.socket.receive(timeout=_LOOK):
+        # The kernel may have room for a hundred datagrams only. So all that have come are taken
+        # from it between two small batches, and wait here.
+        waiting = self._waiting
+        while not worker.is_stopping or waiting:
+            if not worker.is_stopping:
+                self._take_all(_LOOK if not waiting else 0.0)
+            if waiting:
+                found, size = waiting.popleft()
+                self._waiting_bytes -= size
                 self.batches += 1
                 self._handle(found)
                 worker.note_success()
+
+    def _take_all(self, timeout: float) -> None:
+        for _ in range(_TAKEN_AT_ONCE):
+            if self._waiting_bytes > _WAITING:
+                return
+            found = self.socket.receive(_HANDLED_AT_ONCE, timeout)
+            if not found:
+                return
+            size = sum([len(payload) + _OVERHEAD for payload, _ in found.whole])
+            self._waiting.append((found, size))
+            self._waiting_bytes += size
+            if len(found.whole) < _HANDLED_AT_ONCE:
+                return
+            timeout = 0.0
 
     def _count(self, _: Exception) -> None:
         self.failures += 1

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from penstock import open_writer
 from penstock.dispatch.control import ControlServer, ask
 from penstock.protocols.datagrams import Datagrams, DatagramSocket
+from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
 from penstock.protocols.lrose.connection import ping
 from penstock.protocols.lrose.ds_message import Category, DsMessage
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
@@ -104,6 +105,21 @@ class DataMap(_Lrose):
     def make(self, folder: Path) -> tuple[Any, str]:
         server = DataMapServer(MapServerOptions(port=0, state=folder / "map.xml"))
         return server, str(server.port)
+
+
+class Lhhttt(Subject):
+    """The connections of a UDP queue, which it serves beside its datagrams."""
+
+    name = "lhhttt"
+    request = b"14SIZE"
+    huge = b"9fffffffff"
+
+    def make(self, folder: Path) -> tuple[Any, str]:
+        server = LhhtttServer(ServerOptions(port=0, tcp=True, journal=f"log:{folder}/queue"))
+        return server, str(server.port)
+
+    def ask(self, where: str) -> None:
+        assert self._answer(where) == b"110"
 
 
 class Psi(Subject):
@@ -257,6 +273,7 @@ SUBJECTS: dict[str, Subject] = {
         Fmqp(),
         Ldata(),
         DataMap(),
+        Lhhttt(),
         Psi(),
         PsiData(),
         Rendezvous(),

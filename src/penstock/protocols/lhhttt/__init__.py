@@ -7,6 +7,17 @@ from penstock.protocols.lhhttt.frames import (
     decode_bytes,
     encode,
     encode_bytes,
+    join_frames,
+    split_frames,
 )
 
-__all__ = ["LONGEST", "FrameDecoder", "decode", "decode_bytes", "encode", "encode_bytes"]
+__all__ = [
+    "LONGEST",
+    "FrameDecoder",
+    "decode",
+    "decode_bytes",
+    "encode",
+    "encode_bytes",
+    "join_frames",
+    "split_frames",
+]

@@ -7,9 +7,11 @@ Input may have upper-case digits and leading zeros, and nothing else that a numb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from penstock.core.errors import Malformed, MessageTooLarge
+from penstock.protocols.lhhttt._frames import join as join_frames
+from penstock.protocols.lhhttt._frames import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,8 @@ __all__ = [
     "decode_bytes",
     "encode",
     "encode_bytes",
+    "join_frames",
+    "split_frames",
 ]
 
 #: The longest text that the framing can say, in bytes: fifteen digits.
@@ -46,11 +50,9 @@ def encode_bytes(data: BytesLike) -> bytes:
 
     :raises MessageTooLarge: fifteen digits cannot tell their number.
     """
-    size = len(data)
-    if size > LONGEST:
-        raise MessageTooLarge(size, LONGEST)
-    digits = b"%x" % size
-    return b"".join((b"%x" % len(digits), digits, data))
+    if len(data) > LONGEST:
+        raise MessageTooLarge(len(data), LONGEST)
+    return join_frames((data if isinstance(data, bytes) else bytes(data),))
 
 
 def decode(frame: BytesLike) -> str:
@@ -72,17 +74,28 @@ def decode_bytes(frame: BytesLike) -> bytes:
 
     :raises Malformed: it is not one frame.
     """
-    data = bytes(frame)
-    body = _body(data)
+    found, end = split(frame, LONGEST)
+    if len(found) == 1 and end == len(frame):
+        return found[0]
+    body = _body(bytes(frame), 0)
     if body is None:
-        raise Malformed(_WHAT, "length", "the whole of its header", f"{len(data)} bytes")
-    start, size = body
-    if len(data) != start + size:
-        raise Malformed(_WHAT, "length", f"{start + size} bytes", f"{len(data)} bytes")
-    return data[start:]
+        raise Malformed(_WHAT, "length", "the whole of its header", f"{len(frame)} bytes")
+    raise Malformed(_WHAT, "length", f"{sum(body)} bytes", f"{len(frame)} bytes")
 
 
-def _body(data: bytes | bytearray, at: int = 0) -> tuple[int, int] | None:
+def split_frames(data: bytes) -> list[bytes]:
+    """Return what frames hold that come one behind the other.
+
+    :raises Malformed: they are no frames, or end in the middle of one.
+    """
+    found, end = split(data, LONGEST)
+    if end < len(data):
+        _body(data, end)
+        raise Malformed(_WHAT, f"byte {end}", "a whole frame", f"{len(data) - end} bytes")
+    return found
+
+
+def _body(data: bytes | bytearray, at: int) -> tuple[int, int] | None:
     """Return where the text of a frame begins and its size; None: more of the header is to come.
 
     :raises Malformed: it begins otherwise.
@@ -118,6 +131,8 @@ class FrameDecoder:
         """Refuse frames whose text is longer than `limit` bytes before they come."""
         self._limit = limit
         self._rest = bytearray()
+        #: Bytes of the frame at its beginning, as far as that is known: until then nobody looks.
+        self._wanted = 0
         #: Bytes of whole frames so far: where in the stream the next one begins.
         self.position = 0
 
@@ -133,27 +148,29 @@ class FrameDecoder:
         """
         rest = self._rest
         rest += data
-        at = 0
-        try:
-            while (body := self._next(at)) is not None:
-                start, size = body
-                if len(rest) < start + size:
-                    break
-                payload = bytes(memoryview(rest)[start : start + size])
-                at = start + size
-                yield payload
-        finally:
-            del rest[:at]
-            self.position += at
+        if len(rest) < self._wanted:
+            return
+        found, end = split(rest, self._limit)
+        del rest[:end]
+        self.position += end
+        self._wanted = 0
+        yield from found
+        if rest:
+            self._look_ahead()
 
-    def _next(self, at: int) -> tuple[int, int] | None:
+    def _look_ahead(self) -> None:
+        """Make sure that what follows begins as a frame that may come."""
         try:
-            body = _body(self._rest, at)
+            body = _body(self._rest, 0)
         except Malformed as error:
-            found = int(error.where.removeprefix("byte "))
-            where = f"byte {self.position + found} of the stream"
-            raise Malformed(_WHAT, where, error.expected, error.found) from None
-        if body is not None and body[1] > self._limit:
-            where = f"length at byte {self.position + at + 1} of the stream"
+            self._refuse(error)
+        if body is None:
+            return
+        if body[1] > self._limit:
+            where = f"length at byte {self.position + 1} of the stream"
             raise Malformed(_WHAT, where, f"at most {self._limit:,} bytes", f"{body[1]:,}")
-        return body
+        self._wanted = sum(body)
+
+    def _refuse(self, error: Malformed) -> NoReturn:
+        at = self.position + int(error.where.removeprefix("byte "))
+        raise Malformed(_WHAT, f"byte {at} of the stream", error.expected, error.found) from None

@@ -1,0 +1,93 @@
+"""The command that serves a queue to stream-py's programs and ours: `serve lhhttt`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.messages import LOST
+from penstock.cli.server_options import Host, MaxClients, Quiet, checked_options
+from penstock.cli.stopping import Ending
+from penstock.core.overflow import OverflowPolicy
+from penstock.protocols.lhhttt.server import DEFAULT_PORT, LhhtttServer, ServerOptions
+
+__all__ = ["serve_lhhttt"]
+
+
+def serve_lhhttt(
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = DEFAULT_PORT,
+    tcp: Annotated[bool, typer.Option("--tcp", help="Serve TCP at that port, too.")] = False,
+    unix: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Serve a Unix socket there, too.")
+    ] = None,
+    capacity: Annotated[int, typer.Option(help="Messages that the queue holds.")] = 1_000_000,
+    capacity_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes that the queue holds.")
+    ] = "128M",
+    policy: Annotated[
+        OverflowPolicy, typer.Option(help="What a full queue does: fail, drop_oldest, drop_newest.")
+    ] = OverflowPolicy.FAIL,
+    journal: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The log that keeps messages: log:/path/name."),
+    ] = None,
+    lease: Annotated[
+        str, typer.Option(metavar="TIME", help="How long a client may keep a message.")
+    ] = "30s",
+    deliveries: Annotated[
+        int | None, typer.Option(help="After so many deliveries a message goes to --dead.")
+    ] = None,
+    dead: Annotated[
+        str | None, typer.Option(metavar="URL", help="The stream of dead letters.")
+    ] = None,
+    max_message: Annotated[
+        str, typer.Option(metavar="SIZE", help="The largest frame by TCP and Unix sockets.")
+    ] = "16M",
+    max_clients: MaxClients = 256,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a queue that answers GET, PUT: and SIZE over UDP, until Ctrl-C or SIGTERM.
+
+    The protocol has no passwords. Without --journal the messages end with the server; if there are
+    any then, the exit code is 3.
+    """
+    if not quiet:
+        logging.getLogger("penstock.protocols.lhhttt").setLevel(logging.INFO)
+    given = {
+        "host": host,
+        "port": port,
+        "tcp": tcp,
+        "unix": unix,
+        "capacity": capacity,
+        "capacity_bytes": capacity_bytes,
+        "policy": policy,
+        "journal": journal,
+        "lease": lease,
+        "deliveries": deliveries,
+        "dead": dead,
+        "max_message": max_message,
+        "max_clients": max_clients,
+    }
+    options = checked_options("lhhttt", given, ServerOptions)
+    ending = Ending()
+    with LhhtttServer(options) as server:
+        typer.echo(f"serving a queue at lhhttt://{server.address}")
+        sys.stdout.flush()
+        ending.wait()
+    books = server.statistics()
+    queue = books.queue
+    refused = sum(queue.refused.values())
+    dropped = sum(queue.dropped.values())
+    typer.echo(
+        f"stopped: {queue.queued:,} messages queued, {queue.taken + queue.acked:,} delivered, "
+        f"{queue.dead:,} dead, {refused:,} refused, {dropped:,} dropped, {queue.held:,} held; "
+        f"{books.datagrams.dropped:,} datagrams dropped by the kernel, "
+        f"{books.malformed:,} malformed"
+    )
+    if queue.lost or (queue.held and journal is None):
+        raise typer.Exit(LOST)

@@ -1,0 +1,438 @@
+"""How does a program ask a queue, and never take one answer for another?
+
+By the reliable mode where the queue has it: every request has a number that its answer names, and
+is repeated until it is answered. The prototype's queues answer without a number; so there one
+request is under way at a time, and after one without an answer another port is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import random
+import secrets
+import select
+import socket
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.closing import Closable
+from penstock.core.errors import (
+    ConnectionLost,
+    LeaseLost,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+    Unacknowledged,
+    WriteTimeout,
+)
+from penstock.core.retry import Backoff
+from penstock.protocols.connection import tune
+from penstock.protocols.datagrams import DatagramSocket
+from penstock.protocols.lhhttt.commands import (
+    LONGEST_WAIT_MS,
+    MOST_MESSAGES,
+    Code,
+    Reply,
+    Tags,
+    ack_request,
+    format_tags,
+    lease_request,
+    nack_request,
+    parse_reply,
+    parse_tags,
+    store_request,
+)
+from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes, encode_bytes
+from penstock.protocols.reaching import why_unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["DatagramLink", "Link", "QueueClient", "QueueRefused", "StreamLink"]
+
+log = logging.getLogger(__name__)
+
+#: Waits for an answer, each longer than the one before: seconds.
+_WAITS: Final = Backoff(initial=0.1, maximum=1.0, jitter=0.25)
+#: How often `CAPS` is asked before a queue is taken for one that does not know it.
+_CAPS_ASKED: Final = 5
+#: Bytes of a message, with its number and its sender, that fit a datagram; and of a batch of them.
+_LARGEST_DATAGRAM: Final = 65_507
+_HEADERS: Final = 100
+_BATCH: Final = 60_000
+_STREAM_BATCH: Final = 1 << 20
+_FRAME: Final = 9
+#: What a stream's answer may have.
+_LARGEST_ANSWER: Final = 1 << 30
+
+
+class QueueRefused(PenstockError):
+    """A queue refuses a request, and says why."""
+
+    def __init__(self, server: str, code: str, text: str) -> None:
+        super().__init__(f"{server} refuses: {text or code}")
+        self.code = code
+
+
+# --- ways to a queue ----------------------------------------------------------------------------
+
+
+class Link(Closable):
+    """A way to a queue, which frames go by."""
+
+    #: Whether what is sent may get lost, so that it has to be sent again.
+    is_lossy: bool
+    #: Bytes of a batch of messages that it takes well, and of a message that it takes at all.
+    batch: int
+    largest: int
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+
+    @abstractmethod
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send frames.
+
+        :raises OSError: there is no way to the queue.
+        """
+
+    @abstractmethod
+    def receive(self, timeout: float) -> list[bytes]:
+        """Return what the frames hold that came; wait some seconds for the first.
+
+        :raises OSError: there is no way to the queue.
+        """
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Begin anew, so that no answer comes that is not to what is asked from now on.
+
+        :raises OSError: there is no way to the queue.
+        """
+
+
+class DatagramLink(Link):
+    """Datagrams to a queue. The kernel drops what anybody else sends here."""
+
+    is_lossy = True
+    batch = _BATCH
+    largest = _LARGEST_DATAGRAM - _HEADERS
+
+    def __init__(self, server: str, host: str, port: int) -> None:
+        """Know the way; nothing is sent.
+
+        :raises ConnectionLost: there is no such host.
+        """
+        super().__init__(server)
+        self._to = (host, port)
+        try:
+            self._socket = DatagramSocket.connect(host, port)
+        except OSError as error:
+            raise ConnectionLost(server, why_unreachable(error, host, port)) from error
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        self._socket.send([(frame, None) for frame in frames], 1.0)
+
+    def receive(self, timeout: float) -> list[bytes]:
+        answers = []
+        for datagram, _ in self._socket.receive(timeout=timeout).whole:
+            with contextlib.suppress(Malformed):  # it was changed on its way
+                answers.append(decode_bytes(datagram))
+        return answers
+
+    def renew(self) -> None:
+        self._socket.close()
+        self._socket = DatagramSocket.connect(*self._to)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class StreamLink(Link):
+    """A connection to a queue, by TCP or a Unix socket."""
+
+    is_lossy = False
+    batch = _STREAM_BATCH
+    largest = _LARGEST_ANSWER
+
+    def __init__(self, server: str, to: tuple[str, int] | str, timeout: float) -> None:
+        """Connect.
+
+        :raises ConnectionLost: nobody is there.
+        """
+        super().__init__(server)
+        self._to = to
+        self._timeout = timeout
+        try:
+            self._connect()
+        except OSError as error:
+            host, port = to if isinstance(to, tuple) else (to, 0)
+            raise ConnectionLost(server, why_unreachable(error, host, port)) from error
+
+    def _connect(self) -> None:
+        self._decoder = FrameDecoder(_LARGEST_ANSWER)
+        if isinstance(self._to, tuple):
+            self._socket = socket.create_connection(self._to, self._timeout)
+            tune(self._socket)
+            return
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(self._timeout)
+        self._socket.connect(self._to)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        self._socket.sendall(b"".join(frames))
+
+    def receive(self, timeout: float) -> list[bytes]:
+        if not select.select([self._socket], [], [], timeout)[0]:
+            return []
+        piece = self._socket.recv(1 << 18)
+        if not piece:
+            raise ConnectionResetError("the queue has ended the connection")
+        try:
+            return list(self._decoder.feed(piece))
+        except Malformed as error:
+            raise ConnectionResetError(str(error)) from error
+
+    def renew(self) -> None:
+        self._socket.close()
+        self._connect()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# --- the client ---------------------------------------------------------------------------------
+
+
+class QueueClient(Closable):
+    """Asks one queue. Not safe to share between threads."""
+
+    def __init__(
+        self, link: Link, *, timeout: float = 10.0, is_reliable: bool | None = None
+    ) -> None:
+        """Take over a way to a queue, and ask what it can do.
+
+        :param timeout: seconds after which a request without an answer is given up
+        :param is_reliable: whether it has the reliable mode; without it, it is asked
+
+        :raises ConnectionLost: nobody answers.
+        """
+        self._link = link
+        self._timeout = timeout
+        self._name = secrets.token_hex(8).encode()
+        # Nobody who cannot see a request knows the number that an answer has to name.
+        self._seqs = itertools.count(secrets.randbits(40))
+        self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+        #: Requests that were sent again, and answers that were to none under way.
+        self.repeated = self.strays = 0
+        self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
+
+    @property
+    def server(self) -> str:
+        return self._link.server
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a message may have."""
+        return self._link.largest
+
+    # --- legacy -------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Return how many messages wait.
+
+        :raises ConnectionLost: nobody answers.
+        """
+        answer = self._ask(b"SIZE", self._some_waits())
+        if answer is None or not answer.isdigit():
+            raise self._lost("it does not answer, or not as a queue does")
+        return int(answer)
+
+    def put_legacy(self, message: bytes) -> None:
+        """Append a message. It is stored twice where only the answer got lost.
+
+        :raises ConnectionLost: nobody answers.
+        """
+        answer = self._ask(b"PUT:" + message, self._some_waits())
+        if answer is None or not answer.startswith(b"PUT "):
+            raise self._lost("nobody knows whether it has the message")
+
+    def get_legacy(self) -> bytes:
+        """Take a message; empty: there is none, or it is.
+
+        :raises ConnectionLost: no answer came, and with it perhaps a message was lost.
+        """
+        # Asked once: the queue forgets a message before it answers.
+        answer = self._ask(b"GET", [self._timeout])
+        if answer is None:
+            raise self._lost("no answer came to GET, and a message may be lost with it")
+        return answer
+
+    def _ask_caps(self) -> bool:
+        answer = self._ask(b"CAPS", self._some_waits())
+        if answer is not None and answer.startswith(b"CAPS:1:"):
+            return True
+        self.size()  # which raises if nobody is there
+        log.warning(
+            "%s has no reliable mode: a lost datagram loses a message, or stores it twice",
+            self.server,
+        )
+        return False
+
+    def _some_waits(self) -> Iterable[float]:
+        return itertools.islice(_WAITS.delays(self._rng), _CAPS_ASKED)
+
+    def _ask(self, command: bytes, waits: Iterable[float]) -> bytes | None:
+        """Ask what is answered without a number, as often as there are waits; None: in vain."""
+        frame = encode_bytes(command)
+        for wait in waits:
+            deadline = time.monotonic() + wait
+            try:
+                self._link.send([frame])
+                while (left := deadline - time.monotonic()) > 0:
+                    for answer in self._link.receive(left):
+                        return answer
+            except OSError as error:
+                log.debug("%s: %s", self.server, error)
+                time.sleep(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(OSError):
+                self._link.renew()  # where an answer that comes late is not heard
+        return None
+
+    # --- reliable -----------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[bytes]) -> None:
+        """Append messages, each once.
+
+        :raises Unacknowledged: nobody answers; its fields tell what is stored.
+        :raises WriteTimeout: the queue stayed full for the time allowed.
+        :raises QueueRefused: it refuses them otherwise.
+        """
+        done = 0
+        for batch in self._batches(messages):
+            try:
+                self._store(batch)
+            except ConnectionLost as error:
+                raise Unacknowledged(
+                    self.server, error.reason, acknowledged=done, in_doubt=len(batch)
+                ) from error
+            except PenstockError as error:
+                error.add_note(f"{done:,} messages of this call are stored")
+                raise
+            done += len(batch)
+
+    def _batches(self, messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+        batch: list[bytes] = []
+        room = self._link.batch
+        for message in messages:
+            if len(message) > self._link.largest:
+                raise MessageTooLarge(len(message), self._link.largest)
+            if batch and (room < len(message) or len(batch) == MOST_MESSAGES):
+                yield batch
+                batch, room = [], self._link.batch
+            batch.append(message)
+            room -= len(message) + _FRAME
+        if batch:
+            yield batch
+
+    def _store(self, messages: Sequence[bytes]) -> None:
+        seq = next(self._seqs)
+        frame = store_request(self._name, seq, messages)
+        deadline = time.monotonic() + self._timeout
+        for wait in _WAITS.delays(self._rng):
+            reply = self._exchange(b"%d" % seq, frame)
+            if reply.code is None:
+                return
+            if reply.code not in {Code.FULL, Code.FAILED}:
+                raise QueueRefused(self.server, reply.code, reply.text)
+            if time.monotonic() + wait > deadline:
+                raise WriteTimeout(
+                    f"{self.server} takes no message: {reply.text}",
+                    hint="its readers are slower than its writers, or have stopped",
+                )
+            time.sleep(wait)
+
+    def get(self, most: int, wait: float = 0.0) -> tuple[Tags, Sequence[bytes]]:
+        """Lease up to so many messages; wait some seconds for the first.
+
+        :returns: runs of their numbers, and the messages
+        :raises ConnectionLost: nobody answers.
+        :raises QueueRefused: the queue refuses.
+        """
+        wait = min(wait, LONGEST_WAIT_MS / 1000)
+        seq = next(self._seqs)
+        frame = lease_request(self._name, seq, min(most, MOST_MESSAGES), wait)
+        reply = self._exchange(b"%d" % seq, frame, wait)
+        if reply.code == Code.BUSY:
+            return (), ()
+        if reply.code is not None:
+            raise QueueRefused(self.server, reply.code, reply.text)
+        return reply.tags, reply.messages
+
+    def ack(self, tags: Tags) -> None:
+        """Say that messages are done.
+
+        :raises LeaseLost: others may have got some of them by now; the rest are settled.
+        :raises ConnectionLost: nobody answers.
+        """
+        self._give_back(tags, ack_request(self._name, format_tags(tags)))
+
+    def nack(self, tags: Tags, delay: float = 0.0) -> None:
+        """Give messages back, to come again after some seconds.
+
+        :raises LeaseLost: as for `ack`.
+        :raises ConnectionLost: nobody answers.
+        """
+        self._give_back(tags, nack_request(self._name, format_tags(tags), delay))
+
+    def _give_back(self, tags: Tags, frame: bytes) -> None:
+        epoch, first, _ = tags[0]
+        reply = self._exchange(format_tags([(epoch, first, first)]), frame)
+        if reply.code == Code.NO_LEASE:
+            lost = parse_tags(reply.text.encode())
+            raise LeaseLost([(first, last) for _, first, last in lost])
+        if reply.code is not None:
+            raise QueueRefused(self.server, reply.code, reply.text)
+
+    def _exchange(self, about: bytes, frame: bytes, wait: float = 0.0) -> Reply:
+        """Send a request until its answer comes, which names what it is about.
+
+        :param wait: seconds that the queue may take for it
+        :raises ConnectionLost: no answer came in time.
+        """
+        deadline = time.monotonic() + self._timeout + wait
+        for pause in _WAITS.delays(self._rng):
+            again = min(deadline, time.monotonic() + pause) if self._link.is_lossy else deadline
+            try:
+                self._link.send([frame])
+                while (left := again - time.monotonic()) > 0:
+                    for answer in self._link.receive(left):
+                        reply = self._reply(answer)
+                        if reply is not None and reply.about == about:
+                            return reply
+                        self.strays += 1  # late, or of somebody who guesses
+            except OSError as error:
+                log.debug("%s: %s", self.server, error)
+                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+                if not self._link.is_lossy:
+                    with contextlib.suppress(OSError):
+                        self._link.renew()
+            if time.monotonic() >= deadline:
+                break
+            self.repeated += 1
+        raise self._lost(f"no answer came within {self._timeout:g} s")
+
+    def _reply(self, answer: bytes) -> Reply | None:
+        try:
+            return parse_reply(answer)
+        except Malformed:
+            return None
+
+    def _lost(self, reason: str) -> ConnectionLost:
+        return ConnectionLost(self.server, reason, hint="is a queue served there?")
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,377 @@
+"""Which queue is behind `lhhttt://host:port`, `lhhttt+tcp://host:port` and `lhhttt+unix:/path`?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from penstock.core.batch import messages_from_batch
+from penstock.core.books import BookedWriter
+from penstock.core.endpoints import Endpoint
+from penstock.core.errors import (
+    Closed,
+    InvalidURL,
+    LeaseLost,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+    PositionError,
+    Unacknowledged,
+    Unsupported,
+)
+from penstock.core.grouped import Grouped, numbers_of_delivered
+from penstock.core.info import StreamInfo
+from penstock.core.interfaces import LONGEST_SLEEP, Reader
+from penstock.core.message import Message
+from penstock.core.options import Duration, Options, parse_options
+from penstock.core.position import Position
+from penstock.core.statistics import ReaderStatistics
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
+from penstock.protocols.lhhttt.server import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from penstock.core.batch import Batch
+    from penstock.core.grouped import Delivered, GroupStatistics
+    from penstock.core.interfaces import BytesLike, Writer
+    from penstock.core.position import PositionLike
+    from penstock.core.stream_id import StreamId
+    from penstock.core.url import URL
+
+__all__ = ["LhhtttEndpoint", "LhhtttReader", "LhhtttWriter", "UrlOptions"]
+
+log = logging.getLogger(__name__)
+
+#: What the protocol has no place for.
+_CANNOT_CARRY: Final = {
+    "time_ns": "becomes the time at which a message is read",
+    "type": "becomes 0",
+    "subtype": "becomes 0",
+    "stream": "is left out",
+    "attributes": "are left out; a reader gives the message's tag",
+}
+#: Messages that are sent as one call, so that an error tells how far it came.
+_AT_ONCE: Final = 10_000
+
+
+class UrlOptions(Options):
+    """Options of `lhhttt://host:port`."""
+
+    #: A request without an answer is given up after so long, and so is a queue that stays full.
+    timeout: Annotated[Duration, Field(gt=0)] = 10.0
+    #: Which verbs are used: `auto` asks the queue.
+    mode: Literal["auto", "reliable", "legacy"] = "auto"
+
+
+class LhhtttEndpoint(Endpoint):
+    """A queue that speaks LHHTTT, ours or stream-py's."""
+
+    def open_reader(self, url: URL, start: Position) -> Reader:
+        if start != Position.START:
+            raise PositionError(f"{url}: a queue gives its oldest message next, not {start}")
+        return LhhtttReader(url.text, _client(url))
+
+    def open_writer(self, url: URL) -> Writer:
+        return LhhtttWriter(url.text, _client(url))
+
+    def describe(self, url: URL) -> StreamInfo:
+        with _client(url) as client:
+            return StreamInfo(
+                url=url.text,
+                layout="lhhttt",
+                storage="remote queue",
+                slots=0,
+                buffer_size=0,
+                oldest_seq=None,
+                youngest_seq=None,
+                count=client.size(),
+                bytes=0,
+                oldest_time_ns=None,
+                youngest_time_ns=None,
+                fill=0.0,
+                blocking=False,
+                details={"reliable": client.is_reliable},
+            )
+
+    def storage_of(self, url: URL) -> str | None:
+        return f"{url.scheme}:{url.host}:{url.port or DEFAULT_PORT}{url.path.rstrip('/')}"
+
+
+def _client(url: URL) -> QueueClient:
+    options = parse_options(url, UrlOptions)
+    host, port = url.host, url.port or DEFAULT_PORT
+    link: DatagramLink | StreamLink
+    if url.scheme == "lhhttt+unix":
+        if not url.path:
+            raise InvalidURL(url.text, "it names no path", hint="write lhhttt+unix:/path")
+        link = StreamLink(url.text, url.path, options.timeout)
+    elif not host or url.path.strip("/"):
+        hint = f"write {url.scheme}://host:{DEFAULT_PORT}"
+        raise InvalidURL(url.text, "it names no host alone", hint=hint)
+    elif url.scheme == "lhhttt+tcp":
+        link = StreamLink(url.text, (host, port), options.timeout)
+    else:
+        link = DatagramLink(url.text, host, port)
+    is_reliable = {"auto": None, "reliable": True, "legacy": False}[options.mode]
+    try:
+        return QueueClient(link, timeout=options.timeout, is_reliable=is_reliable)
+    except BaseException:
+        link.close()
+        raise
+
+
+class LhhtttReader(Reader, Grouped):
+    """Takes messages from a queue, which it shares with others.
+
+    In the reliable mode they are leased: `acknowledge` or `ack` settles them, and what is not
+    settled comes again. A message's `seq` is the number in its tag, which is in `attributes`: the
+    same when it comes again. Of a queue of the prototype, messages are gone once they are read.
+    """
+
+    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
+    _longest_pause = LONGEST_SLEEP
+
+    def __init__(self, url: str, client: QueueClient) -> None:
+        super().__init__(url)
+        self._client = client
+        self._is_closed = False
+        self._messages = self._bytes = 0
+        #: Leased, and not handed out.
+        self._arrived: deque[Message] = deque()
+        #: Epochs of the messages that were handed out and not settled, by their numbers.
+        self._open: dict[int, int] = {}
+        self._wanted = 1
+        self._next_seq: int | None = None
+        if not client.is_reliable:
+            log.warning("%s: what is read is taken away from the queue", url)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _take(self, limit: int) -> list[Message]:
+        self._check_open()
+        self._wanted = limit
+        if not self._arrived:
+            self._fetch(limit, 0.0)
+        taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+        self._messages += len(taken)
+        self._bytes += sum(len(message.payload) for message in taken)
+        if taken:
+            self._next_seq = taken[-1].seq + 1
+        return taken
+
+    def _fetch(self, limit: int, wait: float) -> None:
+        now = time.time_ns()
+        if not self._client.is_reliable:
+            for _ in range(limit):
+                payload = self._client.get_legacy()
+                if not payload:
+                    return
+                number = self._messages + len(self._arrived)
+                message = Message(number, now, now, 0, 0, None, None, payload)
+                self._arrived.append(message)
+            return
+        tags, payloads = self._client.get(limit, wait)
+        rest = iter(payloads)
+        for epoch, first, last in tags:
+            numbers = range(first, last + 1)
+            self._open |= dict.fromkeys(numbers, epoch)
+            tag = b"%x.%%d" % epoch
+            self._arrived += [
+                Message(number, now, now, 0, 0, None, tag % number, next(rest))
+                for number in numbers
+            ]
+
+    def _pause(self, seconds: float) -> None:
+        if self._client.is_reliable and not self._arrived:
+            self._fetch(self._wanted, max(seconds, 0.001))
+        else:
+            time.sleep(seconds)
+
+    def available(self) -> Iterator[Message]:
+        for _ in range(self._client.size() + len(self._arrived)):
+            messages = self._take(1)
+            if not messages:
+                return
+            yield messages[0]
+
+    # --- settling -----------------------------------------------------------------------------
+
+    def ack(self, messages: Delivered) -> None:
+        self._settle(numbers_of_delivered(messages), None)
+
+    def nack(self, messages: Delivered, delay: float = 0.0) -> None:
+        self._settle(numbers_of_delivered(messages), delay)
+
+    def acknowledge(self) -> None:
+        """Settle everything that was handed out."""
+        waiting = {message.seq for message in self._arrived}
+        self._settle([number for number in self._open if number not in waiting], None)
+
+    def _settle(self, numbers: Sequence[int], delay: float | None) -> None:
+        self._check_open()
+        if not self._client.is_reliable:
+            if delay is not None:
+                raise Unsupported(f"{self.url}: a queue of the prototype takes nothing back")
+            return
+        strange = [number for number in numbers if number not in self._open]
+        known = sorted(number for number in numbers if number in self._open)
+        lost: list[tuple[int, int]] = [(number, number) for number in strange]
+        for at in range(0, len(known), _AT_ONCE):
+            part = known[at : at + _AT_ONCE]
+            tags = _runs((self._open[number], number) for number in part)
+            try:
+                if delay is None:
+                    self._client.ack(tags)
+                else:
+                    self._client.nack(tags, delay)
+            except LeaseLost as error:
+                lost += error.ranges
+            for number in part:
+                del self._open[number]
+        if lost:
+            raise LeaseLost(lost, hint="serve with a longer --lease, or read fewer at once")
+
+    def group(self) -> GroupStatistics:
+        raise Unsupported(f"{self.url}: the books of a queue are at its server")
+
+    # --- what every reader has ----------------------------------------------------------------
+
+    def seek(self, position: PositionLike) -> None:
+        raise Unsupported(f"{self.url}: a queue gives its oldest message next, not {position}")
+
+    def statistics(self) -> ReaderStatistics:
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=0,
+            filtered=0,
+            restarts=0,
+            next_seq=self._next_seq,
+            backlog=len(self._arrived),
+            losses=(),
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        """Give back what was not settled. Closing twice is fine."""
+        if self._is_closed:
+            return
+        try:
+            if self._open:
+                self._settle(list(self._open), 0.0)
+        except PenstockError as error:  # then their leases end by themselves
+            log.info("%s: %s", self.url, error)
+        finally:
+            self._is_closed = True
+            self._client.close()
+
+
+def _runs(numbers: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return the runs of epochs and numbers, in their order."""
+    runs: list[tuple[int, int, int]] = []
+    for epoch, number in numbers:
+        if runs and runs[-1][0] == epoch and runs[-1][2] == number - 1:
+            runs[-1] = (epoch, runs[-1][1], number)
+        else:
+            runs.append((epoch, number, number))
+    return runs
+
+
+class LhhtttWriter(BookedWriter):
+    """Appends messages to a queue, each of which is stored when the call returns."""
+
+    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
+
+    def __init__(self, url: str, client: QueueClient) -> None:
+        super().__init__(url)
+        self._client = client
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+    ) -> int:
+        del time_ns, created_ns
+        self._headers_dropped += bool(type or subtype or stream or attributes)
+        self._send([bytes(payload)])
+        return self._messages - 1
+
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        messages = [bytes(payload) for payload in payloads]
+        if type or subtype:
+            self._headers_dropped += len(messages)
+        self._send(messages)
+        return self._messages - 1 if messages else None
+
+    def write_batch(self, batch: Batch) -> int | None:
+        messages = list(messages_from_batch(batch))
+        self._headers_dropped += sum(
+            bool(m.type or m.subtype or m.stream or m.attributes) for m in messages
+        )
+        self._send([message.payload for message in messages])
+        return self._messages - 1 if messages else None
+
+    def _send(self, messages: Sequence[bytes]) -> None:
+        self._check_open()
+        for message in messages:
+            self._check(message)
+        if not self._client.is_reliable:
+            for message in messages:
+                self._client.put_legacy(message)
+                self._count([message])
+            return
+        try:
+            self._client.put(messages)
+        except Unacknowledged as error:
+            self._count(messages[: error.acknowledged])
+            raise
+        self._count(messages)
+
+    def _check(self, message: bytes) -> None:
+        """Refuse what the queue cannot take, before anything is sent.
+
+        :raises MessageTooLarge: it does not fit a datagram.
+        :raises Malformed: it is not text, and the queue takes texts only.
+        """
+        largest = self._client.largest
+        if len(message) > largest:
+            self._refused += 1
+            raise MessageTooLarge(len(message), largest, hint="use lhhttt+tcp://host:port")
+        if self._client.is_reliable or message.isascii():
+            return
+        try:
+            message.decode()
+        except UnicodeDecodeError as error:
+            self._refused += 1
+            raise Malformed(
+                f"message for {self.url}",
+                f"byte {error.start}",
+                "text in UTF-8",
+                f"{message[error.start : error.end]!r}",
+                hint="a queue of the prototype takes texts only",
+            ) from None
+
+    def _count(self, messages: Sequence[bytes]) -> None:
+        self._messages += len(messages)
+        self._bytes += sum(map(len, messages))
+        if self._messages:
+            self._last_seq = self._messages - 1
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._client.close()

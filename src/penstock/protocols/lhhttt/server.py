@@ -1,0 +1,261 @@
+"""How do clients reach a queue: by datagrams, TCP and a Unix socket?"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import queue
+import socket
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.closing import Closable
+from penstock.core.errors import Malformed
+from penstock.core.options import Duration, Options, Size
+from penstock.core.overflow import OverflowPolicy
+from penstock.protocols.datagrams import DatagramSocket
+from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes
+from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings, QueueStatistics
+from penstock.protocols.server import (
+    DatagramServer,
+    Limits,
+    Server,
+    ServerStatistics,
+    Session,
+    listen_tcp,
+    listen_unix,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.protocols.connection import Connection
+    from penstock.protocols.datagrams import Address, Datagrams, DatagramStatistics
+
+__all__ = ["DEFAULT_PORT", "LhhtttServer", "LhhtttStatistics", "ServerOptions"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT: Final = 10000
+#: What a datagram of IPv4 can carry.
+LARGEST_DATAGRAM: Final = 65_507
+#: Seconds that answers have to leave: a kernel without room for them loses them.
+_SENDING: Final = 1.0
+#: Bytes of a connection that are read at once.
+_PIECE: Final = 1 << 18
+#: Seconds between two looks whether a client that waits has left; and that one who says nothing
+#: keeps its thread.
+_LOOK: Final = 1.0
+_QUIET: Final = 1.0
+
+
+class ServerOptions(Options):
+    """What `penstock serve lhhttt` is told."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    #: Serve TCP at the same port, too.
+    tcp: bool = False
+    #: Serve a Unix socket, too.
+    unix: Path | None = None
+    capacity: int = 1_000_000
+    capacity_bytes: Size = 128 << 20
+    policy: OverflowPolicy = OverflowPolicy.FAIL
+    journal: str | None = None
+    lease: Duration = 30.0
+    deliveries: int | None = None
+    dead: str | None = None
+    #: The largest frame by TCP and Unix sockets.
+    max_message: Size = 16 << 20
+    max_clients: int = 256
+
+    def settings(self) -> QueueSettings:
+        return QueueSettings(
+            capacity=self.capacity,
+            capacity_bytes=self.capacity_bytes,
+            policy=self.policy,
+            journal=self.journal,
+            lease=self.lease,
+            deliveries=self.deliveries,
+            dead=self.dead,
+        )
+
+
+class LhhtttStatistics(NamedTuple):
+    """Books of a server: what came is malformed, or a command of the queue."""
+
+    queue: QueueStatistics
+    #: Datagrams, and what the kernel dropped of them.
+    datagrams: DatagramStatistics
+    #: Datagrams that are no frame; connections are closed for that.
+    malformed: int
+    #: Answers that the kernel did not take.
+    unsent: int
+    #: Connections by TCP and Unix sockets, of each server.
+    streams: tuple[ServerStatistics, ...]
+
+
+class LhhtttServer(Closable):
+    """Serves one queue, from when it is made until it is closed."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Listen, and begin.
+
+        :raises StorageError: an address cannot be had.
+        :raises PenstockError: the journal cannot be opened.
+        """
+        self.options = options
+        self._malformed = self._unsent = 0
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(DatagramSocket.bind(options.host, options.port))
+            self._socket = sock
+            self.port = sock.port
+            listeners = []
+            if options.tcp:
+                listeners.append(listen_tcp(options.host, self.port))
+            if options.unix is not None:
+                listeners.append(_listen_at(options.unix))
+                undo.callback(options.unix.unlink, missing_ok=True)
+            for sockets in listeners:
+                for each in sockets:
+                    undo.callback(each.close)
+            self.queue = undo.enter_context(MessageQueue(options.settings()))
+            self._datagrams = DatagramServer("lhhttt", sock, self._handle, log=log)
+            limits = Limits(max_clients=options.max_clients)
+            self._streams = [
+                Server("lhhttt-stream", sockets, self._new_session, limits, log=log)
+                for sockets in listeners
+            ]
+            undo.pop_all()
+        self._warn_if_open()
+        self._datagrams.start()
+        for server in self._streams:
+            server.start()
+
+    def _warn_if_open(self) -> None:
+        """Say that other machines are let in: the protocol has no passwords."""
+        address = str(self._socket.socket.getsockname()[0]).partition("%")[0]
+        if not ipaddress.ip_address(address).is_loopback:
+            log.warning(
+                "%s is open to other machines: anybody who can reach it can take and put messages, "
+                "because the protocol has no passwords; a firewall can say who",
+                self.address,
+            )
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for people."""
+        host = self.options.host.strip("[]")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    # --- datagrams ----------------------------------------------------------------------------
+
+    def _handle(self, datagrams: Datagrams) -> None:
+        commands: list[tuple[bytes, Address]] = []
+        for datagram, peer in datagrams.whole:
+            try:
+                commands.append((decode_bytes(datagram), peer))
+            except Malformed:
+                self._malformed += 1
+        self._malformed += len(datagrams.cut)
+        replies, _ = self.queue.handle(commands, self._send, LARGEST_DATAGRAM)
+        self._send(replies)
+
+    def _send(self, replies: Sequence[tuple[bytes, Address]]) -> None:
+        """Send answers; to one that cannot be reached, none."""
+        left = list(replies)
+        while left:
+            try:
+                taken = self._socket.send(left, _SENDING)
+            except OSError as error:
+                log.debug("an answer to %s is not sent: %s", left[0][1], error)
+                taken = 0
+            if not taken:
+                self._unsent += 1
+                taken = 1
+            del left[:taken]
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _new_session(self, connection: Connection) -> Session:
+        return _QueueSession(connection, self.queue, self.options.max_message)
+
+    # --- books, and the end -------------------------------------------------------------------
+
+    def statistics(self) -> LhhtttStatistics:
+        return LhhtttStatistics(
+            self.queue.statistics(),
+            self._datagrams.statistics(),
+            self._malformed,
+            self._unsent,
+            tuple(server.statistics() for server in self._streams),
+        )
+
+    def close(self) -> None:
+        """Stop; what has come is answered. Closing twice is fine."""
+        for server in self._streams:
+            server.close()
+        self._datagrams.close()
+        self.queue.close()
+        if self.options.unix is not None:
+            self.options.unix.unlink(missing_ok=True)
+
+
+def _listen_at(path: Path) -> list[socket.socket]:
+    """Listen at a path; a socket that nobody listens at any more makes room.
+
+    :raises StorageError: something else is there.
+    """
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass
+    return listen_unix(path)
+
+
+class _QueueSession(Session):
+    """A client that sends frames in a stream."""
+
+    def __init__(self, connection: Connection, messages: MessageQueue, largest: int) -> None:
+        super().__init__(connection)
+        self._queue = messages
+        self._largest = largest
+        self._decoder = FrameDecoder(largest)
+        self._buffer = memoryview(bytearray(_PIECE))
+        #: Answers to requests that waited, which other threads bring.
+        self._late: queue.SimpleQueue[Sequence[tuple[bytes, Address]]] = queue.SimpleQueue()
+
+    def serve(self) -> bool:
+        connection = self.connection
+        while (count := connection.receive(self._buffer, _QUIET)) is not None:
+            if not count:
+                return False
+            commands = [(frame, None) for frame in self._decoder.feed(self._buffer[:count])]
+            if commands:
+                connection.welcome()
+                replies, waiting = self._queue.handle(commands, self._late.put, self._largest)
+                connection.send(*(reply for reply, _ in replies))
+                if not self._wait_for(waiting):
+                    return False
+        return True
+
+    def _wait_for(self, waiting: int) -> bool:
+        """Send answers as they come, until so many have; False: the client has left."""
+        while waiting:
+            try:
+                answers = self._late.get(timeout=_LOOK)
+            except queue.Empty:
+                if self.connection.has_ended():
+                    return False
+                continue
+            waiting -= len(answers)
+            self.connection.send(*(answer for answer, _ in answers))
+        return True
+
+    def close(self) -> None:
+        self._queue.forget(self._late.put)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import penstock.aio
+from penstock import Grouped, describe, open_reader, open_writer
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidURL,
+    LeaseLost,
+    Malformed,
+    MessageTooLarge,
+    PositionError,
+    Unsupported,
+    WriteTimeout,
+)
+from penstock.protocols.lhhttt import decode_bytes, encode_bytes
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
+from penstock.relay.faults import FaultRouter, Faults
+from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
+from support.until import until
+
+URLS = {
+    "udp": lambda server: f"lhhttt://{server.address}",
+    "tcp": lambda server: f"lhhttt+tcp://{server.address}",
+    "unix": lambda server: f"lhhttt+unix:{server.options.unix}",
+}
+
+
+@pytest.mark.parametrize("way", URLS)
+def test_messages_pass_by_every_way_and_are_settled(way: str, tmp_path: Path) -> None:
+    payloads = [b"", b"one", "zw\u00f6lf".encode(), bytes(range(256)), b"x" * 5000]
+    with served(tcp=True, unix=tmp_path / "socket") as server:
+        url = URLS[way](server)
+        with open_writer(url) as writer:
+            writer.write_many(payloads)
+            writer.write(b"last", type=3)
+            assert writer.statistics().messages == len(payloads) + 1
+            assert writer.statistics().headers_dropped == 1
+        assert describe(url).count == len(payloads) + 1
+        with open_reader(url) as reader:
+            assert [message.payload for message in reader.available()] == [*payloads, b"last"]
+            reader.acknowledge()
+            assert reader.read(timeout=0.05) is None
+        books = server.statistics().queue
+    assert books.acked == len(payloads) + 1
+    assert_balanced(books)
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_streams_carry_what_a_datagram_cannot(way: str, tmp_path: Path) -> None:
+    message = b"m" * 3_000_000
+    with served(tcp=True, unix=tmp_path / "socket") as server:
+        url = URLS[way](server)
+        with open_writer(url) as writer, open_reader(url) as reader:
+            writer.write(message)
+            got = reader.read(timeout=10)
+            assert got is not None
+            assert got.payload == message
+        with open_writer(URLS["udp"](server)) as writer:
+            with pytest.raises(MessageTooLarge) as caught:
+                writer.write(message)
+            assert "lhhttt+tcp:" in str(caught.value.hint)
+            assert writer.statistics().refused == 1
+
+
+def test_a_message_too_large_for_the_asker_stays(tmp_path: Path) -> None:
+    with served(unix=tmp_path / "socket") as server, Asker(server.port) as asker:
+        with open_writer(URLS["unix"](server)) as writer:
+            writer.write(b"x" * 100_000)
+        asker.send(b"GET")
+        assert asker.is_silent()
+        assert asker.ask(b"RGET:a:1").startswith(b"ERR:1:too-large:")
+        assert asker.ask(b"SIZE") == b"1"
+
+
+def test_what_a_reader_did_not_settle_comes_again_to_another() -> None:
+    with served() as server:
+        url = URLS["udp"](server)
+        with open_writer(url) as writer:
+            writer.write_many([b"1", b"2", b"3"])
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            first, second = reader.read_many(2)
+            reader.ack(first)
+            reader.nack(second, 0.05)
+            with pytest.raises(LeaseLost):
+                reader.ack(first)
+            third = reader.read(timeout=5)
+            again = reader.read(timeout=5)
+            assert third is not None
+            assert again is not None
+            assert (third.payload, again) == (
+                b"3",
+                second._replace(time_ns=again.time_ns, created_ns=again.created_ns),
+            )
+            with pytest.raises(Unsupported):
+                reader.group()
+        with open_reader(url) as other:  # the first gave them back as it closed
+            assert {message.payload for message in other.available()} == {b"2", b"3"}
+
+
+def test_a_reader_waits_without_asking_again_and_again() -> None:
+    with served() as server:
+        url = URLS["udp"](server)
+        with open_reader(url) as reader:
+            before = server.statistics().queue.commands
+            timer = threading.Timer(0.7, lambda: _put(url, b"x"))
+            timer.start()
+            message = reader.read(timeout=20)
+            timer.join()
+            assert message is not None
+            assert server.statistics().queue.commands - before < 40
+
+
+def _put(url: str, *payloads: bytes) -> None:
+    with open_writer(url) as writer:
+        writer.write_many(payloads)
+
+
+async def _pass_async(url: str) -> list[bytes]:
+    async with penstock.aio.open_writer(url) as writer:
+        await writer.write(b"1")
+    async with penstock.aio.open_reader(url) as reader:
+        message = await reader.read(timeout=10)
+        assert message is not None
+        return [message.payload]
+
+
+def test_asyncio_passes_messages_too() -> None:
+    with served() as server:
+        assert asyncio.run(_pass_async(URLS["udp"](server))) == [b"1"]
+
+
+def test_a_full_queue_is_waited_for_and_then_given_up() -> None:
+    with served(capacity=1) as server:
+        url = URLS["udp"](server) + "?timeout=300ms"
+        with open_writer(url) as writer:
+            writer.write(b"1")
+            with pytest.raises(WriteTimeout, match="takes no message"):
+                writer.write(b"2")
+            assert writer.statistics().messages == 1
+
+
+def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue"
+    with served(tcp=True, journal=journal) as server:
+        router = FaultRouter.tcp((HOST, server.port))
+        url = f"lhhttt+tcp://{HOST}:{router.address[1]}"
+        with router, open_writer(url) as writer, open_reader(url) as reader:
+            for number in range(20):
+                writer.write(b"%d" % number)
+                if number % 5 == 0:
+                    router.cut_all()
+            got = [message.payload for message in reader.available()]
+            assert got == [b"%d" % number for number in range(20)]
+        assert_balanced(server.statistics().queue)
+
+
+# --- loss ---------------------------------------------------------------------------------------
+
+LOSSY = Faults(drop=0.2, duplicate=0.05, reorder=0.05)
+
+
+@pytest.mark.parametrize(
+    "count", [500, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
+)
+def test_through_a_network_that_loses_and_repeats_every_message_arrives_once(count: int) -> None:
+    sent = [b"message %d" % number for number in range(count)]
+    got: dict[bytes, bytes] = {}
+    with (
+        served() as server,
+        FaultRouter.udp((HOST, server.port), LOSSY, seed=7) as router,
+    ):
+        url = f"lhhttt://{HOST}:{router.address[1]}?mode=reliable&timeout=60s"
+
+        def write() -> None:
+            with open_writer(url) as writer:
+                for at in range(0, count, 25):
+                    writer.write_many(sent[at : at + 25])
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        seen = 0
+        with open_reader(url) as reader:
+            while len(got) < count:
+                messages = reader.read_many(25, timeout=5)
+                for message in messages:
+                    assert message.attributes is not None
+                    seen += message.attributes not in got
+                    assert got.setdefault(message.attributes, message.payload) == message.payload
+                reader.acknowledge()
+        thread.join()
+        assert sum(router.counters().of(way).dropped for way in ("up", "down")) > 0
+        books = server.statistics().queue
+    assert seen == count
+    assert list(got.values()) == sent  # in their order, too
+    assert (books.queued, books.acked, books.held) == (count, count, 0)
+    assert_balanced(books)
+
+
+def test_an_answer_that_is_late_or_anothers_is_not_taken() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as queue:
+        queue.bind((HOST, 0))
+        queue.settimeout(10)
+        link = DatagramLink("queue", *queue.getsockname())
+        client = QueueClient(link, is_reliable=True)
+        results: list[object] = []
+        thread = threading.Thread(target=lambda: results.append(client.get(1)[1]))
+        thread.start()
+        datagram, peer = queue.recvfrom(1000)
+        seq = int(decode_bytes(datagram).split(b":")[2])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(encode_bytes(b"MSG:%d:1.1:spoofed" % seq), peer)
+        for answer in (b"MSG:%d:1.1:late" % (seq - 1), b"1", b"PUT 1 bytes", b"MSG:x", b"OK:1.1"):
+            queue.sendto(encode_bytes(answer), peer)
+        queue.sendto(b"zz", peer)
+        queue.sendto(encode_bytes(b"MSG:%d:1.2:right" % seq), peer)
+        thread.join(10)
+        client.close()
+    assert results == [[b"right"]]
+    assert client.strays == 5
+
+
+# --- queues of the prototype --------------------------------------------------------------------
+
+
+def test_a_queue_of_the_prototype_is_noticed_and_used(caplog: pytest.LogCaptureFixture) -> None:
+    with Prototype() as queue, caplog.at_level(logging.WARNING):
+        with open_writer(queue.url) as writer:
+            writer.write_many([b"1", "zw\u00f6lf".encode()])
+            with pytest.raises(Malformed, match="UTF-8"):
+                writer.write(b"\xff")
+            assert writer.statistics().refused == 1
+        assert "no reliable mode" in caplog.text
+        info = describe(queue.url + "?mode=legacy")
+        assert (info.count, info.details["reliable"]) == (2, False)
+        assert queue.messages == [b"1", "zw\u00f6lf".encode()]
+        with open_reader(queue.url + "?mode=legacy") as reader:
+            assert "taken away" in caplog.text
+            assert [m.payload for m in reader.available()] == [b"1", "zw\u00f6lf".encode()]
+            reader.acknowledge()
+
+
+def test_a_late_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
+    with Prototype() as queue:
+        queue.messages[:] = [b"first", b"second"]
+        queue.late = 1
+        with open_reader(queue.url + "?mode=legacy&timeout=200ms") as reader:
+            with pytest.raises(ConnectionLost, match="may be lost"):
+                reader.read(timeout=0)
+            message = reader.read(timeout=0)
+            assert message is not None
+            assert message.payload == b"second"
+
+
+def test_nobody_is_told_so() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((HOST, 0))  # it never answers
+        url = f"lhhttt://{HOST}:{taken.getsockname()[1]}?mode=reliable&timeout=300ms"
+        with open_writer(url) as writer, pytest.raises(ConnectionLost, match="no answer"):
+            writer.write(b"x")
+    with pytest.raises(ConnectionLost, match="nobody listens"):
+        open_writer(f"lhhttt+tcp://{HOST}:1")
+
+
+@pytest.mark.parametrize("url", ["lhhttt:name", "lhhttt://host/path", "lhhttt+unix:"])
+def test_a_url_that_names_no_queue_is_refused(url: str) -> None:
+    with pytest.raises(InvalidURL):
+        open_reader(url)
+
+
+def test_a_queue_has_no_place_to_start_at() -> None:
+    with served() as server, pytest.raises(PositionError):
+        open_reader(URLS["udp"](server), start="end")
+
+
+def test_a_socket_that_nobody_listens_at_any_more_makes_room(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(path))
+    with served(unix=path) as server:
+        assert describe(URLS["unix"](server)).count == 0
+    assert not path.exists()
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten() -> None:
+    with served(tcp=True) as server:
+        with socket.create_connection((HOST, server.port)) as client:
+            client.sendall(encode_bytes(b"RGET:a:1:60000"))
+            until(lambda: server.statistics().queue.waiting == 1)
+        until(lambda: server.statistics().queue.waiting == 0)

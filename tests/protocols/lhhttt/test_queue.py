@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import open_reader, open_writer
+from penstock.core.errors import InvalidOption
+from penstock.core.overflow import DropReason, OverflowPolicy
+from penstock.protocols.lhhttt import encode_bytes, join_frames, queue, split_frames
+from penstock.protocols.lhhttt.queue import QueueSettings
+from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
+from support.until import until
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "streampy"
+LAST = next(
+    server["transcript"]
+    for server in json.loads((VECTORS / "udp_transcripts.json").read_text())["servers"]
+    if server["version"] == "last"
+)
+
+
+def _whole(text: str, length: int) -> bytes:
+    """Return a recorded datagram; long ones are cut, and go on with their last byte."""
+    data = bytes.fromhex(text.rstrip("."))
+    return data + data[-1:] * (length - len(data))
+
+
+# --- the prototype's verbs ----------------------------------------------------------------------
+
+
+def test_the_prototypes_transcript_is_played_with_all_its_answers_and_silences() -> None:
+    with served() as server:
+        for row in LAST:
+            _play(server.port, row)
+        books = server.statistics()
+    assert_balanced(books.queue)
+    assert books.malformed == 5
+    assert books.datagrams.received == books.malformed + books.queue.commands
+
+
+def _play(port: int, row: dict[str, Any]) -> None:
+    if "nobody read" in row["note"]:  # the GET that came before this row was not recorded
+        with Asker(port) as nobody:
+            nobody.send(b"GET")
+    with Asker(port) as asker:
+        data = _whole(row["send_hex"], row["send_len"])
+        if "send_error" in row:
+            with pytest.raises(OSError, match=row["send_error"]):
+                asker.socket.send(data)
+            return
+        asker.socket.send(data)
+        if row["reply"] is None:
+            assert asker.is_silent(0.05), row
+        else:
+            assert encode_bytes(asker.answer()) == _whole(row["reply_hex"], row["reply_len"]), row
+
+
+def test_a_burst_of_puts_is_queued_and_the_books_count_what_the_kernel_dropped() -> None:
+    count, frame = 20_000, encode_bytes(b"PUT:" + b"x" * 1024)
+    with served_elsewhere() as (_, port), Asker(port) as probe:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(count):
+                sender.sendto(frame, ("127.0.0.1", port))
+        before, queued = -1, 0
+        while queued != before:
+            time.sleep(0.2)
+            before, queued = queued, int(probe.ask(b"SIZE"))
+    assert queued >= 0.999 * count
+
+
+def test_sent_is_queued_and_refused_and_dropped_by_the_kernel() -> None:
+    count = 3000
+    with served(capacity=1000) as server, Asker(server.port) as asker:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(count):
+                sender.sendto(b"15PUT:x", ("127.0.0.1", server.port))
+        until(
+            lambda: server.statistics().queue.puts + server.statistics().datagrams.dropped >= count
+        )
+        assert asker.ask(b"SIZE") == b"1000"
+        books = server.statistics()
+    assert books.queue.queued == 1000
+    refused = sum(books.queue.refused.values())
+    assert count == books.queue.queued + refused + books.datagrams.dropped
+
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_silent_to_a_put_and_says_so_to_a_reliable_one() -> None:
+    with served(capacity=2) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2"])) == b"OK:1"
+        asker.send(b"PUT:3")
+        assert asker.is_silent()
+        assert asker.ask(b"RPUT:a:2:4").startswith(b"ERR:2:full:")
+        assert asker.ask(b"RPUTS:a:3:" + join_frames([b"x"] * 3)).startswith(b"ERR:3:too-large:")
+        assert asker.ask(b"GET") == b"1"
+        assert asker.ask(b"RPUT:a:2:4") == b"OK:2"  # what was refused may come again
+        books = server.statistics().queue
+    assert books.refused == {"full": 2, "too-large": 3}
+    assert_balanced(books)
+
+
+def test_a_message_too_large_for_the_journal_is_refused_alone(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue?segment=4096"
+    commands = [b"PUT:1", b"PUT:" + b"x" * 9000, b"PUT:3", b"SIZE"]
+    with (
+        served(journal=journal, tcp=True) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as client,
+        Asker(server.port) as asker,
+    ):
+        client.sendall(join_frames(commands))  # one batch
+        answers = b""
+        expected = join_frames([b"PUT 1 bytes", b"PUT 1 bytes", b"2"])
+        while len(answers) < len(expected):
+            answers += client.recv(1000)
+        assert answers == expected
+        assert asker.ask(b"RPUT:a:1:" + b"x" * 9000).startswith(b"ERR:1:too-large:")
+        assert [asker.ask(b"GET") for _ in range(3)] == [b"1", b"3", b""]
+        books = server.statistics().queue
+    assert books.refused == {"too-large": 2}
+    assert_balanced(books)
+
+
+def test_bytes_are_counted_too() -> None:
+    with served(capacity_bytes=1000) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RPUT:a:1:" + b"x" * 900) == b"OK:1"
+        assert asker.ask(b"RPUT:a:2:" + b"x" * 200).startswith(b"ERR:2:full:")
+
+
+@pytest.mark.parametrize(
+    ("policy", "left", "reason"),
+    [
+        (OverflowPolicy.DROP_OLDEST, [b"2", b"3"], DropReason.OVERFLOW_OLDEST),
+        (OverflowPolicy.DROP_NEWEST, [b"1", b"2"], DropReason.OVERFLOW_NEWEST),
+    ],
+)
+def test_a_full_queue_drops_what_its_policy_says(
+    policy: OverflowPolicy, left: list[bytes], reason: DropReason
+) -> None:
+    with served(capacity=2, policy=policy) as server, Asker(server.port) as asker:
+        for number in (b"1", b"2", b"3"):
+            assert asker.ask(b"PUT:" + number) == b"PUT 1 bytes"
+        assert [asker.ask(b"GET") for _ in range(3)] == [*left, b""]
+        books = server.statistics().queue
+    assert books.dropped == {reason: 1}
+    assert_balanced(books)
+
+
+def test_a_queue_of_datagrams_cannot_make_them_wait() -> None:
+    with pytest.raises(InvalidOption, match="wait"):
+        QueueSettings(policy=OverflowPolicy.BLOCK)
+
+
+# --- the reliable mode --------------------------------------------------------------------------
+
+
+def _tag(answer: bytes) -> bytes:
+    return answer.split(b":", 3)[2]
+
+
+def test_a_store_that_is_repeated_is_done_once() -> None:
+    with served() as server, Asker(server.port) as asker, Asker(server.port) as other:
+        for _ in range(3):
+            assert asker.ask(b"RPUT:a:7:x:y") == b"OK:7"
+        assert other.ask(b"RPUT:b:7:z") == b"OK:7"
+        assert asker.ask(b"RPUT:a:5:earlier") == b"OK:5"  # overtaken on its way
+        assert asker.ask(b"RPUT:a:5:earlier") == b"OK:5"
+        assert [asker.ask(b"GET") for _ in range(4)] == [b"x:y", b"z", b"earlier", b""]
+        assert asker.ask(b"RPUT:a:9000:new") == b"OK:9000"
+        assert asker.ask(b"RPUT:a:5:earlier").startswith(b"ERR:5:stale:")
+        books = server.statistics().queue
+    assert (books.repeated, books.refused) == (3, {"stale": 1})
+    assert_balanced(books)
+
+
+def test_a_lease_that_is_repeated_gives_the_same_message() -> None:
+    with served() as server, Asker(server.port) as asker:
+        asker.ask(b"RPUTS:a:1:" + join_frames([b"", b"2", b"3"]))
+        first = asker.ask(b"RGET:c:1")
+        assert first.startswith(b"MSG:1:")
+        assert first.endswith(b":")  # an empty message is one
+        assert asker.ask(b"RGET:c:1") == first
+        batch = asker.ask(b"RGETS:c:2:10")
+        assert split_frames(batch.split(b":", 3)[3]) == [b"2", b"3"]
+        assert asker.ask(b"RGETS:c:3:10") == b"NONE:3"
+        assert asker.ask(b"ACK:c:" + _tag(first)) == b"OK:" + _tag(first)
+        assert asker.ask(b"ACK:c:" + _tag(first)) == b"OK:" + _tag(first)
+        assert asker.ask(b"RGET:c:1") == b"NONE:1"  # it was answered, and is done
+        assert server.statistics().queue.leased == 2
+        assert asker.ask(b"SIZE") == b"0"
+
+
+def test_a_message_comes_again_with_its_tag_at_the_head_when_its_lease_is_over() -> None:
+    with served(lease=0.2) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"]))
+        first = asker.ask(b"RGET:c:1")
+        time.sleep(0.3)
+        again = asker.ask(b"RGET:d:1")
+        assert (_tag(again), again[-2:]) == (_tag(first), b":1")
+        assert asker.ask(b"ACK:c:" + _tag(first)).startswith(b"ERR:%b:no-lease:" % _tag(first))
+        assert asker.ask(b"ACK:d:" + _tag(first)) == b"OK:" + _tag(first)
+        books = server.statistics().queue
+    assert (books.acked, books.redelivered, books.held) == (1, 1, 2)
+    assert_balanced(books)
+
+
+def test_a_lease_that_ran_out_counts_while_nobody_was_given_the_message() -> None:
+    with served(lease=0.1) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:x")
+        tag = _tag(asker.ask(b"RGET:c:1"))
+        time.sleep(0.3)
+        assert asker.ask(b"ACK:c:" + tag) == b"OK:" + tag
+        assert asker.ask(b"GET") == b""
+
+
+def test_a_message_that_is_given_back_comes_again_after_its_delay() -> None:
+    with served() as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:x")
+        tag = _tag(asker.ask(b"RGET:c:1"))
+        began = time.monotonic()
+        assert asker.ask(b"NACK:c:" + tag + b":300") == b"OK:" + tag
+        assert asker.ask(b"RGET:c:2") == b"NONE:2"
+        assert _tag(asker.ask(b"RGET:c:3:5000")) == tag
+        assert time.monotonic() - began >= 0.3
+
+
+def test_a_request_that_waits_is_answered_when_a_message_comes_or_its_time_is_over() -> None:
+    with served() as server, Asker(server.port) as asker, Asker(server.port) as other:
+        assert asker.ask(b"RGET:c:1:100") == b"NONE:1"
+        asker.send(b"RGET:c:2:20000")
+        asker.send(b"RGET:c:2:20000")  # repeated, as its answer takes long
+        until(lambda: server.statistics().queue.waiting == 1)
+        other.ask(b"PUT:x")
+        assert asker.answer().startswith(b"MSG:2:")
+        assert asker.is_silent()
+
+
+def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> None:
+    dead = f"log:{tmp_path}/dead"
+    with served(deliveries=2, dead=dead) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:poison")
+        for seq in (1, 2):
+            tag = _tag(asker.ask(b"RGET:c:%d:5000" % seq))
+            asker.ask(b"NACK:c:" + tag)
+        assert asker.ask(b"RGET:c:9:300") == b"NONE:9"
+        books = server.statistics().queue
+    assert (books.dead, books.held, books.held_bytes) == (1, 0, 0)
+    assert_balanced(books)
+    with open_reader(dead) as reader:
+        assert b"poison" in next(reader.available()).payload
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        b"RPUT:a", b"RPUT::1:x", b"RPUT:a:-1:x", b"RPUT:a:1_0:x", b"RPUT:a:99999999999999999999:x",
+        b"RPUTS:a:1:", b"RPUTS:a:1:15x", b"RPUTS:a:1:zz", b"RGET:a", b"RGET:a:1:x",
+        b"RGET:a:1:99999999", b"RGETS:a:1", b"RGETS:a:1:-5", b"RGETS:a:1:99999999",
+        b"ACK:a", b"ACK:a:", b"ACK:a:1", b"ACK:a:1.5-4", b"ACK:a:1.1-99999999", b"ACK:a:g.1",
+        b"NACK:a:1.1:x", b"ACK:" + b"n" * 65 + b":1.1",
+    ],
+)  # fmt: skip
+def test_a_reliable_request_that_is_wrong_is_told_so(command: bytes) -> None:
+    with served() as server, Asker(server.port) as asker:
+        answer = asker.ask(command)
+        assert answer.startswith(b"ERR:")
+        assert b":malformed:" in answer
+        assert server.statistics().queue.bad_requests == 1
+
+
+def test_a_tag_of_another_queue_settles_nothing() -> None:
+    with served() as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:x")
+        tag = _tag(asker.ask(b"RGET:c:1"))
+        stranger = b"1." + tag.partition(b".")[2]
+        assert asker.ask(b"ACK:c:" + stranger).startswith(b"ERR:" + stranger + b":no-lease")
+        assert server.statistics().queue.leased == 1
+
+
+def test_a_message_that_nobody_finishes_does_not_let_memory_grow_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue, "_LARGEST_SEGMENT", 1 << 20)
+    monkeypatch.setattr(queue, "_LOOKED_AT_MEMORY", 0.05)
+    batch = join_frames([b"x" * 5000] * 10)
+    with served(capacity_bytes=1 << 20) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:1:first")
+        tag = _tag(asker.ask(b"RGET:c:1"))
+        passed, answer = 0, b"OK"
+        while answer.startswith(b"OK") and passed < 100_000_000:
+            answer = asker.ask(b"RPUTS:a:%d:%b" % (passed + 2, batch))
+            while asker.ask(b"GET"):
+                passed += 5000
+        assert b":full:" in answer
+        assert 4_000_000 < passed < 50_000_000
+        assert asker.ask(b"ACK:c:" + tag) == b"OK:" + tag
+        until(lambda: asker.ask(b"RPUT:a:%d:x" % (passed + 3)).startswith(b"OK"))
+
+
+# --- the journal --------------------------------------------------------------------------------
+
+
+def test_a_journal_keeps_messages_and_who_stored_them(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue"
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"]))
+        asker.ask(b"PUT:4")
+        assert asker.ask(b"GET") == b"1"
+        asker.ask(b"RGET:c:1")
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        assert asker.ask(b"SIZE") == b"3"
+        assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"])) == b"OK:1"
+        assert [asker.ask(b"GET") for _ in range(4)] == [b"2", b"3", b"4", b""]
+        books = server.statistics().queue
+    assert (books.recovered, books.repeated) == (3, 3)
+    assert_balanced(books)
+
+
+def test_a_batch_that_was_cut_off_is_completed_when_it_is_repeated(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue"
+    with open_writer(journal) as writer:  # as a server leaves it that dies after the first
+        writer.write(b"1", attributes=b"a:1:2")
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"])) == b"OK:1"
+        assert [asker.ask(b"GET") for _ in range(4)] == [b"1", b"2", b"3", b""]
+        assert_balanced(server.statistics().queue)
+
+
+@pytest.mark.parametrize("sync", ["none", "batch"])
+def test_a_server_that_is_killed_has_lost_nothing(tmp_path: Path, sync: str) -> None:
+    journal = f"log:{tmp_path}/queue?sync={sync}"
+    rng = random.Random(sync)
+    stored: list[bytes] = []
+    taken: set[bytes] = set()
+    for life in range(3):
+        with served_elsewhere("--journal", journal) as (process, port), Asker(port) as asker:
+            for number in range(rng.randrange(50, 150)):
+                message = b"%d.%d" % (life, number)
+                assert asker.ask(b"RPUT:a%d:%d:%b" % (life, number, message)).startswith(b"OK")
+                stored.append(message)
+                if rng.random() < 0.3:
+                    taken.add(asker.ask(b"GET"))
+            process.kill()
+            process.wait()
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        left: list[bytes] = []
+        while message := asker.ask(b"GET"):
+            left.append(message)
+    assert taken | set(left) == set(stored)
+    assert left == sorted(left, key=stored.index)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.capabilities import Listable
-from penstock.core.endpoints import Endpoint, Identity
+from penstock.core.endpoints import Endpoint, Identity, endpoint_of
 from penstock.core.errors import InvalidOption, InvalidURL
 from penstock.core.options import parse_options
 from penstock.core.overflow import DropReason
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.queue.log.info import Listed
     from penstock.queue.log.verification import Checked
 
-__all__ = ["LogEndpoint", "check", "segments", "trim_log"]
+__all__ = ["LogEndpoint", "check", "is_log", "segments", "trim_log"]
 
 
 class LogEndpoint(NotedAppends, Listable, Endpoint):
@@ -89,6 +89,11 @@ class LogEndpoint(NotedAppends, Listable, Endpoint):
     def find(self, pattern: URL) -> set[str]:
         found = glob.glob(pattern.path.rstrip("/"))  # noqa: PTH207 - a Path has none from the root
         return {pattern.with_path(path) for path in found if is_log(Path(path))}
+
+
+def is_log(url: str) -> bool:
+    """Tell whether a URL names a log of this machine, there or not."""
+    return isinstance(endpoint_of(url), LogEndpoint)
 
 
 def segments(url: str) -> list[Listed]:

@@ -44,7 +44,7 @@ from penstock.protocols.lhhttt.commands import (
 from penstock.protocols.lhhttt.frames import encode_bytes, join_frames
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.groups.settled import runs_of
-from penstock.queue.log.endpoint import is_log
+from penstock.queue.log.endpoint import names_log
 from penstock.queue.log.writer import LogWriter
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class QueueSettings:
     def __post_init__(self) -> None:
         if self.policy is OverflowPolicy.BLOCK:
             raise InvalidOption("policy", self.policy, "a queue of datagrams cannot make them wait")
-        if self.journal is not None and not is_log(self.journal):
+        if self.journal is not None and not names_log(self.journal):
             raise InvalidOption("journal", self.journal, "must be a log: log:/path/name")
         if self.capacity < 1 or self.capacity_bytes < 1:
             raise InvalidOption("capacity", self.capacity, "must be at least 1")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.queue.log.info import Listed
     from penstock.queue.log.verification import Checked
 
-__all__ = ["LogEndpoint", "check", "is_log", "segments", "trim_log"]
+__all__ = ["LogEndpoint", "check", "names_log", "segments", "trim_log"]
 
 
 class LogEndpoint(NotedAppends, Listable, Endpoint):
@@ -91,7 +91,7 @@ class LogEndpoint(NotedAppends, Listable, Endpoint):
         return {pattern.with_path(path) for path in found if is_log(Path(path))}
 
 
-def is_log(url: str) -> bool:
+def names_log(url: str) -> bool:
     """Tell whether a URL names a log of this machine, there or not."""
     return isinstance(endpoint_of(url), LogEndpoint)
 

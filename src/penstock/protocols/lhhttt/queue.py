@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import operator
 import shutil
 import tempfile
 import time
@@ -255,8 +256,6 @@ class MessageQueue(Closable):
         #: Messages to be settled, and by when.
         self._done: list[Message] = []
         self._settle_at: float | None = None
-        #: Messages of the batch at hand that are not written yet, and the places of their answers.
-        self._fresh: list[tuple[bytes, int]] = []
         self._parked: OrderedDict[bytes, _Parked] = OrderedDict()
         #: Answers to those, on their way.
         self._late: list[tuple[Send, bytes, Address]] = []
@@ -395,29 +394,24 @@ class MessageQueue(Closable):
         :raises StorageError: the journal fails; nobody is to be answered.
         """
         replies: list[tuple[bytes, Address]] = []
-        puts = gets = parked = 0
+        parked = 0
+        # Most requests are of one verb, and many of that are cheap at once.
+        parts = [(*command.partition(b":"), peer) for command, peer in commands]
         with self._lock:
             now = time.monotonic()
-            for command, peer in commands:
-                verb, _, rest = command.partition(b":")
-                reply: bytes | None
+            self._counts["commands"] += len(parts)
+            for verb, run in itertools.groupby(parts, _VERB):
                 if verb == b"PUT":
-                    puts += 1
-                    reply = self._put(rest, replies)
+                    self._put([(message, peer) for _, _, message, peer in run], replies)
+                elif verb == b"GET":
+                    self._get([peer for _, _, _, peer in run], largest, replies)
                 else:
-                    if self._fresh:
-                        self._write_fresh(replies)
-                    if verb == b"GET":
-                        gets += 1
-                        reply = self._get(largest)
-                    else:
+                    for _, _, rest, peer in run:
                         asker = _Parked(_NOTHING, now, send, peer, largest)
                         reply = self._answer(verb, rest, asker)
                         parked += reply == _WAITS
-                if reply:
-                    replies.append((reply, peer))
-            self._write_fresh(replies)
-            self._counts.update(commands=len(commands), puts=puts, offered=puts, gets=gets)
+                        if reply:
+                            replies.append((reply, peer))
             self._serve_parked(now)
             self._settle(now)
             if self._syncs and self._is_unsynced:
@@ -433,59 +427,81 @@ class MessageQueue(Closable):
             for name in [name for name, parked in self._parked.items() if parked.send == send]:
                 del self._parked[name]
 
-    def _put(self, message: bytes, replies: list[tuple[bytes, Address]]) -> bytes | None:
-        """Take a message, to be written with those behind it, and return the answer."""
-        size = len(message)
-        try:
-            # The prototype counts characters.
-            characters = size if message.isascii() else len(str(message, "utf-8"))
-        except UnicodeDecodeError:
-            self._refused["not text"] += 1
-            return None
-        if not self._has_room(1, size):
-            self._write_fresh(replies)
-            if (code := self._refusal(1, size)) is not None:
-                self._refused[code] += 1
-                return None
-            if self._is_dropped(1, size):
-                return _put_reply(characters)
-        self._fresh.append((message, len(replies)))
-        self._held += 1
-        self._held_bytes += size
-        return _put_reply(characters)
+    def _put(
+        self,
+        puts: Sequence[tuple[bytes, Address]],
+        replies: list[tuple[bytes, Address]],
+    ) -> None:
+        """Store messages; of one that is refused, nobody hears."""
+        self._counts["puts"] += len(puts)
+        self._counts["offered"] += len(puts)
+        fresh: list[bytes] = []
+        answers: list[tuple[bytes, Address]] = []
+        size = 0
+        for message, peer in puts:
+            try:
+                # The prototype counts characters.
+                characters = len(message) if message.isascii() else len(str(message, "utf-8"))
+            except UnicodeDecodeError:
+                self._refused["not text"] += 1
+                continue
+            if not self._has_room(len(fresh) + 1, size + len(message)):
+                self._write(fresh, answers, replies)
+                fresh, answers, size = [], [], 0
+                if (code := self._refusal(1, len(message))) is not None:
+                    self._refused[code] += 1
+                    continue
+                if self._is_dropped(1, len(message)):
+                    replies.append((_put_reply(characters), peer))
+                    continue
+            fresh.append(message)
+            answers.append((_put_reply(characters), peer))
+            size += len(message)
+        self._write(fresh, answers, replies)
 
-    def _write_fresh(self, replies: list[tuple[bytes, Address]]) -> None:
-        """Write messages that were taken; what cannot be is refused, and its answer taken back."""
-        fresh, self._fresh = self._fresh, []
-        messages = [message for message, _ in fresh]
-        self._held -= len(messages)
-        self._held_bytes -= sum(map(len, messages))
+    def _write(
+        self,
+        messages: list[bytes],
+        answers: list[tuple[bytes, Address]],
+        replies: list[tuple[bytes, Address]],
+    ) -> None:
+        """Store messages for which there is room, and answer for those that are stored."""
         at = 0
-        refused: list[int] = []
         while at < len(messages):
             before = self._counts["queued"]
             try:
                 self._append(messages[at:])
-                break
             except PenstockError as error:
-                at += self._counts["queued"] - before
+                stored = at + self._counts["queued"] - before
+                replies += answers[at:stored]
                 # One that is too large is no reason to refuse the others.
-                end = at + 1 if isinstance(error, MessageTooLarge) else len(messages)
-                self._refused[self._failure(error)] += end - at
-                refused += [place for _, place in fresh[at:end]]
-                at = end
-        for place in reversed(refused):
-            del replies[place]
+                at = stored + 1 if isinstance(error, MessageTooLarge) else len(messages)
+                self._refused[self._failure(error)] += at - stored
+            else:
+                replies += answers[at:]
+                return
 
-    def _get(self, largest: int) -> bytes | None:
-        if not self._ready and not self._read_ahead():
-            return _EMPTY
-        if len(self._ready[0].payload) > largest - _FRAME:
-            return None
-        message = self._pop()
-        self._counts["taken"] += 1
-        self._finish((message,), len(message.payload))
-        return join_frames((message.payload,))
+    def _get(
+        self, peers: Sequence[Address], largest: int, replies: list[tuple[bytes, Address]]
+    ) -> None:
+        """Give each a message, which then is done; what is too large for an answer stays."""
+        self._counts["gets"] += len(peers)
+        taken: list[Message] = []
+        size = 0
+        for peer in peers:
+            if not self._ready and not self._read_ahead(taken):
+                replies.append((_EMPTY, peer))
+                continue
+            message = self._ready[0]
+            length = len(message.payload)
+            if length > largest - _FRAME:
+                continue
+            taken.append(self._ready.popleft())
+            size += length
+            replies.append((join_frames((message.payload,)), peer))
+        self._give(taken)
+        self._counts["taken"] += len(taken)
+        self._finish(taken, size)
 
     def _answer(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
         """Answer any other command. None: nobody does; `_WAITS`: a message has to come first."""
@@ -605,7 +621,8 @@ class MessageQueue(Closable):
             while not self._has_room(count, size):
                 if not self._ready and not self._read_ahead():
                     return Code.FULL  # clients have all the rest
-                oldest = self._pop()
+                oldest = self._ready.popleft()
+                self._give((oldest,))
                 self._dropped[DropReason.OVERFLOW_OLDEST] += 1
                 self._finish((oldest,), len(oldest.payload))
         return None
@@ -624,17 +641,17 @@ class MessageQueue(Closable):
         """Messages in the log that nobody has read."""
         return self._held - len(self._ready) - len(self._leased) - len(self._delayed)
 
-    def _pop(self) -> Message:
-        """Take the first message at hand."""
-        message = self._ready.popleft()
-        if message.seq >= self._given:
-            self._given = message.seq + 1
-        else:
-            self._again.discard(message.seq)
-        return message
+    def _give(self, messages: Sequence[Message]) -> None:
+        """Note that messages leave those at hand."""
+        if messages:
+            numbers = [message.seq for message in messages]
+            self._given = max(self._given, max(numbers) + 1)
+            if self._again:
+                self._again.difference_update(numbers)
 
-    def _read_ahead(self) -> bool:
-        if self._unread <= 0:
+    def _read_ahead(self, taken: Sequence[Message] = ()) -> bool:
+        """Have messages at hand; False: there are none. Those just taken are held as yet."""
+        if self._unread <= len(taken):
             return False
         messages = self._reader.read_many(_AHEAD)
         self._make_ready(messages)
@@ -735,8 +752,7 @@ class MessageQueue(Closable):
             return error_reply(about, Code.TOO_LARGE, text)
         if not found:
             return None
-        self._again.difference_update(found)
-        self._given = max(self._given, max(found) + 1)
+        self._give(list(found.values()))
         # In their order, as their tags say it, also if some of them come again.
         messages = {number: found[number] for number in sorted(found)}
         loan = _Loan(request, messages, time.monotonic() + self._settings.lease)
@@ -952,6 +968,7 @@ class MessageQueue(Closable):
                 self._remove_folder()
 
 
+_VERB: Final = operator.itemgetter(0)
 #: Stands for the request of who asks, until that is known.
 _NOTHING: Final = Lease(b"", 0, 0, 0.0, is_single=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.closing import Closable
-from penstock.core.errors import Malformed
+from penstock.core.errors import Malformed, StorageError
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramSocket
@@ -48,6 +48,8 @@ _PIECE: Final = 1 << 18
 #: keeps its thread.
 _LOOK: Final = 1.0
 _QUIET: Final = 1.0
+#: Any free port is tried so often, until one is free by UDP and by TCP.
+_ATTEMPTS: Final = 20
 
 
 class ServerOptions(Options):
@@ -96,6 +98,24 @@ class LhhtttStatistics(NamedTuple):
     streams: tuple[ServerStatistics, ...]
 
 
+def _listen(options: ServerOptions) -> tuple[DatagramSocket, list[socket.socket]]:
+    """Listen by UDP and, if it is asked for, by TCP at the same port.
+
+    :raises StorageError: the port cannot be had.
+    """
+    attempts = 0
+    while True:
+        sock = DatagramSocket.bind(options.host, options.port)
+        try:
+            return sock, listen_tcp(options.host, sock.port) if options.tcp else []
+        except StorageError:
+            sock.close()
+            attempts += 1
+            # A port that is free for one may be taken for the other: any other will do.
+            if options.port or attempts == _ATTEMPTS:
+                raise
+
+
 class LhhtttServer(Closable):
     """Serves one queue, from when it is made until it is closed."""
 
@@ -108,12 +128,11 @@ class LhhtttServer(Closable):
         self.options = options
         self._malformed = self._unsent = 0
         with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(DatagramSocket.bind(options.host, options.port))
+            sock, tcp = _listen(options)
+            undo.callback(sock.close)
             self._socket = sock
             self.port = sock.port
-            listeners = []
-            if options.tcp:
-                listeners.append(listen_tcp(options.host, self.port))
+            listeners = [tcp] if tcp else []
             if options.unix is not None:
                 listeners.append(_listen_at(options.unix))
                 undo.callback(options.unix.unlink, missing_ok=True)

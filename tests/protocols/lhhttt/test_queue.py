@@ -299,7 +299,7 @@ def test_a_message_that_nobody_finishes_does_not_let_memory_grow_for_ever(
             while asker.ask(b"GET"):
                 passed += 5000
         assert b":full:" in answer
-        assert 4_000_000 < passed < 50_000_000
+        assert 3_000_000 < passed < 50_000_000  # twice the capacity and a segment, less headers
         assert asker.ask(b"ACK:c:" + tag) == b"OK:" + tag
         until(lambda: asker.ask(b"RPUT:a:%d:x" % (passed + 3)).startswith(b"OK"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.endpoints import create, open_reader, open_writer
-from penstock.protocols.lrose.errors import RequestRefused
+from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.fmq_wire import Init, OpenMode, encode_init
 from protocols.lrose.serving import Caller, served
 

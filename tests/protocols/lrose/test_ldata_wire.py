@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import Malformed
 from penstock.protocols.lrose import sku
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, Arguments, LdataMessage, Mode
+from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, Arguments, LdataMessage, Mode
 
 WIRE = Path(__file__).parents[2] / "vectors" / "lrose" / "wire"
 

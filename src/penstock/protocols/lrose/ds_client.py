@@ -1,4 +1,4 @@
-"""How does a client talk to one of LROSE's servers, or of ours?"""
+"""How does a client talk to one of LROSE's servers, or to one of ours?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.core.closing import Closable
-from penstock.core.errors import ConnectionLost, Malformed
+from penstock.core.errors import ConnectionLost, Malformed, PenstockError
+from penstock.core.interfaces import Closable
 from penstock.protocols.lrose.ds_message import (
     Category,
     CommonPart,
@@ -20,22 +20,37 @@ from penstock.protocols.lrose.ds_message import (
     ErrorCode,
     StatusRequest,
 )
-from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Decoder, Frame, encode_header, keep_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "client_count", "ping"]
+__all__ = ["MAX_BYTES", "PING_TIMEOUT", "Connection", "RequestRefused", "client_count", "ping"]
 
-#: The largest reply that is taken, unless told otherwise.
+
+class RequestRefused(PenstockError):
+    """The server answered with an error."""
+
+    def __init__(
+        self, server: str, code: int, text: str | None, *, hint: str | None = None
+    ) -> None:
+        said = " ".join(text.split()) if text else f"error {code & 0xFFFFFFFF:#x}"
+        super().__init__(f"{server} refused: {said}", hint=hint)
+        self.server = server
+        #: `DsMessage.error`: -1, or one of `ErrorCode`.
+        self.code = code
+        #: The server's error text, if any.
+        self.text = text
+
+
+#: Default limit of bytes of a reply.
 MAX_BYTES: Final = 64 << 20
-#: Seconds to wait for the answer to a ping (spec lrose 2.4).
+#: Seconds to wait for the answer to a ping (docs/specs/lrose.md 2.4).
 PING_TIMEOUT: Final = 10.0
-#: A second may be the least that people mean by "soon"; 0 would mean for ever to the system.
+#: Least timeout in seconds; 0 would mean no timeout to the system.
 _SHORTEST: Final = 0.001
 _TIMEVAL: Final = struct.Struct("ll")
-#: Payloads above so many bytes are not copied to be put behind their header.
+#: Larger payloads are sent without being copied behind their header.
 _LARGE: Final = 1 << 15
 
 T = TypeVar("T")
@@ -44,7 +59,7 @@ T = TypeVar("T")
 class Connection(Closable):
     """One connection: a request, then its reply. Not safe to share between threads.
 
-    After an error it is closed: what was under way cannot be told from what comes next.
+    It is closed after an error, since a late reply could be taken for the next one.
     """
 
     def __init__(
@@ -56,10 +71,10 @@ class Connection(Closable):
         timeout: float = 30.0,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        #: `host:port`, for people.
+        #: `host:port`, for messages.
         self.server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.timeout = timeout
-        #: Whether all bytes of the last request were handed over: it may have been carried out.
+        #: Whether all bytes of the last request were sent: it may have been executed.
         self.is_sent = False
         #: LROSE's servers send a reply in three pieces, and wait for an ACK before the next. Ours
         #: do not, and then ACKs of their own only cost time.
@@ -82,17 +97,17 @@ class Connection(Closable):
         )
 
     def call(self, id: int, request: DsMessage, timeout: float | None = None) -> DsMessage:
-        """Send a request, and return the reply, whatever it says.
+        """Send a request, and return the reply, also if it reports an error.
 
         :raises ConnectionLost: the connection broke, or no answer came in time.
-        :raises Malformed: the answer is not one.
+        :raises Malformed: the answer is not valid.
         """
         return DsMessage.from_bytes(self.exchange(id, request.to_bytes(), timeout).payload)
 
     def ask(self, id: int, request: DsMessage, timeout: float | None = None) -> DsMessage:
-        """Do as `call`, and take an error in the reply for one.
+        """Send a request, and return the reply; raise an error that it reports.
 
-        :raises RequestRefused: the server says that it failed.
+        :raises RequestRefused: the server reports an error.
         """
         reply = self.call(id, request, timeout)
         if reply.error:
@@ -100,14 +115,14 @@ class Connection(Closable):
         return reply
 
     def refusal(self, reply: DsMessage) -> RequestRefused:
-        """Return the error that a reply means."""
+        """Return the error that a reply reports."""
         hint = None
         if reply.error == ErrorCode.SERVICE_DENIED:
             hint = "the server has as many clients as it takes: try again later"
         return RequestRefused(self.server, reply.error, reply.error_text, hint=hint)
 
     def exchange(self, id: int, payload: bytes, timeout: float | None = None) -> Frame:
-        """Send a payload in a frame, and return the frame that comes back."""
+        """Send a payload in a frame, and return the frame of the reply."""
         try:
             self.send(id, payload)
             return self.receive(timeout)
@@ -135,9 +150,9 @@ class Connection(Closable):
         self.seq = first + len(payloads) - 1
 
     def exchange_frame(self, frame: bytes, read: Callable[[bytearray, int], T | None]) -> T | Frame:
-        """Send a frame that has the next number; return what `read` makes of the reply's bytes.
+        """Send a frame with the next number; return `read` of the reply's bytes.
 
-        If that is None, or the reply has come in pieces, it is returned as a frame.
+        If that is None, or the reply came in several pieces, return the reply as a frame.
         """
         self.seq += 1
         self.is_sent = False
@@ -212,7 +227,7 @@ class Connection(Closable):
                 timeval = _TIMEVAL.pack(*_timeval(patience))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
             if self.quick_ack:
-                # The kernel forgets it after a while. Without it, its ACK waits 40 ms for data.
+                # The kernel resets this option after a while. Without it, ACKs take 40 ms.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             count = sock.recv_into(self._decoder.room())
             if not count:
@@ -225,7 +240,7 @@ class Connection(Closable):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server has not hung up. What is sent to one that has is lost in doubt."""
+        """Whether the server has not closed the connection; a request would then be in doubt."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -253,7 +268,7 @@ def _timeval(seconds: float) -> tuple[int, int]:
 
 
 def ping(host: str, port: int, timeout: float | None = None) -> int | None:
-    """Make sure that a server answers; return the id of its process, if it says so.
+    """Check that a server answers; return its process id, if the reply has it.
 
     :raises ConnectionLost: it does not.
     """
@@ -277,6 +292,6 @@ def _status(host: str, port: int, request: int, timeout: float | None) -> int | 
 
 
 def _ping_timeout() -> float:
-    """Return the time that LROSE's own clients would wait."""
+    """Return the timeout of LROSE's own clients."""
     said = os.environ.get("DS_PING_TIMEOUT_MSECS", "")
     return int(said) / 1000 if said.isascii() and said.isdigit() else PING_TIMEOUT

@@ -1,32 +1,42 @@
 """Where in a remote queue is a message: the oldest, the newest, one of a number?
 
-A server of ours is asked for it. LROSE's seeks by the status that it saw at its last read, and
-takes whatever is in the slot that was the oldest then (spec lrose 1.9): what it finds is stale, or
-an error, on a connection that was not read for a while, and a guess beside a busy writer. So it is
-made to open the queue anew, and steps back from what it reads then, which it checks by the ids.
+A server of ours is asked for it. LROSE's seeks by the status of its last read, and takes whatever
+is in the slot that was the oldest then (docs/specs/lrose.md 1.9): the result is stale, or an error,
+on a connection without recent reads, and a guess beside a busy writer. So it is made to reopen the
+queue and to step back from the newest message; the ids verify the result.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Final
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import ConnectionLost
+from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
 from penstock.protocols.lrose.fmq_wire import Op, SeekTo
 from penstock.queue.classic.layout import id_distance, unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.protocols.lrose.fmq_messages import Messages
 
-__all__ = ["Scout", "find_message", "find_newest", "find_oldest", "stand_behind"]
+__all__ = [
+    "Delivered",
+    "Probe",
+    "Proof",
+    "find_message",
+    "find_newest",
+    "find_oldest",
+    "stand_behind",
+]
 
-#: A message so far back is not stepped to: reading all that is there is quicker.
+#: Most steps back; beyond that, reading all messages is quicker.
 _MOST_STEPS: Final = 20_000
 #: How often LROSE's server may fail to read beside a busy writer, and how long (seconds) the
 #: oldest message may be another one each time, before it is searched for.
@@ -38,24 +48,24 @@ _TO_START: Final = DsMessage(Op.SEEK, SeekTo.START)
 
 
 def find_newest(link: QueueLink) -> Messages:
-    """Return the newest message, and what came after it meanwhile; of LROSE's server only.
+    """Return the newest message, and those appended meanwhile; only for LROSE's server.
 
-    The server opens the queue that its path means now, and stands behind them.
+    The server reopens the queue that its path names now, and is after them.
 
-    :raises NotFound: there is none any more.
+    :raises NotFound: the queue does not exist any more.
     :raises RequestRefused: the server cannot read it.
     """
     return _insist(lambda: link.read_after([link.reopening(), _BACK]))
 
 
 def find_oldest(link: QueueLink) -> Messages:
-    """Return the oldest messages; of LROSE's server, and of a queue that is not empty, only.
+    """Return the oldest messages; only for LROSE's server, and a queue that is not empty.
 
-    They surely were: the message before them is not there. The server stands elsewhere then.
+    This is verified: the message before them does not exist. It moves the server elsewhere.
     """
     deadline = time.monotonic() + _BUSY
     while time.monotonic() < deadline:
-        # The first question has the server look at the status, of which the seek makes use.
+        # The read makes the server update the status that the seek uses.
         found = _insist(lambda: link.read_after([link.reading(), _TO_START]))
         ids = found.ids
         if not ids:
@@ -72,9 +82,9 @@ def find_oldest(link: QueueLink) -> Messages:
 
 
 def _search_oldest(link: QueueLink) -> Messages:
-    """Look for the oldest message from the newest one on: what the status says is no help.
+    """Search the oldest message backwards from the newest, without the status.
 
-    A writer is too quick for it, or died before it wrote one.
+    The status is useless beside a fast writer, or if a writer died before it updated it.
     """
     found = find_newest(link)
     if not found.ids:
@@ -96,14 +106,14 @@ def _search_oldest(link: QueueLink) -> Messages:
 def find_message(link: QueueLink, id: int) -> Messages | None:
     """Return the message with an id, and those after it; newer ones if it is gone.
 
-    Of LROSE's server only. None: it is too far back to be stepped to.
+    Only for LROSE's server. None: it is too far back for steps.
     """
     steps = _steps_back(link, id)
     return None if steps is None else _insist(lambda: link.read_after([_BACK] * (steps + 1)))
 
 
 def stand_behind(link: QueueLink, id: int) -> bool:
-    """Have LROSE's server read next what follows on a message; False: it is too far back."""
+    """Move LROSE's server after a message; False: it is too far back."""
     steps = _steps_back(link, id)
     if steps is None:
         return False
@@ -115,14 +125,14 @@ def _steps_back(link: QueueLink, id: int) -> int | None:
     if link.last_id is None or id_distance(link.last_id, id) < 0:
         find_newest(link)
     last = link.last_id
-    # BACK stops at the first of all ids.
+    # BACK cannot pass id 0.
     if last is None or not 0 <= id <= last <= id + _MOST_STEPS:
         return None
     return last - id
 
 
 def _insist(read: Callable[[], Messages]) -> Messages:
-    """Read again where LROSE's server could not, because a writer was at that message."""
+    """Retry a read that LROSE's server refused because a writer was at that message."""
     for failures in range(_MOST_FAILURES):
         try:
             return read()
@@ -133,27 +143,27 @@ def _insist(read: Callable[[], Messages]) -> Messages:
     raise AssertionError
 
 
-class Scout:
-    """Looks at a queue over a connection of its own, which is made when it is first needed."""
+class Probe:
+    """Inspects a queue over its own connection, which is opened on demand."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._link: QueueLink | None = None
 
     def newest(self, patience: float | None = None) -> Messages:
-        """Return the newest message, perhaps with some after it; none if there is none.
+        """Return the newest message, perhaps with some after it; empty for an empty queue.
 
-        :param patience: how long (seconds) to try to reach the server, if not as the URL says.
-        :raises ConnectionLost: the server cannot be reached, also not with a new connection.
+        :param patience: seconds to retry to reach the server; default: as in the URL.
+        :raises ConnectionLost: the server cannot be reached, even with a new connection.
         :raises RequestRefused: it has too many clients already.
-        :raises NotFound: there is no queue.
+        :raises NotFound: the queue does not exist.
         """
         return self._look(SeekTo.LAST, patience)
 
     def bounds(self, near: int) -> tuple[int, int] | None:
-        """Return the numbers of the oldest and the newest message; None: there are none.
+        """Return the numbers of the oldest and the newest message; None: the queue is empty.
 
-        The protocol knows ids only: of the numbers that one may mean it is that next to `near`.
+        The protocol has only ids, which are unwrapped to the numbers closest to `near`.
 
         :raises ConnectionLost: as `newest`.
         """
@@ -183,7 +193,7 @@ class Scout:
         raise AssertionError
 
     def forget(self) -> None:
-        """Hang up: the next look is over a new connection."""
+        """Disconnect; the next call opens a new connection."""
         link, self._link = self._link, None
         if link is not None:
             link.abandon()
@@ -192,3 +202,50 @@ class Scout:
         link, self._link = self._link, None
         if link is not None:
             link.close()
+
+
+# --- identity of messages ------------------------------------------------------------------------
+
+#: Replies that are remembered: a server goes back by some messages at most.
+_REMEMBERED: Final = 4
+
+
+class Proof(NamedTuple):
+    """Properties of a message, to recognise it."""
+
+    seq: int
+    #: type, subtype, length and time.
+    kind: tuple[int, int, int, int]
+    payload: bytes
+
+    @classmethod
+    def of(cls, messages: Messages, row: int, seq: int) -> Proof:
+        kind = (
+            messages.types[row],
+            messages.subtypes[row],
+            messages.uncompressed_lens[row],
+            messages.times[row],
+        )
+        return cls(seq, kind, messages.payloads[row])
+
+
+class Delivered:
+    """The last messages received, to recognise repeats."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[Sequence[int], Messages]] = deque(maxlen=_REMEMBERED)
+
+    def add(self, messages: Messages, seqs: Sequence[int]) -> None:
+        self._blocks.append((seqs, messages))
+
+    def is_same(self, messages: Messages, row: int, seq: int) -> bool | None:
+        """Tell whether a message equals the one received with its number; None: unknown."""
+        for seqs, known in reversed(self._blocks):
+            if seqs[0] <= seq <= seqs[-1]:
+                place = bisect_left(seqs, seq)
+                if seqs[place] == seq:
+                    return Proof.of(known, place, seq) == Proof.of(messages, row, seq)
+        return None
+
+    def clear(self) -> None:
+        self._blocks.clear()

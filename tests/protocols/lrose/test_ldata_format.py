@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from penstock import open_reader
 from penstock.core.errors import InvalidOption, Malformed
-from penstock.protocols.lrose.ldata_body import decode_body, encode_body, xml_in_body
-from penstock.protocols.lrose.ldata_info import LatestInfo, guess_data_type
-from penstock.protocols.lrose.ldata_text import catalog_line, decode_ascii, encode_ascii
-from penstock.protocols.lrose.ldata_xml import decode_xml, encode_xml
+from penstock.protocols.lrose.ldata_format import (
+    LatestInfo,
+    catalog_line,
+    decode_ascii,
+    decode_body,
+    decode_xml,
+    encode_ascii,
+    encode_body,
+    encode_xml,
+    guess_data_type,
+    xml_in_body,
+)
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "lrose" / "ldata"
 

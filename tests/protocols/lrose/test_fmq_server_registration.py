@@ -12,12 +12,12 @@ import pytest
 from penstock.core.errors import Unsupported
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages
-from penstock.protocols.lrose.fmq_registering import Registrations
-from penstock.protocols.lrose.fmq_short import encode_write
+from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages, encode_write
+from penstock.protocols.lrose.fmq_server import Registrations
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.registry import DataMapServer, MapServerOptions
-from protocols.lrose.serving import Caller, eventually, served
+from protocols.lrose.serving import Caller, served
+from support.until import until
 
 INIT = Init("q", OpenMode.READ_WRITE, OpenMode.READ_WRITE, num_slots=100, buf_size=100_000)
 ON = DsMessage(Op.SET_REG_WITH_DMAP, 1, 1)
@@ -58,7 +58,7 @@ def test_a_queue_is_registered_after_a_write_whichever_way_that_goes(
         time.sleep(0.05)
         assert data_map.all() == ()
         write(caller, WAYS[way])
-        eventually(lambda: data_map.all() != ())
+        until(lambda: data_map.all() != ())
         (entry,) = data_map.all()
         assert (entry.datatype, entry.dir, entry.forecast_lead_time) == ("fmq", "fmq/dsr", -1)
         assert entry.hostname == socket.gethostname()
@@ -79,7 +79,7 @@ def test_nothing_is_registered_once_it_is_turned_off_or_another_queue_is_open(
         assert data_map.all() == ()
         assert caller.ask(ON).error == 0
         write(caller, WAYS["at a glance"])
-        eventually(lambda: [each.dir for each in data_map.all()] == ["other"])
+        until(lambda: [each.dir for each in data_map.all()] == ["other"])
 
 
 def test_registering_needs_a_queue(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_directory_that_is_reached_by_a_link_is_named_as_the_server_was_told(
         caller.ask(encode_init(INIT))
         caller.ask(ON)
         write(caller, WAYS["several"])
-        eventually(lambda: [each.dir for each in data_map.all()] == ["q"])
+        until(lambda: [each.dir for each in data_map.all()] == ["q"])
 
 
 def test_writes_go_on_while_there_is_no_map(

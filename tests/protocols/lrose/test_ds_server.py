@@ -18,16 +18,21 @@ import pytest
 
 from penstock.core.endpoints import open_writer
 from penstock.protocols.lrose.datamapper_client import DataMapClient
-from penstock.protocols.lrose.datamapper_info import DataSetInfo
-from penstock.protocols.lrose.datamapper_messages import DATAMAPPER_TYPE, MapRequest, RequestKind
+from penstock.protocols.lrose.datamapper_wire import (
+    DATAMAPPER_TYPE,
+    DataSetInfo,
+    MapRequest,
+    RequestKind,
+)
 from penstock.protocols.lrose.ds_message import Category, DsMessage
+from penstock.protocols.lrose.ds_server import ServingOptions
 from penstock.protocols.lrose.fmq_server import FmqServerOptions
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
-from penstock.protocols.lrose.ldata_message import LdataMessage, Mode
-from penstock.protocols.lrose.serving import ServingOptions
+from penstock.protocols.lrose.ldata_wire import LdataMessage, Mode
 from penstock.protocols.lrose.sku import encode_header
 from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
-from protocols.lrose.serving import Caller, eventually, served
+from protocols.lrose.serving import Caller, served
+from support.until import until
 
 INIT = Init("q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
 READ = DsMessage(Op.READ)
@@ -83,7 +88,7 @@ def test_a_half_request_behind_one_that_takes_long_has_its_time_after_that(tmp_p
         assert caller.hear().error == 0
         time.sleep(0.1)
         assert server.statistics().clients_timed_out == 0
-        eventually(lambda: server.statistics().clients_timed_out == 1)
+        until(lambda: server.statistics().clients_timed_out == 1)
 
 
 def test_a_client_too_many_cannot_stay_by_sending_bytes(tmp_path: Path) -> None:
@@ -119,15 +124,15 @@ def test_replies_that_nobody_takes_are_limited_over_all_clients(tmp_path: Path) 
             caller.ask(DsMessage(Op.SEEK, 0))
             replies = server.statistics().replies
             caller.say(READ)
-            eventually(lambda n=replies: server.statistics().replies > n)  # type: ignore[misc]
+            until(lambda n=replies: server.statistics().replies > n)  # type: ignore[misc]
             unsent()
         assert 0 < unsent() <= 20 << 20
-        eventually(lambda: server.statistics().clients_behind >= 4)
+        until(lambda: server.statistics().clients_behind >= 4)
         with Caller(server.port) as other:
             assert other.ask(encode_init(INIT)).error == 0
         for caller in callers:
             caller.socket.close()
-        eventually(lambda: server.statistics().clients == 0)
+        until(lambda: server.statistics().clients == 0)
         books = server.statistics()
         assert books.requests == books.replies + books.unanswered
 
@@ -140,8 +145,8 @@ def test_a_client_that_does_not_take_its_last_reply_is_cut_off_too() -> None:
         DataMapClient("127.0.0.1", server.port).register_full(infos)
         with Caller(server.port) as deaf:
             deaf.say(MapRequest(RequestKind.REQ_ALL).to_message(), DATAMAPPER_TYPE)
-            eventually(lambda: server.statistics().clients_timed_out == 1)
-            eventually(lambda: server.statistics().clients == 0)
+            until(lambda: server.statistics().clients_timed_out == 1)
+            until(lambda: server.statistics().clients == 0)
 
 
 # --- books ----------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ import pytest
 
 from penstock.core.endpoints import create, open_reader, open_writer
 from penstock.core.errors import ConnectionLost, StorageError
-from penstock.protocols.lrose.connection import Connection, client_count, ping
+from penstock.protocols.lrose.ds_client import Connection, RequestRefused, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
-from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.sku import HTTP_REPLY, Frame, encode
 from penstock.queue.classic.creation import open_device
-from protocols.lrose.serving import Caller, eventually, served
+from protocols.lrose.serving import Caller, served
+from support.until import until
 
 INIT = Init("fmqp:://h:1:q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
 READ = DsMessage(Op.READ)
@@ -38,7 +38,7 @@ def test_a_ping_is_answered_with_the_process_and_the_clients_are_counted(tmp_pat
         assert ping("127.0.0.1", server.port) == os.getpid()
         with Caller(server.port) as caller:
             caller.ask(READ)
-            eventually(lambda: client_count("127.0.0.1", server.port) == 2)
+            until(lambda: client_count("127.0.0.1", server.port) == 2)
         assert server.statistics().pings >= 2
     with pytest.raises(ConnectionLost):
         ping("127.0.0.1", server.port, 1)
@@ -116,7 +116,7 @@ def test_one_client_too_many_is_told_so(tmp_path: Path) -> None:
                 assert three.ask(READ).error == ErrorCode.SERVICE_DENIED
                 assert is_closed(three)
             assert ping("127.0.0.1", server.port) == os.getpid()
-        eventually(lambda: server.statistics().clients == 0)
+        until(lambda: server.statistics().clients == 0)
         with Caller(server.port) as four:
             assert four.ask(READ).error == -1
         assert server.statistics().clients_denied == 2
@@ -135,7 +135,7 @@ def test_a_length_beyond_the_limit_ends_the_connection_at_once(tmp_path: Path) -
                 caller.socket.sendall(data)
                 assert caller.hear().error == ErrorCode.BAD_MESSAGE
                 assert is_closed(caller)
-        eventually(lambda: server.statistics().clients == 0)
+        until(lambda: server.statistics().clients == 0)
         assert server.held == 0
         assert server.statistics().clients_malformed == 5
 
@@ -146,11 +146,11 @@ def test_all_clients_together_may_hold_only_so_much(tmp_path: Path) -> None:
         callers = [Caller(server.port) for _ in range(4)]
         for caller in callers:
             caller.socket.sendall(part)
-        eventually(lambda: server.statistics().clients_malformed >= 2)
+        until(lambda: server.statistics().clients_malformed >= 2)
         assert server.held <= 100_000
         for caller in callers:
             caller.socket.close()
-        eventually(lambda: server.held == 0)
+        until(lambda: server.held == 0)
 
 
 def test_silent_clients_are_cut_off_and_those_in_the_middle_of_a_frame(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_client_that_takes_no_replies_holds_up_nobody_and_no_memory(tmp_path: 
                 sent = server.statistics().bytes_out
                 time.sleep(0.3)
                 assert server.statistics().bytes_out - sent < 30e6
-                eventually(lambda: server.unsent > 0)
+                until(lambda: server.unsent > 0)
                 assert server.unsent < 3e6
 
 
@@ -259,7 +259,7 @@ def test_two_hundred_clients_are_served_at_once(tmp_path: Path) -> None:
         finally:
             for caller in callers:
                 caller.socket.close()
-        eventually(lambda: server.statistics().clients == 0)
+        until(lambda: server.statistics().clients == 0)
         books = server.statistics()
         assert books.requests == books.replies + books.unanswered
 

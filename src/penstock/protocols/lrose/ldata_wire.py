@@ -1,7 +1,7 @@
-"""What do a client and DsLdataServer say to each other?
+"""What do a client and DsLdataServer send to each other?
 
-Requests and replies about one directory's latest_data_info, as `DsMessage`s (spec lrose 3.6). The
-arguments travel as XML beside the entry itself.
+Requests and replies about one directory's latest_data_info, as `DsMessage`s
+(docs/specs/lrose.md 3.6). The arguments travel as XML beside the entry itself.
 """
 
 from __future__ import annotations
@@ -11,39 +11,26 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.core.errors import Malformed
-from penstock.protocols.lrose.ds_message import (
-    Category,
-    CommonPart,
-    DsMessage,
-    Part,
-    text_part,
-)
-from penstock.protocols.lrose.ldata_xml import decode_xml, encode_xml, find_number, find_text
+from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, Part, text_part
+from penstock.protocols.lrose.ldata_format import decode_xml, encode_xml, find_number, find_text
 
 if TYPE_CHECKING:
-    from penstock.protocols.lrose.ldata_info import LatestInfo
+    from penstock.protocols.lrose.ldata_format import LatestInfo
 
-__all__ = [
-    "DEFAULT_PORT",
-    "MESSAGE_TYPE",
-    "Arguments",
-    "LdataMessage",
-    "LdataPart",
-    "Mode",
-]
+__all__ = ["DEFAULT_PORT", "MESSAGE_TYPE", "Arguments", "LdataMessage", "LdataPart", "Mode"]
 
 _WHAT: Final = "DsLdata message"
 
 #: `type` of all messages, and the id of a request's frame; a reply's has `Mode.REPLY`.
 MESSAGE_TYPE: Final = 717000
 DEFAULT_PORT: Final = 5447
-#: What a server of LROSE takes for the age that it does not read.
+#: The age that LROSE's server uses, since it ignores the requested one.
 _AGE_OF_LROSE: Final = 3600
 _LARGEST_ARGUMENTS: Final = 1 << 16
 
 
 class Mode(IntEnum):
-    """What is asked for."""
+    """Kinds of requests, and the reply."""
 
     OPEN = 717100
     SET_DISPLACED_DIR_PATH = 717110
@@ -69,7 +56,7 @@ class LdataPart(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What a request says of how to do it. Names are those of the XML."""
+    """The arguments of a request. Names are those of the XML."""
 
     displacedDirPath: str = ""  # noqa: N815 - the names on the wire, here and below
     ldataFileName: str = "latest_data_info"  # noqa: N815
@@ -80,13 +67,13 @@ class Arguments:
     useFmq: bool = True  # noqa: N815
     fmqNSlots: int = 2500  # noqa: N815
     readFmqFromStart: bool = False  # noqa: N815
-    #: Seconds; below 0 any age will do.
+    #: Seconds; below 0: no limit.
     maxValidAge: int = _AGE_OF_LROSE  # noqa: N815
     readForced: bool = False  # noqa: N815
     writeFmqOnly: bool = False  # noqa: N815
 
     def to_xml(self, mode: Mode) -> bytes:
-        """Return the text for a request or a reply."""
+        """Encode the XML for a request or a reply."""
         name, tags = _SAID[mode]
         lines = [f'<DsLdataMsg mode="{name}">\n']
         for tag in tags:
@@ -98,7 +85,7 @@ class Arguments:
 
     @classmethod
     def from_xml(cls, text: bytes) -> Self:
-        """Read the text; what is missing, or no value of its kind, has its default.
+        """Decode the XML; missing or invalid values get their default.
 
         :raises Malformed: it is too large.
         """
@@ -120,7 +107,7 @@ class Arguments:
 _KINDS: Final = {name: str(kind) for name, kind in Arguments.__annotations__.items()}
 _BOOLEANS: Final = {"true": True, "false": False}
 
-#: What each request calls itself in the XML, and which arguments it names.
+#: Name of each request in the XML, and its arguments.
 _SAID: Final[dict[Mode, tuple[str, tuple[str, ...]]]] = {
     Mode.OPEN: ("open", tuple(_KINDS)[:9]),
     # LROSE leaves these two without a name and without their argument.
@@ -148,15 +135,15 @@ class LdataMessage:
 
     mode: Mode
     arguments: Arguments = field(default_factory=Arguments)
-    #: The directory that is meant, in a request to open it.
+    #: The directory, in a request to open it.
     url: str | None = None
-    #: The entry to write, or the one that was read; none: there is nothing new.
+    #: The entry to write, or the one read; None: nothing new.
     info: LatestInfo | None = None
-    #: Why it failed; its presence is what tells so.
+    #: Why the request failed; its presence marks the failure.
     error: str | None = None
 
     def to_message(self) -> DsMessage:
-        """Return the message for a frame."""
+        """Encode it as a `DsMessage`."""
         parts = [Part(LdataPart.ARGS_XML, self.arguments.to_xml(self.mode) + b"\0")]
         if self.url is not None:
             parts.insert(0, text_part(CommonPart.URL, self.url))
@@ -169,9 +156,9 @@ class LdataMessage:
 
     @classmethod
     def from_message(cls, message: DsMessage) -> Self:
-        """Take a message apart.
+        """Decode a message.
 
-        :raises Malformed: it is not one of these, or the entry in it is not right.
+        :raises Malformed: it is not such a message, or its entry is not valid.
         """
         if message.type != MESSAGE_TYPE:
             raise Malformed(_WHAT, "type", MESSAGE_TYPE, message.type)

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import InvalidOption, Malformed
 from penstock.core.units import parse_time
 from penstock.protocols.psi import Truncated
-from penstock.protocols.psi.interop_wire import (
+from penstock.protocols.psi.interop import (
     FrameDecoder,
     InteropMessage,
     decode_json,

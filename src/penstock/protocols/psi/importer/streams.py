@@ -1,4 +1,4 @@
-"""How does a program read the values of a stream that was imported?"""
+"""How does a program read the values of an imported stream?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
+from penstock.core.interfaces import Closable
 from penstock.core.position import Position
 from penstock.core.worker import Worker
-from penstock.protocols.psi.store_books import psi_message
+from penstock.protocols.psi.store.catalog import psi_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.metadata import StreamMetadata
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store.streams import Store
 
 __all__ = ["ImportedStream", "Received"]
 
@@ -32,7 +32,7 @@ _TAKEN_AT_ONCE: Final = 256
 
 
 class Received(NamedTuple):
-    """One value, with its times and its number in the stream."""
+    """A value, its times and its sequence number."""
 
     value: Any
     originating_ns: int
@@ -41,10 +41,10 @@ class Received(NamedTuple):
 
 
 class ImportedStream(Closable):
-    """Reads one stream of a store, and follows it to its end. For one thread.
+    """Reads one stream of a store to its end. For one thread.
 
-    With a policy messages wait in a queue between the store and whoever reads: what does not fit
-    is dropped and counted there, or the store is read more slowly.
+    With a policy there is a queue between the store and the reader, which drops messages and counts
+    them, or slows down the reading of the store.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ImportedStream(Closable):
         self._reader = store.reader(id=metadata.id)
         #: Messages that were read.
         self.messages = 0
-        #: Messages of this stream that never came, or that the local store had forgotten.
+        #: Messages that never came, or were overwritten in the local store.
         self.lost = 0
         self._sequence = 0 if from_first else None
         self._queue: DeliveryQueue[Message] | None = None
@@ -75,7 +75,7 @@ class ImportedStream(Closable):
         return self._store.catalog.codec(self.id)
 
     def take(self, limit: int, timeout: float | None = 0) -> list[Message]:
-        """Return up to so many messages as the store has them; wait for the first of them."""
+        """Return up to `limit` messages as the store has them; wait for the first one."""
         if self._queue is None:
             return self._take(limit, timeout)
         try:
@@ -86,7 +86,7 @@ class ImportedStream(Closable):
     def _take(self, limit: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            is_over = self._is_all_here()  # before the read, so that nothing can come in between
+            is_over = self._is_all_here()  # before the read: nothing can be appended in between
             end, last, first = self._store.reached(self.id)
             if self._sequence is None and first is not None:
                 self._sequence = first - 1
@@ -97,22 +97,22 @@ class ImportedStream(Closable):
                 self.messages += 1
             is_behind = self._sequence is not None and last != self._sequence
             if not found and is_behind and self._has_passed(end):
-                self._count(last + 1)  # a ring has forgotten all up to there
+                self._count(last + 1)  # all up to there was overwritten
                 self._sequence = last
             if found or is_over or (deadline is not None and time.monotonic() >= deadline):
                 return found
 
     def rewind(self) -> None:
-        """Stand at the oldest message that the store has. Not for a stream with a policy."""
+        """Go to the oldest message of the store. Not for a stream with a policy."""
         self._reader.seek(Position.START)
         self._sequence = None
 
     def read_messages(self, limit: int, timeout: float | None = 0) -> list[PsiMessage]:
-        """Return up to so many messages as psi has them; wait for the first, as a reader does."""
+        """Return up to `limit` messages as psi has them; wait for the first one."""
         return [psi_message(message) for message in self.take(limit, timeout)]
 
     def read(self, timeout: float | None = None) -> Received | None:
-        """Return the next value; None at the end of the stream, or when the time is over.
+        """Return the next value; None at the end of the stream, or after the timeout.
 
         :raises Malformed: the payload is not of the stream's type.
         """
@@ -121,7 +121,7 @@ class ImportedStream(Closable):
 
     @property
     def is_over(self) -> bool:
-        """Whether the exporter told that no more comes, and all that came is here."""
+        """Whether the stream has ended, and all of it was read from the store."""
         if self._worker is not None and self._worker.is_alive:
             return False
         return self._is_all_here()
@@ -130,7 +130,7 @@ class ImportedStream(Closable):
         return self._store.metadata(self.id).is_closed
 
     def statistics(self) -> BufferStatistics | None:
-        """Return what the policy did; None without one."""
+        """Return the counts of the policy; None without one."""
         return None if self._queue is None else self._queue.statistics()
 
     def _fill(self, _: Worker) -> None:
@@ -145,12 +145,12 @@ class ImportedStream(Closable):
                 if is_over and not found:
                     return
         except Closed:
-            return  # nobody reads any more
+            return  # the reader was closed
         finally:
             queue.close()
 
     def __iter__(self) -> Iterator[Received]:
-        """Follow the stream to its end."""
+        """Yield values until the stream ends."""
         while (received := self.read()) is not None:
             yield received
 
@@ -160,17 +160,17 @@ class ImportedStream(Closable):
     def _count(self, sequence: int) -> None:
         expected = None if self._sequence is None else self._sequence + 1
         if expected is not None and sequence != expected:
-            # A lower number: the exporter was started anew, and counts from 1.
+            # A lower number: the stream was recreated, and counts from 1.
             self.lost += sequence - (1 if sequence < expected else expected)
         self._sequence = sequence
 
     def _has_passed(self, end: int) -> bool:
-        """Tell whether the reader has seen, or missed, all before a place in the queue."""
+        """Tell whether the reader has read, or lost, all before a number in the queue."""
         place = self._reader.statistics().next_seq
         return place is not None and place >= end
 
     def close(self) -> None:
-        """Give everything back. Closing twice is fine."""
+        """Close the reader of the store. Idempotent."""
         if self._queue is not None and self._worker is not None:
             self._queue.close()
             self._worker.join()

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import (
     Closed,
@@ -17,17 +16,17 @@ from penstock.core.errors import (
     PenstockError,
     Unsupported,
 )
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Closable, Reader
 from penstock.core.worker import Worker
 from penstock.protocols.psi.codecs import CodecLibrary, parse_type_name
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store.streams import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.core.overflow import BufferStatistics
     from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
-    from penstock.protocols.psi.store_streams import StoreStreams
+    from penstock.protocols.psi.store.catalog import StoreStreams
 
 __all__ = ["ExportedStream", "Exporter", "Posted"]
 
@@ -35,12 +34,12 @@ log = logging.getLogger(__name__)
 
 BYTES: Final = "System.Byte[]"
 _TAKEN_AT_ONCE: Final = 256
-#: While a source is silent, look this often (seconds) whether to end.
+#: Seconds between checks for the end while a source is silent.
 _PATIENCE: Final = 0.2
 
 
 class Posted(NamedTuple):
-    """A value with the time at which it happened, for a source that knows it."""
+    """A value and its originating time, for a source that knows it."""
 
     value: Any
     originating_ns: int
@@ -54,8 +53,8 @@ class _Waiting(NamedTuple):
 class ExportedStream(Closable):
     """One stream that is written to. Any thread may post.
 
-    Without a policy a message goes to the store at once, and who posts waits while the store is
-    held up. With one it goes to a queue that is emptied by a thread of its own.
+    Without a policy a message goes straight to the store, and `post` blocks under back-pressure.
+    With a policy it goes to a queue, which a thread of its own empties into the store.
     """
 
     def __init__(
@@ -68,9 +67,9 @@ class ExportedStream(Closable):
         self._codec = store.catalog.codec(metadata)
         self._queue: DeliveryQueue[_Waiting] | None = None
         self._worker: Worker | None = None
-        #: What kept a message from getting into the store.
+        #: Why the last message was not stored.
         self.last_error: Exception | None = None
-        #: Messages that were taken from the queue, and that the store could not hold.
+        #: Messages from the queue that are too large for the store.
         self.refused = 0
         self._is_closed = False
         if policy is not None:
@@ -80,7 +79,7 @@ class ExportedStream(Closable):
             self._worker = Worker(f"psi-export-{self.name}", self._empty, log=log).start()
 
     def post(self, value: Any, originating_ns: int | None = None) -> bool:
-        """Write a value; False where the policy dropped it instead.
+        """Write a value; False if the policy dropped it.
 
         :raises InvalidOption: it is not of the stream's type.
         :raises Closed: the stream was ended.
@@ -88,7 +87,7 @@ class ExportedStream(Closable):
         return self.post_payload(self._codec.encode(value), originating_ns)
 
     def post_payload(self, payload: bytes, originating_ns: int | None = None) -> bool:
-        """Write bytes that are in psi's encoding already.
+        """Write a payload in psi's encoding.
 
         :raises MessageTooLarge: it does not fit.
         :raises Closed: the stream was ended.
@@ -102,13 +101,13 @@ class ExportedStream(Closable):
         return self._queue.put(_Waiting(payload, moment))
 
     def post_bytes(self, payload: bytes, originating_ns: int | None = None) -> bool:
-        """Write bytes: those of a `byte[]` stream as they are, of others in psi's encoding."""
+        """Write bytes: the content of a `byte[]`; for other types, a payload in psi's encoding."""
         if self.type_name == BYTES:
             return self.post(payload, originating_ns)
         return self.post_payload(payload, originating_ns)
 
     def post_many(self, posts: Sequence[tuple[bytes, int | None]]) -> None:
-        """Write many as `post_bytes` does, each with its originating time or None for now."""
+        """Write many as `post_bytes` does, each with its originating time; None is now."""
         if self._queue is not None:
             for payload, originating_ns in posts:
                 self.post_bytes(payload, originating_ns)
@@ -121,11 +120,11 @@ class ExportedStream(Closable):
         self.store.append_many(self.id, posts)
 
     def statistics(self) -> BufferStatistics | None:
-        """Return what the policy did; None without one."""
+        """Return the counts of the policy; None without one."""
         return None if self._queue is None else self._queue.statistics()
 
     def close(self) -> None:
-        """Write what waits, and tell everybody that no more comes. Closing twice is fine."""
+        """Write what is queued, and announce the end of the stream. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,13 +179,13 @@ class Exporter:
     ) -> ExportedStream:
         """Write a stream under a name.
 
-        A source is a reader of ours (its payloads are of `type`, or else bytes), or anything that
-        can be iterated over: values, or `Posted` with their times. It is read by a thread of its
-        own, and its end is the stream's. None: the program posts by itself.
+        A source is a reader (its payloads are of `type`, by default bytes), or an iterable of
+        values or of `Posted`. A thread of its own reads it; the stream ends with it. None: the
+        program posts.
 
-        :raises InvalidOption: no type is given or psi has none of that name, or there is another
-            stream of that name.
-        :raises Unsupported: the store is only read.
+        :raises InvalidOption: the type is missing or unknown, or the exporter writes a stream of
+            that name already.
+        :raises Unsupported: the store is read-only.
         """
         if type is None:
             if not isinstance(source, Reader):
@@ -233,13 +232,13 @@ class Exporter:
                     stream.post(item)
             stream.close()
         except Exception as error:
-            # Whatever a program's own source raises; nobody waits here who could be told.
+            # A source may raise anything, and no caller waits on this thread.
             if not worker.is_stopping:
                 stream.last_error = error
                 log.exception("the source of %s failed", stream.name)
 
     def close(self) -> None:
-        """End all streams that were written here. Closing twice is fine."""
+        """End all streams of this exporter. Idempotent."""
         for pump in self._pumps:
             pump.ask_to_stop()
         for pump in self._pumps:
@@ -249,9 +248,9 @@ class Exporter:
 
 
 def _check_type(name: str, schemas: Iterable[TypeSchema]) -> None:
-    """Refuse a type that no psi program could read.
+    """Refuse a type that no psi program can read; a name with an assembly is accepted.
 
-    One with its assembly is somebody's own, of which only they know.
+    :raises InvalidOption: it is no type of .NET, and there is no schema of it.
     """
     hint = (
         "write float, int, string, byte[], double[], System.DateTime, "

@@ -1,6 +1,6 @@
-"""What does psi's TcpWriter send, the way most Python programs talk to psi? (spec psi 10)
+"""What does psi's TcpWriter send, which most Python programs use? (docs/specs/psi.md 10)
 
-Frames with a length before them; what is in them is up to the writer's format.
+Frames with a length before them; the format of the writer says what is in a frame.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidOption, Malformed
 from penstock.core.units import parse_time
-from penstock.protocols.psi.decoding import StepDecoder
 from penstock.protocols.psi.ticks import (
     UNIX_EPOCH_TICKS,
     DateTime,
@@ -19,7 +18,7 @@ from penstock.protocols.psi.ticks import (
     ns_to_ticks,
     raw_to_ns,
 )
-from penstock.protocols.psi.wire import INT32, Cursor, pack_short_text
+from penstock.protocols.psi.wire import INT32, Cursor, StepDecoder, pack_short_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -42,14 +41,14 @@ _MAX_FRAME_BYTES: Final = 1 << 26
 
 
 class InteropMessage(NamedTuple):
-    """A value and when it happened."""
+    """A value and its originating time."""
 
     originating_ns: int
     message: Any
 
 
 class FrameDecoder(StepDecoder[bytes]):
-    """What a TcpSource hears."""
+    """Decodes the frames that a TcpSource receives."""
 
     what = _WHAT
 
@@ -73,22 +72,22 @@ def encode_frame(data: BytesLike) -> bytes:
 
 
 def decode_json(data: BytesLike) -> InteropMessage:
-    """Return what a frame in JSON says.
+    """Decode a frame of psi's JsonFormat.
 
     :raises Malformed: it is not such JSON, or has no time.
     """
     try:
         content = json.loads(bytes(data))
-        # .NET writes 7 decimals, which is a tick.
+        # .NET writes 7 decimals: ticks of 100 ns.
         return InteropMessage(parse_time(content["originatingTime"]), content["message"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Malformed(_WHAT, "JSON", "originatingTime and message", repr(error)[:200]) from None
 
 
 def encode_json(message: InteropMessage) -> bytes:
-    """Return the frame's content that psi's JsonFormat reads.
+    """Return a frame's content for psi's JsonFormat.
 
-    :raises InvalidOption: the value has no JSON.
+    :raises InvalidOption: the value has no JSON form.
     """
     time = DateTime(ns_to_ticks(message.originating_ns))
     decimals = (time.ticks - UNIX_EPOCH_TICKS) % 10_000_000
@@ -105,7 +104,7 @@ def encode_json(message: InteropMessage) -> bytes:
 
 
 def decode_timed_text(data: BytesLike) -> InteropMessage:
-    """Return what a frame of a custom format with one text says: a DateTime, then the text.
+    """Decode a frame of a custom format with one text: a DateTime, then the text.
 
     :raises Malformed: it is something else.
     """
@@ -115,5 +114,5 @@ def decode_timed_text(data: BytesLike) -> InteropMessage:
 
 
 def encode_timed_text(originating_ns: int, text: str) -> bytes:
-    """Return such a frame's content."""
+    """Return the content of such a frame."""
     return _RAW.pack(ns_to_raw(originating_ns)) + pack_short_text(text)

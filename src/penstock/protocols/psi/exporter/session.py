@@ -1,7 +1,7 @@
-"""What does an exporter do for one of its clients?
+"""How does an exporter send one of its clients the messages of its replay interval?
 
-Each has its own interval, its own place in the store and its own thread, so that a client that is
-slow, or stops, holds up nobody else.
+Each client has its own interval, position in the store and thread, so that a slow client does not
+delay the others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from uuid import UUID, uuid4
 
 from penstock.core.errors import Closed
 from penstock.core.position import Position
-from penstock.core.quota import PsiQuota, TokenBucket
-from penstock.protocols.psi.chunks import Chunker
-from penstock.protocols.psi.envelope import encode_message, encode_messages
+from penstock.core.quota import PsiQuota
 from penstock.protocols.psi.metadata import StreamMetadata
-from penstock.protocols.psi.store_books import psi_message
+from penstock.protocols.psi.store.catalog import psi_message
 from penstock.protocols.psi.ticks import MIN_NS
 
 if TYPE_CHECKING:
@@ -26,53 +24,42 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Reader
     from penstock.core.quota import Quota
-    from penstock.protocols.connection import Connection
-    from penstock.protocols.datagrams import Address, DatagramSocket
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.handshake import ClientHello
     from penstock.protocols.psi.metadata import Record
-    from penstock.protocols.psi.store_streams import StoreStreams
+    from penstock.protocols.psi.store.catalog import StoreStreams
 
-__all__ = ["ExporterStatistics", "Sender", "Session", "datagram_sender", "stream_sender"]
+__all__ = ["ExporterStatistics", "Sender", "Session"]
 
-#: While nothing comes, look this often (seconds) whether the client is still there.
-_PATIENCE: Final = 0.2
+#: Seconds between checks whether the client is still there.
+_LOOK: Final = 0.2
 _MOST_AT_ONCE: Final = 512
-#: Bytes read from the store, and given to a socket, at once.
+#: Bytes read from the store, and written to a socket, at once.
 _BYTES_AT_ONCE: Final = 1 << 20
 _PIECE: Final = 1 << 16
-#: A message is not sent before its stream was announced; if that cannot be, wait so long.
+#: Seconds that a message waits for the announcement of its stream.
 _ANNOUNCEMENT: Final = 30.0
-#: Bytes a second that datagrams are sent at, with what may go in one burst: the receiver has no way
-#: to slow us down. A small one costs it as much as one of that size.
-_DATAGRAM_RATE: Final = 40_000_000
-_BURST: Final = 1 << 16
-_SMALL_DATAGRAM: Final = 1024
-#: What is to be sent waits so long (seconds) at most for room in the kernel.
-_FULL: Final = 1.0
-#: Shorter sleeps (seconds) are not worth it; what is due is not forgotten.
-_SHORTEST_SLEEP: Final = 0.001
 #: What is counted for each client.
 _COUNTED: Final = ("messages", "bytes", "skipped", "lost")
 
 
 class ExporterStatistics(NamedTuple):
-    """Books of an exporter. What a client was due was sent, or forgotten before its turn."""
+    """Counters of an exporter. Each message that a client requested was sent, or is lost."""
 
     #: Clients with a session now, and since the start.
     clients: int
     clients_seen: int
-    #: Connections turned away because there were too many, or for what they sent.
+    #: Connections refused because there were too many, or for their bytes.
     denied: int
     malformed: int
     #: Messages sent to all clients, and their bytes with headers.
     messages: int
     bytes: int
-    #: Messages that were passed over because they are outside of a client's interval.
+    #: Messages outside of a client's interval.
     skipped: int
-    #: Messages that the store had forgotten before a client's turn came.
+    #: Messages that were overwritten before they were sent.
     lost: int
-    #: Seconds that writers of the store had to wait for clients.
+    #: Seconds that writers of the store waited for clients.
     waited: float
 
 
@@ -82,15 +69,15 @@ class Session:
     def __init__(
         self, hello: ClientHello, peer: str, next_seq: int, sent_before: int | None = None
     ) -> None:
-        """`next_seq` is where the store ended when the client came.
+        """`next_seq` is where the store ended when the client connected.
 
-        `sent_before`: nothing from there on can have been sent to the client already.
+        `sent_before`: the first message that was not sent to the client's host before.
         """
         self.id: UUID = uuid4()
         self.hello = hello
         self.sent_before = sent_before
         self.peer = peer
-        #: Writers wait for a client from its hello on, although its messages take a moment more.
+        #: Writers wait for a client from its hello on, before its data connection is open.
         self.next_seq = next_seq
         self.progress_at = time.monotonic()
         self.is_over = threading.Event()
@@ -101,7 +88,7 @@ class Session:
         self._has_news = threading.Condition()
 
     def announce(self, records: Iterable[Record]) -> None:
-        """Note that the client was told of these."""
+        """Note that these records were sent."""
         with self._has_news:
             for record in records:
                 self.records_sent += 1
@@ -110,11 +97,11 @@ class Session:
             self._has_news.notify_all()
 
     def knows(self, id: int) -> bool:
-        """Tell whether the client was told of a stream."""
+        """Tell whether a stream was announced to the client."""
         return id in self._announced
 
     def wait_for_announcement(self, id: int) -> bool:
-        """Return when the client knows the stream; False if it left before."""
+        """Wait until the stream is announced; False if the client left, or after a time limit."""
         if id in self._announced:
             return True
         deadline = time.monotonic() + _ANNOUNCEMENT
@@ -122,18 +109,18 @@ class Session:
             while id not in self._announced:
                 if self.is_over.is_set() or time.monotonic() > deadline:
                     return False
-                self._has_news.wait(_PATIENCE)
+                self._has_news.wait(_LOOK)
         return True
 
     def end(self) -> None:
-        """Note that the client has left."""
+        """End the session."""
         self.is_over.set()
         with self._has_news:
             self._has_news.notify_all()
 
 
 class Sender:
-    """Sends a client the messages of its interval, and the counts of what became of them."""
+    """Sends a client the messages of its interval, and counts them."""
 
     def __init__(
         self,
@@ -150,13 +137,13 @@ class Sender:
         self._quota = quota
         self._on_progress = on_progress
         self._has_gone = has_gone
-        #: Messages sent, their bytes with headers, and those outside of the interval.
+        #: Messages sent, their bytes with headers, and messages outside of the interval.
         self.messages = self.bytes = self.skipped = 0
-        #: Messages that the store had forgotten before their turn came.
+        #: Messages that were overwritten before they were sent.
         self.lost = 0
-        #: Number in the store's queue of the next message, or where it ended when the client came.
+        #: The next message's number in the store's queue; until `is_placed`, where the store ended
+        #: when the client connected.
         self.next_seq = session.next_seq
-        #: Whether it is the former.
         self.is_placed = False
         self.is_over = False
         self.progress_at = time.monotonic()
@@ -180,11 +167,11 @@ class Sender:
             return  # the store was closed
 
     def _received_before(self, place: Position, stop: threading.Event) -> int:
-        """Return how many messages behind a place psi's importer has already.
+        """Return how many messages after a position psi's importer already has.
 
-        When it comes again, it names the originating time of the last message that it got, whose
-        creation may be much later: all that was sent up to that message would come a second time,
-        and end its pipeline.
+        A reconnecting importer of psi names the originating time of its last message, while replay
+        goes by creation time, which may be much later. Without this count it would get messages
+        twice, which ends its pipeline.
         """
         resumed_ns = self.session.hello.resumed_ns
         if resumed_ns is None:
@@ -214,7 +201,7 @@ class Sender:
         limit = 1
         over = self.session.is_over
         while not (over.is_set() or stop.is_set()):
-            found = reader.read_many(limit, _PATIENCE)
+            found = reader.read_many(limit, _LOOK)
             books = reader.statistics()
             self.lost = books.lost
             if over.is_set():
@@ -222,10 +209,10 @@ class Sender:
             if found:
                 size = sum(message.size for message in found)
                 if not self._pass_on([psi_message(message) for message in found], stop):
-                    # It takes nothing on its meta connection: it has to come again, and ask again.
+                    # It does not read its meta connection: it has to reconnect.
                     self.session.end()
                     return
-                # As many as fit: large messages are read one by one.
+                # Fewer of large messages, so that one read stays below `_BYTES_AT_ONCE`.
                 average = max(1, size // len(found))
                 limit = max(1, min(_MOST_AT_ONCE, limit * 4, _BYTES_AT_ONCE // average))
                 self.next_seq, self.is_placed = found[-1].seq + 1, True
@@ -239,7 +226,7 @@ class Sender:
                     return
 
     def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> bool:
-        """Send what is in the client's interval; False if it was not told of a stream."""
+        """Send the messages in the client's interval; False if a stream could not be announced."""
         covers = self.session.hello.covers
         wanted = [message for message in messages if covers(message.creation_ns)]
         self.skipped += len(messages) - len(wanted)
@@ -264,58 +251,14 @@ class Sender:
     def _give(self, batch: list[PsiMessage], size: int, stop: threading.Event) -> None:
         if self._quota is not None:
             if isinstance(self._quota, PsiQuota):
-                # It counts what psi stores: the envelope, and the payload in words of 4 bytes.
+                # It counts the bytes that psi stores: envelope, and payload padded to 4 bytes.
                 size = sum(24 + len(m.payload) + -len(m.payload) % 4 for m in batch)
             delay = self._quota.delay(size, batch[-1].originating_ns)
             until = time.monotonic() + delay
             while (left := until - time.monotonic()) > 0:
-                if self.session.is_over.is_set() or stop.wait(min(left, _PATIENCE)):
+                if self.session.is_over.is_set() or stop.wait(min(left, _LOOK)):
                     return
-                self.progress_at = time.monotonic()  # it is us who wait, not the client
+                self.progress_at = time.monotonic()  # the quota waits, not the client
         self.bytes += self._send(batch)
         self.messages += len(batch)
         self.progress_at = time.monotonic()
-
-
-def stream_sender(connection: Connection) -> Callable[[list[PsiMessage]], int]:
-    """Return what sends messages by TCP or a named pipe."""
-
-    def send(messages: list[PsiMessage]) -> int:
-        data = encode_messages(messages)
-        connection.send(data)
-        return len(data)
-
-    return send
-
-
-def datagram_sender(sock: DatagramSocket, address: Address) -> Callable[[list[PsiMessage]], int]:
-    """Return what sends messages by UDP to a client."""
-    chunker = Chunker()
-    pace = TokenBucket(_DATAGRAM_RATE, _BURST / _DATAGRAM_RATE)
-
-    def give(datagrams: list[bytes]) -> None:
-        taken = sock.send([(each, address) for each in datagrams], _FULL)
-        if taken < len(datagrams):
-            raise TimeoutError(f"the kernel has no room for datagrams for {_FULL:g} s")
-
-    def send(messages: list[PsiMessage]) -> int:
-        size = cost = 0
-        ready: list[bytes] = []
-        for message in messages:
-            data = encode_message(message)
-            size += len(data)
-            for datagram in chunker.split(data):
-                ready.append(datagram)
-                cost += max(_SMALL_DATAGRAM, len(datagram))
-                if cost < _BURST // 2:
-                    continue
-                give(ready)
-                due = pace.delay(cost)
-                ready, cost = [], 0
-                if due > _SHORTEST_SLEEP:
-                    time.sleep(due)
-        give(ready)
-        pace.delay(cost)
-        return size
-
-    return send

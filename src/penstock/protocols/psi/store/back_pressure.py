@@ -1,8 +1,8 @@
-"""When do the writers of a store wait for those who send its messages?
+"""When do the writers of a store wait for its readers?
 
-A ring forgets its oldest messages. So while a client that makes progress is far behind, all writers
-of the store wait, also those that do not know that it is remoted. One that takes nothing for some
-time is waited for no more: it loses messages, and is told so by their numbers.
+A ring overwrites its oldest messages. While a reader that makes progress lags too far, all writers
+of the store wait. They do not wait for a reader without progress: it loses messages, and sees that
+by their sequence numbers.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from penstock.protocols.psi.store_streams import StoreStreams
+    from penstock.protocols.psi.store.catalog import StoreStreams
 
-__all__ = ["BackPressure", "Follower"]
+__all__ = ["BackPressure", "Follower", "Gate"]
 
-#: While writers wait, look this often (seconds) for clients that have stopped.
+#: Seconds between checks for readers without progress.
 _LOOK: Final = 0.02
-#: How often it is looked, while as many messages are written as somebody may be behind.
+#: Checks of the lag while as many messages are appended as a reader may lag.
 _LOOKS: Final = 4
-#: With each look, so much of the size of the largest message is remembered.
+#: Decay of the largest message size, at each check.
 _FORGET: Final = 0.99
 
 
 class Follower(Protocol):
-    """Who reads from the store."""
+    """A reader of the store."""
 
-    #: Number in the store's queue of the next message to read.
+    #: The number of its next message in the store's queue.
     next_seq: int
-    #: When it got on last, by the monotonic clock.
+    #: When it last made progress, by the monotonic clock.
     progress_at: float
 
 
 class BackPressure:
-    """The gate of one exporter, or reader, at its store."""
+    """The gate of one exporter, or one `psi://` reader, at its store."""
 
     def __init__(
         self, store: StoreStreams, max_lag: int, max_lag_bytes: int | None, patience: float
@@ -45,9 +45,9 @@ class BackPressure:
         self._patience = patience
         self._senders: set[Follower] = set()
         self._moved = threading.Condition()
-        #: Messages that may be appended before it has to be looked again.
+        #: Messages that may be appended before the next check.
         self._credit = 0
-        #: Bytes of the largest messages, by and by forgotten.
+        #: Bytes of the largest recent message; it decays.
         self._largest = 1.0
         self._is_open = False
         #: Seconds that writers have waited.
@@ -64,15 +64,15 @@ class BackPressure:
             self._moved.notify_all()
 
     def progress(self) -> None:
-        """Note that a sender got on."""
+        """Wake the writers: a reader made progress."""
         with self._moved:
             self._moved.notify_all()
 
     def wait(self, messages: int, size: int) -> None:
-        """Let a writer wait while somebody is too far behind."""
+        """Block a writer while a reader lags too far."""
         if size > self._largest * messages:
             self._largest = size / max(1, messages)
-            self._credit = 0  # it was given for smaller ones
+            self._credit = 0  # it was computed for smaller ones
         self._credit -= messages
         if self._credit >= 0 or not self._senders:
             return
@@ -81,7 +81,7 @@ class BackPressure:
             while not self._is_open:
                 allowed = self._allowed()
                 room = allowed - self._worst_lag()
-                # More than all that is allowed goes when nobody is behind.
+                # A batch larger than the allowed lag passes when no reader lags.
                 if room >= min(messages, allowed):
                     self._credit = max(0, min(room - messages, allowed // _LOOKS))
                     self._largest *= _FORGET
@@ -90,7 +90,7 @@ class BackPressure:
             self.waited += time.monotonic() - began
 
     def _allowed(self) -> int:
-        """Return the messages that somebody may be behind: of the size of recent large ones."""
+        """Return the messages that a reader may lag, taken as large as the largest recent one."""
         if self._max_lag_bytes is None:
             return self._max_lag
         return max(1, min(self._max_lag, int(self._max_lag_bytes / max(1.0, self._largest))))
@@ -108,7 +108,15 @@ class BackPressure:
         )
 
     def open(self) -> None:
-        """Hold nobody up any more."""
+        """Let all writers pass from now on."""
         with self._moved:
             self._is_open = True
             self._moved.notify_all()
+
+
+class Gate(Protocol):
+    """Blocks the writers of a store, such as an exporter that cannot keep up."""
+
+    def wait(self, messages: int, size: int) -> None:
+        """Wait until `messages` messages of `size` bytes in total may be appended."""
+        ...

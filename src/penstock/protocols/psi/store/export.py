@@ -1,7 +1,4 @@
-"""How do the streams of a store become logs, Parquet files or CSV files?
-
-The same for psi's own stores and for ours.
-"""
+"""How are the streams of a store, psi's or ours, exported to logs, Parquet or CSV files?"""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ import pyarrow.parquet as pq
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import AlreadyExists, InvalidOption, Malformed, NotFound
 from penstock.core.units import format_time
-from penstock.protocols.psi.store import PsiStoreReader, StoreCheck, find_stores
-from penstock.protocols.psi.store_books import StreamBooks, psi_message, uncounted
-from penstock.protocols.psi.store_places import find_store, list_places
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store.catalog import StreamBooks, psi_message, uncounted
+from penstock.protocols.psi.store.lookup import find_store, list_places
+from penstock.protocols.psi.store.psi_files import PsiStoreReader, StoreCheck, find_stores
+from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import DateTime, TimeSpan
 from penstock.queue.storage import storage_errors
 
@@ -45,23 +42,23 @@ _COLUMNS: Final = ("originating_time", "creation_time", "sequence_id", "value")
 
 
 class Exported(NamedTuple):
-    """One stream that was exported: every message of it is a row, or a message of the log."""
+    """An exported stream: each of its messages is a row, or a message of the log."""
 
     stream: str
     target: str
     messages: int
-    #: Messages that are not of the stream's type; their value is empty, in a log all bytes stay.
+    #: Messages that are not of the stream's type: an empty value, or all bytes in a log.
     malformed: int
 
 
 class StoreSource(ABC):
-    """A store to read from, of psi or of ours."""
+    """A store to read from, psi's or ours."""
 
     name: str
     folder: Path
 
     def streams(self) -> list[StreamMetadata]:
-        """Return the streams, with their counts: of one that was not closed they are counted."""
+        """Return the streams with their counts; those of open streams are counted here."""
         announced = self.announced()
         if all(stream.is_closed for stream in announced):
             return announced
@@ -77,19 +74,19 @@ class StoreSource(ABC):
 
     @abstractmethod
     def codec(self, stream: StreamMetadata) -> Codec:
-        """Return what reads a stream's payloads."""
+        """Return the codec of a stream's payloads."""
 
     @abstractmethod
     def messages(self, stream: StreamMetadata | None) -> Iterator[PsiMessage]:
-        """Yield a stream's messages, or all, in order, as far as they can be read."""
+        """Yield the readable messages of a stream, or of all, in order."""
 
     @abstractmethod
     def check(self, *, whole: bool = True) -> StoreCheck:
-        """Find out whether all is there that the store says it has; see `PsiStoreReader.check`."""
+        """Check whether all messages of the catalog are there; see `PsiStoreReader.check`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Close the store."""
 
 
 class _PsiSource(StoreSource):
@@ -134,7 +131,7 @@ class _OwnSource(StoreSource):
     def check(self, *, whole: bool = True) -> StoreCheck:
         streams = self.announced()
         with self._store.reader() as reader:
-            # What a ring or a log has let go of is not missing.
+            # What a ring has overwritten, or a log has evicted, is not missing.
             if not whole or reader.bounds().oldest:
                 return StoreCheck((), {}, {})
             found = Counter(message.type for message in reader.available())
@@ -153,7 +150,7 @@ class _OwnSource(StoreSource):
 def open_sources(root: Path | str, name: str | None = None) -> Iterator[list[StoreSource]]:
     """Open the stores in a directory, psi's and ours, or the one of a name.
 
-    :raises NotFound: there is none.
+    :raises NotFound: the directory holds no store, or none of this name.
     """
     root = Path(root)
     found: list[Callable[[], StoreSource]] = [
@@ -168,7 +165,7 @@ def open_sources(root: Path | str, name: str | None = None) -> Iterator[list[Sto
     ]
     if not found:
         if name is not None:
-            find_store(root, name)  # says which there are
+            find_store(root, name)  # raises with the names that there are
         raise NotFound(f"{root} has no store", hint="give the directory with the store's files")
     with contextlib.ExitStack() as stack:
         sources: list[StoreSource] = []
@@ -185,11 +182,11 @@ def export_streams(
     format: str,
     streams: Iterable[str] = (),
 ) -> Iterator[Exported]:
-    """Write the streams of a store below a directory, one file or log each, and yield each.
+    """Write each stream to a file or a log in a directory, and yield it.
 
     :raises InvalidOption: there is no such format.
     :raises NotFound: there is no such stream.
-    :raises AlreadyExists: a target is there already.
+    :raises AlreadyExists: a target exists.
     :raises StorageError: the operating system refuses.
     """
     export = FORMATS.get(format)
@@ -288,7 +285,7 @@ def _to_parquet(source: StoreSource, stream: StreamMetadata, path: Path) -> tupl
 
 
 def _arrow_type(codec: Codec) -> pa.DataType:
-    """Return the type of a column: numbers and texts as they are, all else as JSON."""
+    """Return the type of a column: numbers and texts have their own, all else is JSON."""
     name = codec.type_name
     if codec.is_raw or name == "System.Byte[]":
         return pa.binary()
@@ -308,7 +305,7 @@ def _for_arrow(value: Any, kind: pa.DataType) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a value for people: texts, numbers and times as they are, all else as JSON."""
+    """Return a value as text: texts, numbers and times plainly, all else as JSON."""
     try:
         plain = _plain(value)
     except RecursionError:  # an object that holds itself
@@ -319,7 +316,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it.
+    """Return a value of types that JSON has.
 
     :raises RecursionError: it holds itself.
     """
@@ -338,7 +335,7 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_time(value: DateTime | TimeSpan | NDArray[Any] | np.generic) -> Any:
-    """Return a time or a duration, or many, or else what numpy has."""
+    """Return a time, a duration or a value of numpy, one or many, as JSON has it."""
     match value:
         case DateTime():
             return value.text
@@ -353,7 +350,7 @@ def _plain_time(value: DateTime | TimeSpan | NDArray[Any] | np.generic) -> Any:
     return value.item()
 
 
-#: How a stream is written, by the name of the format.
+#: The function that writes a stream, by the name of the format.
 FORMATS: Final[dict[str, Callable[[StoreSource, StreamMetadata, Path], tuple[int, int]]]] = {
     "log": _to_log,
     "parquet": _to_parquet,

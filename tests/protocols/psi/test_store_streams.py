@@ -9,9 +9,9 @@ import pytest
 from penstock.core.errors import AlreadyExists, Closed, InvalidOption, NotFound, Unsupported
 from penstock.core.position import Position
 from penstock.protocols.psi import PsiMessage, UnknownStream
-from penstock.protocols.psi.store_books import psi_message
-from penstock.protocols.psi.store_places import find_store, list_places
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store.catalog import psi_message
+from penstock.protocols.psi.store.lookup import find_store, list_places
+from penstock.protocols.psi.store.streams import Store
 
 NOW = 1_700_000_000_000_000_000
 

@@ -8,15 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from penstock.core.closing import Closable
 from penstock.core.delivery import DeliveryPolicy
-from penstock.core.errors import (
-    ConnectionLost,
-    InvalidOption,
-    NotFound,
-    PenstockError,
-    Unsupported,
-)
+from penstock.core.errors import ConnectionLost, InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.core.interfaces import Closable
 from penstock.core.options import parse_options
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
@@ -25,13 +19,11 @@ from penstock.core.worker import Worker
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
-from penstock.protocols.psi.importer_arrivals import Arrivals
-from penstock.protocols.psi.importer_intake import Intake
-from penstock.protocols.psi.importer_receiving import DataThread, MetaConnection
-from penstock.protocols.psi.importer_streams import ImportedStream
-from penstock.protocols.psi.options import ImporterOptions
-from penstock.protocols.psi.store_opening import open_or_make
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.importer.connection import DataReceiver, ImporterOptions, MetaConnection
+from penstock.protocols.psi.importer.intake import Arrivals, Intake
+from penstock.protocols.psi.importer.streams import ImportedStream
+from penstock.protocols.psi.store.lookup import open_or_make
+from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
 from penstock.protocols.reaching import why_unreachable
 
@@ -39,47 +31,46 @@ if TYPE_CHECKING:
     from collections.abc import Container
     from pathlib import Path
 
-    from penstock.protocols.psi.importer_arrivals import Gap
+    from penstock.protocols.psi.importer.intake import Gap
     from penstock.protocols.psi.metadata import StreamMetadata
 
 __all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay", "unreachable"]
 
 log = logging.getLogger(__name__)
 
-#: All that the exporter has, and all that comes.
+#: All messages of the exporter, from the first one on.
 REPLAY_ALL: Final = ClientHello.everything()
-
 _Moment: TypeAlias = int | dt.datetime
-#: An interval (start, end), only an end, or nothing: from the exporter's now on.
+#: An interval (start, end), only an end, or None: from the exporter's current time on.
 Replay: TypeAlias = ClientHello | tuple[_Moment | None, _Moment | None] | _Moment | None
-
-#: When the meta connection ends, what is still on its way is taken, while it comes (seconds).
+#: Seconds to receive what is in flight after the meta connection has ended.
 _LAST_WORDS: Final = 2.0
-#: When nothing has come for so long (seconds), a person may wonder why.
+#: Seconds without any message after which the likely reason is logged.
 _UNSERVED: Final = 5.0
-#: After so many connections without a sign of life, another exporter may be there, that gives none.
+#: Connections without a sign of life after which none is expected any more: the exporter may have
+#: been replaced by psi's own.
 _SIGNS_FORGOTTEN: Final = 3
 
 
 class ImporterStatistics(NamedTuple):
-    """Books of an importer. What came was taken, came before, or was refused."""
+    """Counters of an importer. Each received message was stored, repeated, refused or unwanted."""
 
     #: Messages that were appended to the store.
     messages: int
-    #: Messages that came again after a reconnection, or behind a later one.
+    #: Messages that were redelivered after a reconnection, or out of order.
     repeated: int
-    #: Messages that were never announced, or that the store could not take.
+    #: Messages of streams that were never announced, or too large for the store.
     refused: int
     #: Messages of streams that are not wanted.
     unwanted: int
-    #: Messages that did not come, as far as their numbers tell.
+    #: Messages that did not come, by their sequence numbers.
     lost: int
-    #: How often the exporter counted from 1 again.
+    #: How often a stream was recreated, and counted from 1 again.
     restarts: int
-    #: Connections that were made, and attempts that failed or ended.
+    #: Connections, and attempts that failed or ended.
     connections: int
     failures: int
-    #: UDP: datagrams that made no message, and sets of chunks that were lost.
+    #: UDP: malformed datagrams, and sets of chunks that were lost.
     datagrams_refused: int
     datagrams_lost: int
     #: The latest gaps, oldest first.
@@ -87,11 +78,11 @@ class ImporterStatistics(NamedTuple):
 
 
 class RemoteImporter(Closable):
-    """Brings the streams of an exporter into a local store, for as long as it is open.
+    """Brings the streams of an exporter into a local store until it is closed.
 
-    An outage is a delay: it connects again, and asks for what it may have missed. `store`: none
-    makes one in memory; a path opens or makes a persisted one, and goes on where that ends; an
-    existing store, or that of another importer, is written to and stays open.
+    After an outage it reconnects and asks for what it may have missed. `store`: None creates one in
+    memory; a path opens or creates one on disk, and resumes at its end; a store that is given, or
+    that of another importer, is written to and stays open.
     """
 
     def __init__(
@@ -106,19 +97,18 @@ class RemoteImporter(Closable):
         subdirectory: bool | None = None,
         **options: object,
     ) -> None:
-        """Begin to connect; `streams`: only those of these names.
+        """Start to connect; `streams`: the names of the streams to import, None: all.
 
-        `name` is that of a store in the directory `store`; `subdirectory` makes a new one there.
-
+        `name` names a store in the directory `store`; `subdirectory` creates a new one there.
         `options` are those of `ImporterOptions`.
 
-        :raises InvalidOption: an option is unknown, or the interval does not fit.
+        :raises InvalidOption: an option is unknown, or the interval is not valid.
         """
         self.host = host
         self.port = port
         self.options = parse_options(URL.parse("psi://importer", options), ImporterOptions)
         self.replay = _hello_of(replay)
-        self.replay.to_bytes()  # says so if it is outside of what psi takes
+        self.replay.to_bytes()  # raises if psi cannot take it
         self.store, self._owns_store = _store_of(store, name, subdirectory)
         self._arrivals = Arrivals(from_first=self.replay == REPLAY_ALL)
         for own in self.store.streams():
@@ -133,11 +123,11 @@ class RemoteImporter(Closable):
         self._connected = threading.Event()
         self._stop = threading.Event()
         self._connections = self._failures = 0
-        self._datagrams = [0, 0]
-        #: Connections since an exporter gave a sign of life; below 0: none ever did.
+        self._datagrams_refused = self._datagrams_lost = 0
+        #: Connections since the last sign of life; below 0: there was none yet.
         self._without_sign = -1
         self._is_explained = False
-        #: What ended the last connection, or kept it from being made.
+        #: Why the last connection ended or failed.
         self.last_error: Exception | None = None
         longest = self.options.longest_wait
         backoff = Backoff(initial=min(0.05, longest), maximum=longest)
@@ -147,11 +137,11 @@ class RemoteImporter(Closable):
 
     @property
     def connected(self) -> bool:
-        """Whether the exporter's streams are known, and their messages are coming."""
+        """Whether the exporter's streams are known and the data connection is open."""
         return self._connected.is_set()
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait for the connection; False when the time is over."""
+        """Wait for the connection; False after the timeout."""
         return self._connected.wait(timeout)
 
     def open_stream(
@@ -162,13 +152,13 @@ class RemoteImporter(Closable):
         timeout: float = 10.0,
         policy: DeliveryPolicy | str | None = None,
     ) -> ImportedStream:
-        """Read a stream; it may still have to appear at the exporter.
+        """Read a stream; wait until the exporter announces it.
 
-        `policy`: how its messages wait for whoever reads them; without one all of them do, in the
-        store.
+        `policy`: a delivery policy between the store and the reader; without one all messages wait
+        in the store.
 
-        :raises NotFound: it did not appear.
-        :raises InvalidOption: it is of another type.
+        :raises NotFound: the exporter did not announce it in time.
+        :raises InvalidOption: it has another type.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -197,9 +187,9 @@ class RemoteImporter(Closable):
         )
 
     def why_nothing_came(self) -> str | None:
-        """Return what a person should know while no message comes at all; None: nothing.
+        """Return the likely reason why no message has arrived at all, or None.
 
-        An exporter that gives signs of life, as ours does, serves everybody at once.
+        An exporter with signs of life is one of ours, which serves all clients at once.
         """
         if not self.connected or self._without_sign >= 0 or self._intake.has_received:
             return None
@@ -209,14 +199,14 @@ class RemoteImporter(Closable):
         )
 
     def remote_stream(self, name: str) -> StreamMetadata:
-        """Return what the exporter told last of a stream.
+        """Return the latest metadata that the exporter sent of a stream.
 
-        :raises UnknownStream: it has told of none.
+        :raises UnknownStream: it sent none.
         """
         return self._intake.remote.stream(name)
 
     def statistics(self) -> ImporterStatistics:
-        """Return what came so far."""
+        """Return the counts so far."""
         arrivals = self._arrivals
         return ImporterStatistics(
             arrivals.taken,
@@ -227,13 +217,13 @@ class RemoteImporter(Closable):
             arrivals.restarts,
             self._connections,
             self._failures,
-            self._datagrams[0],
-            self._datagrams[1],
+            self._datagrams_refused,
+            self._datagrams_lost,
             arrivals.gaps(),
         )
 
     def close(self) -> None:
-        """Leave the exporter; a store of its own is closed. Closing twice is fine."""
+        """Disconnect, and close a store that was opened here. Idempotent."""
         self._stop.set()
         self._worker.stop(10)
         if self._owns_store:
@@ -259,7 +249,7 @@ class RemoteImporter(Closable):
             worker.back_off()
 
     def _hello(self) -> ClientHello:
-        """Ask for what may have been missed."""
+        """Return the interval of what may have been missed."""
         resume_ns = self._arrivals.resume_ns
         if resume_ns is None:
             return self.replay.by_creation()
@@ -269,7 +259,7 @@ class RemoteImporter(Closable):
         return hello.by_creation()
 
     def _connect(self) -> None:
-        """Be connected once, until that ends."""
+        """Connect once, and receive until that connection ends."""
         meta = MetaConnection(
             self.host,
             self.port,
@@ -277,42 +267,56 @@ class RemoteImporter(Closable):
             self.options,
             expects_signs=0 <= self._without_sign < _SIGNS_FORGOTTEN,
         )
-        data = DataThread(self.host, self.options, self._intake, self._stop)
         self._intake.begin()
+        hello: ServerHello | None = None
+        data: DataReceiver | None = None
         try:
-            self._follow(meta, data)
+            for event in meta.events(self._stop):
+                if isinstance(event, ServerHello):
+                    hello = event
+                elif event is not None:
+                    self._intake.take_records(event)
+                    if data is None:
+                        assert hello is not None  # the first event
+                        data = self._receive(hello)
+                if data is not None and not self._check(meta, data):
+                    return
         finally:
             if meta.has_sign:
                 self._without_sign = 0
             elif self._without_sign >= 0:
                 self._without_sign += 1
             meta.close()
-            data.end(_LAST_WORDS)
-            self._datagrams[0] += data.datagrams_refused
-            self._datagrams[1] += data.datagrams_lost
-            self._end_streams(data)
+            if data is not None:
+                data.end(_LAST_WORDS)
+                self._datagrams_refused += data.datagrams_refused
+                self._datagrams_lost += data.datagrams_lost
+                self._end_streams(data)
 
-    def _follow(self, meta: MetaConnection, data: DataThread) -> None:
-        for event in meta.events(self._stop):
-            if isinstance(event, ServerHello):
-                data.hello = event
-            elif event is not None:
-                self._intake.take_records(event)
-                if not data.is_started:
-                    self._connections += 1
-                    self._intake.wake()
-                    data.start()
-                    self._connected.set()
-            if data.is_over:
-                if data.error is not None:
-                    raise data.error
-                return
-            if meta.has_sign:
-                self._without_sign = 0
-            self._end_streams(data)
-            self._explain_silence()
-            if self._is_stuck(data):
-                raise ConnectionLost(f"{self.host}:{self.port}", "messages stopped coming")
+    def _receive(self, hello: ServerHello) -> DataReceiver:
+        """Open the data connection, once the exporter's streams are known."""
+        self._connections += 1
+        self._intake.wake()
+        data = DataReceiver(self.host, hello, self.options, self._intake, self._stop)
+        self._connected.set()
+        return data
+
+    def _check(self, meta: MetaConnection, data: DataReceiver) -> bool:
+        """Tell whether the data connection is still up.
+
+        :raises ConnectionLost: it is half open, or ended by an error.
+        """
+        if data.is_over:
+            if data.error is not None:
+                raise data.error
+            return False
+        if meta.has_sign:
+            self._without_sign = 0
+        self._end_streams(data)
+        self._explain_silence()
+        if self._is_stuck(data):
+            raise ConnectionLost(f"{self.host}:{self.port}", "messages stopped coming")
+        return True
 
     def _explain_silence(self) -> None:
         if not self._is_explained and self._intake.silent_for > _UNSERVED:
@@ -320,15 +324,13 @@ class RemoteImporter(Closable):
             if (reason := self.why_nothing_came()) is not None and self.replay == REPLAY_ALL:
                 log.warning("nothing comes from %s:%s: %s", self.host, self.port, reason)
 
-    def _end_streams(self, data: DataThread) -> None:
-        if data.is_started and not self._stop.is_set():
-            hello = data.hello
-            may_lose = hello is not None and hello.transport is Transport.UDP
-            self._intake.end_streams(self.replay, may_lose=may_lose)
+    def _end_streams(self, data: DataReceiver) -> None:
+        if not self._stop.is_set():
+            self._intake.end_streams(self.replay, may_lose=data.transport is Transport.UDP)
 
-    def _is_stuck(self, data: DataThread) -> bool:
-        """Tell whether the exporter tells of messages, and none come: a half-open connection."""
-        if self.replay.end_ns < MAX_NS or (data.hello and data.hello.transport is Transport.UDP):
+    def _is_stuck(self, data: DataReceiver) -> bool:
+        """Tell whether announced messages do not arrive: the connection is half open."""
+        if self.replay.end_ns < MAX_NS or data.transport is Transport.UDP:
             return False
         return (
             self._intake.silent_for > self.options.silence
@@ -338,7 +340,7 @@ class RemoteImporter(Closable):
 
 
 def unreachable(host: str, port: int, error: Exception | None) -> ConnectionLost:
-    """Return what to raise where no exporter answers."""
+    """Return the error for an exporter that does not answer."""
     where = f"{host}:{port}"
     return ConnectionLost(
         where,
@@ -370,7 +372,7 @@ def _hello_of(replay: Replay) -> ClientHello:
 def _store_of(
     store: Store | RemoteImporter | Path | str | None, name: str | None, subdirectory: bool | None
 ) -> tuple[Store, bool]:
-    """Return the store to write to, and whether it is ours to close."""
+    """Return the store to write to, and whether it was opened here."""
     if isinstance(store, RemoteImporter):
         return store.store, False
     if isinstance(store, Store):

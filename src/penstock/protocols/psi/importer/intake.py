@@ -1,40 +1,198 @@
-"""How does what an exporter sends get into the importer's own store?"""
+"""Which messages of an exporter are new, which are missing, and how are they stored?
+
+After a reconnection an exporter sends messages again. A message is identified by its source, its
+sequence number and its originating time; missing numbers are a gap.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import InvalidOption, Malformed, MessageTooLarge
-from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.envelope import CLOSING_SEQUENCE_ID, PsiMessage
 from penstock.protocols.psi.errors import UnknownType
 from penstock.protocols.psi.metadata import StreamMetadata, TypeSchema
-from penstock.protocols.psi.ticks import MAX_NS
+from penstock.protocols.psi.store.catalog import Catalog
+from penstock.protocols.psi.ticks import MAX_NS, MIN_NS, NS_PER_TICK
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from penstock.protocols.psi.codecs import Codec
     from penstock.protocols.psi.handshake import ClientHello
-    from penstock.protocols.psi.importer_arrivals import Arrivals
     from penstock.protocols.psi.metadata import Record
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store.streams import Store
 
-__all__ = ["Intake"]
+__all__ = ["Arrivals", "Gap", "Intake"]
 
 log = logging.getLogger(__name__)
 
-#: A message may overtake the announcement of its stream, which comes by another connection.
+#: Gaps that are kept for display; the counts stay exact beyond it.
+_GAPS_KEPT: Final = 1000
+#: Seconds that a message waits for the announcement of its stream, which comes by the meta
+#: connection and may be later.
 _ANNOUNCEMENT: Final = 5.0
-#: A stream of which only a part was asked for is at its end when it was closed, and then silent.
+#: Seconds of silence after which a closed stream ends, if only a part of it was asked for.
 _QUIET: Final = 1.0
 
 
+class Gap(NamedTuple):
+    """Missing messages of a stream: sequence numbers `first` to `last`."""
+
+    stream: str
+    first: int
+    last: int
+
+    @property
+    def messages(self) -> int:
+        """How many that is."""
+        return self.last - self.first + 1
+
+
+@dataclass(slots=True)
+class _Last:
+    """The newest message of a stream."""
+
+    sequence: int
+    originating_ns: int
+
+
+class Arrivals:
+    """The counters of received messages, over all connections."""
+
+    def __init__(self, *, from_first: bool) -> None:
+        """`from_first`: all was asked for, so that each stream begins with number 1."""
+        self.from_first = from_first
+        #: New messages; messages that were redelivered or out of order.
+        self.taken = self.repeated = 0
+        #: Missing messages, by their sequence numbers.
+        self.lost = 0
+        #: How often a stream was recreated, and counted from 1 again.
+        self.restarts = 0
+        self._last: dict[str, _Last] = {}
+        self._gaps: deque[Gap] = deque(maxlen=_GAPS_KEPT)
+        self._newest_creation_ns = MIN_NS
+        #: The largest step back of creation times: psi merges its streams.
+        self._disorder_ns = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Save the state for `undo`."""
+        self._before: dict[str, _Last | None] = {}
+        self._gaps_since = 0
+        self._counts_before = self._counts()
+
+    def undo(self) -> None:
+        """Restore the state of `begin`: the messages since then were not stored."""
+        for stream, last in self._before.items():
+            if last is None:
+                self._last.pop(stream, None)
+            else:
+                self._last[stream] = last
+        for _ in range(min(self._gaps_since, len(self._gaps))):
+            self._gaps.pop()
+        (
+            self.taken,
+            self.repeated,
+            self.lost,
+            self.restarts,
+            self._newest_creation_ns,
+            self._disorder_ns,
+        ) = self._counts_before
+        self.begin()
+
+    def _counts(self) -> tuple[int, ...]:
+        return (
+            self.taken,
+            self.repeated,
+            self.lost,
+            self.restarts,
+            self._newest_creation_ns,
+            self._disorder_ns,
+        )
+
+    def resume(self, stream: str, sequence: int, originating_ns: int, creation_ns: int) -> None:
+        """Note the newest message that an earlier process stored."""
+        self._last[stream] = _Last(sequence, originating_ns)
+        self._newest_creation_ns = max(self._newest_creation_ns, creation_ns)
+
+    def take(self, stream: str, message: PsiMessage) -> bool:
+        """Tell whether a message is new, and count it."""
+        sequence, originating_ns, creation_ns = message[1:4]
+        last = self._last.get(stream)
+        if stream not in self._before:
+            self._before[stream] = None if last is None else replace(last)
+        if last is None:
+            if self.from_first and sequence > 1:
+                self._miss(stream, 1, sequence - 1)
+            self._last[stream] = _Last(sequence, originating_ns)
+        elif sequence > last.sequence:
+            if sequence > last.sequence + 1:
+                self._miss(stream, last.sequence + 1, sequence - 1)
+            last.sequence, last.originating_ns = sequence, originating_ns
+        elif originating_ns <= last.originating_ns:
+            self.repeated += 1
+            return False
+        else:
+            # The stream was recreated, and counts from 1.
+            self.restarts += 1
+            if sequence > 1:
+                self._miss(stream, 1, sequence - 1)
+            last.sequence, last.originating_ns = sequence, originating_ns
+        self.taken += 1
+        if creation_ns >= self._newest_creation_ns:
+            self._newest_creation_ns = creation_ns
+        else:
+            self._disorder_ns = max(self._disorder_ns, self._newest_creation_ns - creation_ns)
+        return True
+
+    def miss_until(self, stream: str, sequence: int) -> None:
+        """Note that the stream ended with this number: what is not here is missing."""
+        last = self._last.get(stream)
+        reached = 0 if last is None else last.sequence
+        if sequence > reached and (last is not None or self.from_first):
+            self._miss(stream, reached + 1, sequence)
+            self._last[stream] = _Last(sequence, MIN_NS if last is None else last.originating_ns)
+
+    def last_sequence(self, stream: str) -> int:
+        """Return the number of a stream's newest message; 0 if none came."""
+        last = self._last.get(stream)
+        return 0 if last is None else last.sequence
+
+    def last_originating_ns(self, stream: str) -> int:
+        """Return the originating time of a stream's newest message; `MIN_NS` if none came."""
+        last = self._last.get(stream)
+        return MIN_NS if last is None else last.originating_ns
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """Return the latest gaps, oldest first."""
+        return tuple(self._gaps)
+
+    @property
+    def resume_ns(self) -> int | None:
+        """The creation time from which messages may be missing; None if none came.
+
+        It is that of the newest message, because others may have the same tick, minus twice the
+        largest step back that was seen.
+        """
+        if self._newest_creation_ns == MIN_NS:
+            return None
+        return max(MIN_NS + NS_PER_TICK, self._newest_creation_ns - 2 * self._disorder_ns)
+
+    def _miss(self, stream: str, first: int, last: int) -> None:
+        gap = Gap(stream, first, last)
+        self.lost += gap.messages
+        self._gaps.append(gap)
+        self._gaps_since += 1
+
+
 class Intake:
-    """Takes the records and messages of one connection after the other."""
+    """Takes the records and messages of each connection into the store."""
 
     def __init__(
         self,
@@ -43,9 +201,9 @@ class Intake:
         only: Container[str] | None = None,
         patience: float = _ANNOUNCEMENT,
     ) -> None:
-        """`only`: the names of the streams that are wanted; psi sends all of them.
+        """`only`: the names of the wanted streams; psi sends all of them.
 
-        `patience`: how long a message waits for the announcement of its stream or its type.
+        `patience`: seconds that a message waits for the announcement of its stream or its type.
         """
         self.store = store
         self.arrivals = arrivals
@@ -53,34 +211,34 @@ class Intake:
         self._patience = patience
         #: Messages of streams that are not wanted.
         self.unwanted = 0
-        #: Messages of streams that were never announced, or that the store cannot take.
+        #: Messages of streams that were never announced, or too large for the store.
         self.refused = 0
-        #: Payloads that are not of their stream's type, and were kept with what is behind them.
+        #: Payloads that are not of their stream's type, and were stored untrimmed.
         self.untrimmed = 0
         self._has_news = threading.Condition()
         self._came_at = time.monotonic()
-        #: Some came, wanted or not.
+        #: Any message came, wanted or not.
         self.has_received = False
-        #: Messages are counted by `arrivals`, and not yet in the store.
+        #: Messages are counted in `arrivals`, and not stored yet.
         self._is_taking = False
         self.begin()
 
     def begin(self) -> None:
-        """Forget what the last connection told: ids are of an exporter's run."""
+        """Forget the metadata of the last connection: ids belong to one run of an exporter."""
         with self._has_news:
             self.remote = Catalog()
             self._ids: dict[int, tuple[int, str]] = {}
             self._refused_ids: set[int] = set()
             self._unwanted_ids: set[int] = set()
             self._codecs: dict[int, Codec] = {}
-            #: How often news came, and the types that were waited for in vain.
+            #: Bursts of metadata, and the types that were waited for in vain.
             self._bursts = 0
             self._unknown_types: set[str] = set()
 
-    # --- what is told of streams --------------------------------------------------------------
+    # --- metadata -----------------------------------------------------------------------------
 
     def take_records(self, records: Iterable[Record]) -> None:
-        """Take in a burst of records: of each stream its last word.
+        """Take a burst of records; the last record of a stream holds.
 
         :raises Malformed: there are too many.
         """
@@ -125,7 +283,7 @@ class Intake:
         self._ids[stream.id] = (local.id, stream.name)
 
     def _is_known_and_ended(self, stream: StreamMetadata) -> bool:
-        """Tell whether a closed stream is all here, so that it need not be opened again."""
+        """Tell whether a closed stream is stored completely, so that it stays closed here."""
         return (
             any(
                 own.name == stream.name and own.is_closed
@@ -137,7 +295,7 @@ class Intake:
     # --- messages -----------------------------------------------------------------------------
 
     def take_messages(self, messages: list[PsiMessage]) -> None:
-        """Append those that are new to the store."""
+        """Append the new ones to the store."""
         self._came_at = time.monotonic()
         self.has_received = True
         self._is_taking = True
@@ -172,7 +330,7 @@ class Intake:
         try:
             self._append(kept, done)
         except BaseException as error:
-            # What is not in the store has not come: it is asked for with the next connection.
+            # What is not stored counts as not received: the next connection asks for it.
             self.arrivals.undo()
             for name, message in came[: len(done)]:
                 self.arrivals.take(name, message)
@@ -182,7 +340,7 @@ class Intake:
             self.arrivals.taken -= self.refused - refused
 
     def _append(self, messages: list[PsiMessage], done: list[PsiMessage]) -> None:
-        """Append all but those that do not fit, and refuse these; `done` gets both."""
+        """Append the messages, and refuse those that are too large; `done` gets both."""
         while len(done) < len(messages):
             try:
                 self.store.append_messages(messages[len(done) :], done)
@@ -193,9 +351,9 @@ class Intake:
                 log.warning("a message of source %s is refused: %s", message.source_id, error)
 
     def _trimmed(self, message: PsiMessage) -> bytes:
-        """Return the payload without the stale bytes that psi sends behind it.
+        """Return the payload without the stale bytes that psi sends after the value.
 
-        A message may overtake the schema of a type that it is the first to hold.
+        A message may come before the schema of a type that it is the first to use.
         """
         while True:
             bursts = self._bursts
@@ -215,7 +373,7 @@ class Intake:
         return message.payload
 
     def _wait_for_type(self, name: str, bursts: int) -> bool:
-        """Wait until more is told than `bursts`; False: it was in vain, now or before."""
+        """Wait for another burst of metadata; False: none came, now or at an earlier wait."""
         if name in self._unknown_types:
             return False
         with self._has_news:
@@ -241,7 +399,7 @@ class Intake:
     # --- ends ---------------------------------------------------------------------------------
 
     def end_streams(self, asked: ClientHello, *, may_lose: bool) -> None:
-        """End the streams of the store that are closed at the exporter and all here."""
+        """End the streams that are closed at the exporter and stored completely."""
         quiet = time.monotonic() - self._came_at >= _QUIET
         for stream in list(self.remote.streams.values()):
             place = self._ids.get(stream.id)
@@ -251,9 +409,9 @@ class Intake:
             if self.store.metadata(id).is_closed:
                 continue
             reached = self.arrivals.last_sequence(name)
-            # A count is less than the last number where psi dropped messages before it stored them.
+            # The count is below the last number where psi dropped messages before storing them.
             reached_ns = self.arrivals.last_originating_ns(name)
-            if self._is_taking:  # asked for behind these: what is up to them may be on its way
+            if self._is_taking:  # messages up to these numbers are not stored yet
                 return
             if reached < stream.message_count or reached_ns < stream.last_originating_ns:
                 is_due = asked.end_ns == MAX_NS and (
@@ -266,7 +424,7 @@ class Intake:
             self.store.end_stream(id, closed_ns=stream.closed_ns)
 
     def is_behind(self) -> bool:
-        """Tell whether the exporter told of messages that have not come."""
+        """Tell whether the exporter announced messages that have not come."""
         least = 0 if self.arrivals.from_first else 1
         return any(
             stream.id in self._ids
@@ -280,5 +438,5 @@ class Intake:
         return time.monotonic() - self._came_at
 
     def wake(self) -> None:
-        """Begin to wait for messages now."""
+        """Restart the clock of `silent_for`."""
         self._came_at = time.monotonic()

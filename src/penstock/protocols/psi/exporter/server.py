@@ -7,36 +7,37 @@ import math
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from penstock.core.closing import Closable
-from penstock.core.options import parse_options
+from pydantic import Field
+
+from penstock.core.interfaces import Closable
+from penstock.core.options import Duration, Options, parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.protocols.psi.decoding import hear_one
-from penstock.protocols.psi.exporter_doors import StreamDoor, open_door
-from penstock.protocols.psi.exporter_pressure import BackPressure
-from penstock.protocols.psi.exporter_sessions import (
-    ExporterStatistics,
-    Sender,
-    Session,
+from penstock.protocols.psi.exporter.session import ExporterStatistics, Sender, Session
+from penstock.protocols.psi.exporter.streams import Exporter
+from penstock.protocols.psi.exporter.transports import (
+    StreamAcceptor,
     datagram_sender,
+    open_acceptor,
     stream_sender,
 )
-from penstock.protocols.psi.exporter_streams import Exporter
 from penstock.protocols.psi.handshake import (
+    DEFAULT_PORT,
     ClientHelloDecoder,
     ServerHello,
     SessionIdDecoder,
     Transport,
+    encode_burst,
 )
-from penstock.protocols.psi.meta_channel import encode_burst
 from penstock.protocols.psi.metadata import frame_record
-from penstock.protocols.psi.options import ExporterOptions
-from penstock.protocols.psi.store_opening import open_or_make
-from penstock.protocols.psi.store_set import Store
-from penstock.protocols.psi.store_streams import StoreStreams
+from penstock.protocols.psi.store.back_pressure import BackPressure
+from penstock.protocols.psi.store.catalog import StoreStreams
+from penstock.protocols.psi.store.lookup import open_or_make
+from penstock.protocols.psi.store.streams import Store
+from penstock.protocols.psi.wire import hear_one
 from penstock.protocols.server import listen_tcp
 
 if TYPE_CHECKING:
@@ -50,28 +51,55 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.metadata import Record
 
-__all__ = ["ExporterStatistics", "RemoteExporter"]
+__all__ = ["ExporterOptions", "RemoteExporter"]
 
 log = logging.getLogger(__name__)
 
 _TRANSPORTS: Final = {"tcp": Transport.TCP, "udp": Transport.UDP, "pipe": Transport.NAMED_PIPES}
-#: How often (seconds) a client is looked at, whether it has left.
+#: Seconds between checks whether a client has left.
 _LOOK: Final = 0.1
-#: Hosts of which it is remembered what was sent there.
+#: Hosts for which the last message sent is remembered.
 _MOST_HOSTS: Final = 1000
-#: Between the end of a data connection and that of its meta connection (seconds).
+#: Seconds between the end of a data connection and the end of its meta connection.
 _LAST_WORDS: Final = 0.1
-#: A data connection that ends is noticed by then (seconds), before another takes its place.
+#: Seconds within which the end of a data connection is noticed, before another replaces it.
 _ENDING: Final = 1.0
 
 
-class RemoteExporter(Closable):
-    """Sends the streams of a store to any number of clients at once.
+class ExporterOptions(Options):
+    """Where an exporter listens, and its limits."""
 
-    `store`: none makes one in memory; a path opens or makes a persisted one, or opens one of psi's
-    own to be read; an existing store or exporter is served as it is, and stays open. A quota (bytes
-    per second, of all clients together) holds the rate, with what `smoothing_window` seconds saved
-    up.
+    host: str = "127.0.0.1"
+    #: Of the meta connection; 0: any free port.
+    port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
+    #: Of the data connections.
+    transport: Literal["tcp", "udp", "pipe"] = "tcp"
+    #: Of the data connections; 0: any free port. A fixed one can be opened in a firewall.
+    data_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    #: The data port that the hello names, where a router forwards another port to ours.
+    told_data_port: Annotated[int | None, Field(ge=1, le=65535)] = None
+    max_clients: Annotated[int, Field(ge=1, le=1000)] = 64
+    #: Seconds for the hello, or the session id, to arrive.
+    first_message: Annotated[Duration, Field(gt=0)] = 10.0
+    #: Seconds without progress after which a client is disconnected.
+    stalled: Annotated[Duration, Field(gt=0)] = 60.0
+    #: End connections by a TCP reset: psi's importers notice no other end, and then reconnect.
+    reset: bool = True
+    #: Seconds between signs of life on the meta connection; 0: none.
+    keep_alive: Duration = 5.0
+    #: Messages that a client may lag before writers wait; None: half of a ring, no limit in a log.
+    max_lag: Annotated[int | None, Field(ge=1)] = None
+    #: Writers stop waiting for a client after this many seconds without progress.
+    patience: Duration = 2.0
+
+
+class RemoteExporter(Closable):
+    """Sends the streams of a store to any number of clients.
+
+    `store`: None creates one in memory; a path opens or creates one on disk, or opens psi's files
+    to read them; a store or an exporter that is given is served, and stays open unless
+    `owns_store`. A quota limits the bytes per second of all clients together; `smoothing_window` is
+    its burst in seconds.
     """
 
     def __init__(
@@ -85,32 +113,35 @@ class RemoteExporter(Closable):
         quota: Quota | str | None = None,
         name: str | None = None,
         subdirectory: bool | None = None,
+        owns_store: bool = False,
         **options: object,
     ) -> None:
-        """Listen at once; `options` are those of `ExporterOptions`.
+        """Listen; `options` are those of `ExporterOptions`.
 
-        `name` is that of a store in the directory `store`; `subdirectory` makes a new one there,
-        NAME.0000 and so on, as psi does.
+        `name` names a store in the directory `store`; `subdirectory` creates a new one there,
+        NAME.0000 and so on, as psi does. `owns_store`: closing also ends and closes a store that is
+        given.
 
-        `quota` in place of a rate: `1MB/s:5s`, or `psi:1MB/s` for psi's own formula.
+        `quota` instead of a rate: `1MB/s:5s`, or `psi:1MB/s` for psi's formula.
 
-        :raises InvalidOption: an option is unknown, or its value does not fit.
-        :raises StorageError: the address cannot be had.
+        :raises InvalidOption: an option is unknown, or its value is not valid.
+        :raises StorageError: the address is not available.
         """
         given = {"transport": transport, "port": port} | options
         self.options = parse_options(URL.parse("psi://exporter", given), ExporterOptions)
         if quota is None and max_bytes_per_second is not None:
             quota = TokenBucket(max_bytes_per_second, smoothing_window)
         self._quota = parse_quota(quota) if isinstance(quota, str) else quota
+        self.exporter, is_new = _exporter_of(store, name, subdirectory)
         #: Whether closing ends and closes the store.
-        self.exporter, self.owns_store = _exporter_of(store, name, subdirectory)
+        self.owns_store = owns_store or is_new
         self.store = self.exporter.store
         self._sessions: dict[UUID, Session] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._seen = 0
-        #: By host, the first message that no client there was sent; and where the store ended when
-        #: this exporter began: clients come from one that was here before.
+        #: By host, the number of the first message that was not sent there. `_began_at` is where
+        #: the store ended at the start: clients may come from an exporter that ran before.
         self._sent_to: dict[str, int] = {}
         self._began_at = self.store.newest_seq() + 1 if self.store.is_writable else None
         self._past: Counter[str] = Counter()
@@ -138,17 +169,17 @@ class RemoteExporter(Closable):
         options = self.options
         meta = listen_tcp(options.host, options.port)
         try:
-            self._door = open_door(options, self._serve_data, self._serve_datagrams)
+            self._data = open_acceptor(options, self._serve_data, self._serve_datagrams)
         except BaseException:
             for each in meta:
                 each.close()
             raise
-        self._meta = StreamDoor("psi-meta", meta, options, self._serve_meta)
+        self._meta = StreamAcceptor("psi-meta", meta, options, self._serve_meta)
         log.info("exporting %s at %s", self.store.name, self.address)
 
     @property
     def port(self) -> int:
-        """The port that clients connect to."""
+        """The port of the meta connections."""
         return self._meta.server.port
 
     @property
@@ -158,8 +189,8 @@ class RemoteExporter(Closable):
 
     @property
     def data_port(self) -> int | None:
-        """The port of the data connections; None of a named pipe."""
-        return self._door.port
+        """The port of the data connections; None with a named pipe."""
+        return self._data.port
 
     # --- the meta connection ----------------------------------------------------------------
 
@@ -172,7 +203,7 @@ class RemoteExporter(Closable):
         hello = hello.starting(time.time_ns())
         hello = hello.by_creation() if is_live else hello
         session = Session(hello, peer, self.store.newest_seq() + 1, self._sent_before(peer))
-        # Known before the client hears of it: it may come with its data connection at once.
+        # Registered before the client gets its id: its data connection may follow at once.
         with self._lock:
             self._seen += 1
             self._sessions[session.id] = session
@@ -182,7 +213,7 @@ class RemoteExporter(Closable):
             connection.send(self._hello(session).to_bytes())
             self._tell(session, connection)
         finally:
-            # The messages end first: what the client comes again for is behind those it has taken.
+            # The data connection ends first: the client then resumes after the messages it got.
             session.end()
             self._is_free(session)
             with self._lock:
@@ -194,18 +225,18 @@ class RemoteExporter(Closable):
     def _hello(self, session: Session) -> ServerHello:
         transport = _TRANSPORTS[self.options.transport]
         port = self.options.told_data_port or self.data_port
-        return ServerHello(session.id, transport, port, self._door.pipe)
+        return ServerHello(session.id, transport, port, self._data.pipe)
 
     def _tell(self, session: Session, connection: Connection) -> None:
-        """Send what is told of streams, and signs of life while nothing is.
+        """Send the records of the catalog, and signs of life while there are none.
 
-        A sign is the record of a stream that the client knows, with no intermission behind it: for
-        that psi's importer would open one more data connection each time. It is one of a stream
-        because psi appends each record of another kind to its catalog, of which it can read no more
-        than one extent.
+        A sign of life is the record of a stream that the client knows, without an intermission:
+        after each intermission psi's importer opens one more data connection. It is a stream's
+        record because psi's importer appends records of other kinds to its own catalog, of which it
+        reads one extent at most.
         """
         keep_alive = self.options.keep_alive or None
-        told_at = -math.inf  # the first at once, so that it is known that there are signs
+        told_at = -math.inf  # the first at once: the importer then expects signs of life
         counts: dict[int, int] = {}
         while not session.is_over.is_set():
             records = self.store.records_after(session.records_sent, _LOOK)
@@ -220,9 +251,9 @@ class RemoteExporter(Closable):
                 return
 
     def _signs(self, session: Session, counts: dict[int, int]) -> list[Record]:
-        """Return the streams with more messages than before, so that a client sees it is behind.
+        """Return the streams with new messages, so that a client notices its lag.
 
-        If there are none, it is any that the client knows.
+        If there are none, it is one stream that the client knows.
         """
         known = [stream for stream in self.store.streams() if session.knows(stream.id)]
         news = [stream for stream in known if counts.get(stream.id) != stream.messages]
@@ -239,13 +270,13 @@ class RemoteExporter(Closable):
             log.info("psi: %s has no session", connection.peer)
             return
         if not self._is_free(session):
-            # psi's importer opens one more with each burst of metadata, and needs none of them.
+            # psi's importer opens one more after each burst of metadata, and uses none of them.
             log.debug("psi: %s has its data connection already", connection.peer)
             return
         self._run(session, stream_sender(connection), connection.has_left)
 
     def _is_free(self, session: Session) -> bool:
-        """Tell whether a session has no data connection, or one that is just ending."""
+        """Wait for a data connection that is ending; tell whether the session has none now."""
         deadline = time.monotonic() + _ENDING
         while (sender := session.sender) is not None and not sender.is_over:
             if time.monotonic() > deadline:
@@ -267,11 +298,11 @@ class RemoteExporter(Closable):
 
         quota = self._quota
         if isinstance(quota, PsiQuota):
-            quota = PsiQuota(quota.rate, quota.window)  # psi looks at each client by itself
+            quota = PsiQuota(quota.rate, quota.window)  # psi's formula is per client
         sender = Sender(session, self.store, send, quota, progress, has_gone)
         with self._lock:
             if session.sender is not None and not session.sender.is_over:
-                return  # another connection was quicker
+                return  # another connection came first
             self._settle(session.sender)
             session.sender = sender
         if pressure is not None:
@@ -285,7 +316,7 @@ class RemoteExporter(Closable):
                 pressure.discard(sender)
 
     def _settle(self, sender: Sender | None) -> None:
-        """Add the counts of a sender that is over to those of the past."""
+        """Add the counts of a finished sender to the totals."""
         if sender is not None:
             self._past += sender.counts()
             sender.session.sender = None
@@ -296,10 +327,10 @@ class RemoteExporter(Closable):
             host = _host(sender.session.peer)
             self._sent_to[host] = max(self._sent_to.pop(host, 0), sender.next_seq)
             if len(self._sent_to) > _MOST_HOSTS:
-                del self._sent_to[next(iter(self._sent_to))]  # who has not been here for longest
+                del self._sent_to[next(iter(self._sent_to))]  # the host that was served longest ago
 
     def _sent_before(self, peer: str) -> int | None:
-        """Return from where on nothing was sent to a client's host; None: that is not known."""
+        """Return the number of the first message not sent to a client's host; None: unknown."""
         if self._began_at is None:
             return None
         with self._lock:
@@ -322,14 +353,14 @@ class RemoteExporter(Closable):
         try:
             self._run(session, datagram_sender(sock, address))
         except OSError as error:
-            # With datagrams the client would not notice: it has to come again, and ask again.
-            log.info("psi: %s can no more be sent to: %s", session.peer, error)
+            # By UDP the client does not notice: the end of its session makes it reconnect.
+            log.info("psi: datagrams to %s fail: %s", session.peer, error)
             session.end()
 
     # --- the whole --------------------------------------------------------------------------
 
     def statistics(self) -> ExporterStatistics:
-        """Return what was sent so far."""
+        """Return the counts so far."""
         with self._lock:
             sums = sum(
                 (
@@ -342,8 +373,8 @@ class RemoteExporter(Closable):
             return ExporterStatistics(
                 len(self._sessions),
                 self._seen,
-                self._meta.denied + self._door.denied,
-                self._meta.malformed + self._door.malformed,
+                self._meta.denied + self._data.denied,
+                self._meta.malformed + self._data.malformed,
                 sums["messages"],
                 sums["bytes"],
                 sums["skipped"],
@@ -352,7 +383,7 @@ class RemoteExporter(Closable):
             )
 
     def drain(self, timeout: float) -> bool:
-        """Wait until every client has what it is due; False when the time is over."""
+        """Wait until every client has all messages that it asked for; False after the timeout."""
         deadline = time.monotonic() + timeout
         while True:
             end = self.store.newest_seq() + 1
@@ -371,7 +402,7 @@ class RemoteExporter(Closable):
             time.sleep(0.01)
 
     def _say_what_goes(self, *, is_drained: bool) -> None:
-        """Say what is gone with a store in memory, and nobody or not everybody got."""
+        """Log how many messages of a store in memory are lost because no client got them."""
         messages = self.store.newest_seq() + 1
         if not self.store.is_volatile or not messages:
             return
@@ -394,9 +425,9 @@ class RemoteExporter(Closable):
             )
 
     def close(self, linger: float = 2.0) -> None:
-        """Stop. A store of its own is ended: clients hear it, and have so long to get the rest.
+        """Stop. An owned store is ended: clients are told, and get `linger` seconds for the rest.
 
-        Closing twice is fine.
+        Idempotent.
         """
         if self._is_closed:
             return
@@ -406,9 +437,9 @@ class RemoteExporter(Closable):
             self.exporter.close()
             self._say_what_goes(is_drained=self.drain(linger))
         self._stop.set()
-        # The messages first: psi's importer comes again when its meta connection ends, and asks for
-        # what is behind those that it has taken by then.
-        self._door.close()
+        # The data connections end first: psi's importer reconnects when its meta connection ends,
+        # and then asks for what follows the messages that it has taken.
+        self._data.close()
         if self._sessions:
             time.sleep(_LAST_WORDS)
         self._is_closed = True
@@ -426,7 +457,7 @@ def _host(peer: str) -> str:
 def _exporter_of(
     store: StoreStreams | Exporter | Path | str | None, name: str | None, subdirectory: bool | None
 ) -> tuple[Exporter, bool]:
-    """Return the exporter to use, and whether its store is ours to close."""
+    """Return the exporter to use, and whether its store was opened here."""
     if isinstance(store, Exporter):
         return store, False
     if isinstance(store, StoreStreams):

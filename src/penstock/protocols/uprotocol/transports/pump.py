@@ -1,4 +1,4 @@
-"""How do messages that come one by one get to a taker in batches, also when it fails?"""
+"""How are single messages handed over in batches, and again when that fails?"""
 
 from __future__ import annotations
 
@@ -21,18 +21,14 @@ __all__ = ["BATCH", "Pump", "hand_over"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: The most messages that are handed over at once.
+#: Messages per batch, at most.
 BATCH: Final = 1024
-
-#: Bytes that wait to be handed over, at most; one message may have more.
+#: Bytes in the queue, at most; a single message may have more.
 _MOST_BYTES: Final = 64 << 20
-
-#: Messages that follow so soon (seconds) after a batch are a stream, of which some are awaited.
+#: If a message follows a batch within this time (seconds), wait for a fuller batch.
 _IN_STREAM: Final = 0.002
 _LINGER: Final = 0.001
-
-#: Between attempts to hand over what was refused.
+#: Pauses between attempts after a failure.
 _BACKOFF: Final = Backoff(initial=0.05, maximum=2.0)
 _random = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
@@ -43,10 +39,9 @@ def hand_over(
     stopping: threading.Event,
     on_failure: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Call `take` until it returns; False if it never will: it is closed, or `stopping` was set.
+    """Call `take` until it succeeds; return False if it is closed, or `stopping` is set.
 
-    A failed disk is no reason to forget what nobody else has: the transport is told nothing, and
-    is slowed down by that.
+    After a disk error the messages are kept and not acknowledged, which slows down the transport.
     """
     failures = 0
     while True:
@@ -66,9 +61,9 @@ def hand_over(
 
 
 class Pump(Generic[T]):
-    """A bounded queue, and a thread that hands over what is in it.
+    """A bounded queue, and a thread that passes its messages on in batches.
 
-    :param size_of: how many bytes of memory one has, which are bounded too.
+    :param size_of: returns the bytes of a message, which are bounded too.
     """
 
     def __init__(
@@ -95,7 +90,7 @@ class Pump(Generic[T]):
         self._worker = Worker(name, self._run, log=log).start()
 
     def put(self, item: T, timeout: float | None = None) -> bool:
-        """Add one, and wait for room; False when it was stopped, or there was none in time."""
+        """Add a message; wait for room. Return False if stopped, or after the timeout."""
         size = self._size_of(item)
         with self._has_room:
             if (
@@ -127,7 +122,7 @@ class Pump(Generic[T]):
             batch: list[T] = []
             try:
                 batch = self._buffer.get_many(self._batch)
-                # Waking for each message of a stream would cost more than the messages do.
+                # Waking for each message would cost more than handling it.
                 if time.monotonic() - ended < _IN_STREAM and len(batch) < self._batch:
                     time.sleep(_LINGER)
                     batch += self._buffer.get_many(self._batch - len(batch), 0)
@@ -146,7 +141,7 @@ class Pump(Generic[T]):
         self._on_failure()
 
     def stop(self, patience: float = 5.0) -> None:
-        """Take no more, and hand over what is left; drop what is not taken in that time."""
+        """Accept no more messages, and pass on the rest; drop those left after the timeout."""
         with self._has_room:
             self._is_stopped = True
             self._has_room.notify_all()

@@ -1,4 +1,4 @@
-"""Which messages wait because nobody listens to them yet, and for whom?"""
+"""Which messages wait for a listener, and for which one?"""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from penstock.protocols.uprotocol.expiry import is_expired
+from penstock.protocols.uprotocol.attributes import is_expired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from penstock.core.clock import Clock
     from penstock.protocols.uprotocol.message import UMessage
-    from penstock.protocols.uprotocol.transports.counts import Counts
+    from penstock.protocols.uprotocol.transports.interface import Counts
     from penstock.protocols.uprotocol.uuri import UUri
 
-__all__ = ["Acknowledging", "CameFor", "Pattern", "Unheard", "Waiting"]
+__all__ = ["Acknowledging", "CameFor", "Pattern", "PendingMessage", "PendingMessages"]
 
 log = logging.getLogger(__name__)
 
 #: A source filter, and a sink filter or None.
 Pattern: TypeAlias = "tuple[UUri, UUri | None]"
-#: Tells which patterns a message came for, as far as they are registered by now, and whether all
-#: of them are.
+#: Returns the registered patterns that a message came for, and whether all of its patterns are
+#: registered.
 CameFor: TypeAlias = "Callable[[], tuple[Collection[Pattern] | None, bool]]"
-
-#: So often (seconds) it is looked for what expired while it waited.
+#: Interval of the check for expired messages (seconds).
 _BETWEEN_LOOKS: Final = 1.0
-#: A transport that is held up says so: after this time (seconds), then this often.
+#: A blocked transport logs a warning after the first time, and then at the second (seconds).
 _BEFORE_STALL: Final = 1.0
 _BETWEEN_STALLS: Final = 60.0
 
 
 class Acknowledging(NamedTuple):
-    """How a transport hears of messages that waited. Each has a token that it is known by."""
+    """Callbacks of a transport for messages that waited, identified by tokens."""
 
-    #: It was taken, or is over: it may be acknowledged.
+    #: Called when a message was taken or expired: it may be acknowledged.
     taken: Callable[[object], None]
-    #: Whether the transport brings it once more, so that this copy is not the one that counts.
+    #: Whether the transport redelivers a message, so that this copy is void.
     is_void: Callable[[object], bool]
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """A message that nobody took."""
+class PendingMessage:
+    """A message that no listener took."""
 
     message: UMessage
     token: object
     came_for: CameFor
-    #: Patterns whose listeners have it already, while it waits for others.
+    #: Patterns whose listeners have got it, while it waits for others.
     served: frozenset[Pattern] = frozenset()
     #: Whether it is one of several copies, one for each pattern.
     is_copy: bool = False
 
 
-class Unheard:
-    """Messages that wait, in the order in which they came. Whoever calls it holds the lock."""
+class PendingMessages:
+    """Waiting messages, in order of arrival. The caller holds the lock."""
 
     def __init__(
         self,
@@ -72,9 +71,9 @@ class Unheard:
         self._clock = clock
         self._counts = counts
         self._acknowledging = acknowledging
-        self._entries: list[Waiting] = []
+        self._entries: list[PendingMessage] = []
         self._changed = threading.Condition(lock)
-        #: Changes with whatever may move entries, or make that somebody takes one.
+        #: Incremented by every change that moves entries or lets a listener take one.
         self.generation = 0
         self._looked = 0.0
         self._stalled_since: float | None = None
@@ -83,42 +82,42 @@ class Unheard:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[PendingMessage]:
         return iter(self._entries)
 
-    def __getitem__(self, at: int) -> Waiting:
+    def __getitem__(self, at: int) -> PendingMessage:
         return self._entries[at]
 
     @property
     def is_full(self) -> bool:
         return len(self._entries) >= self.most
 
-    def add(self, entry: Waiting) -> None:
+    def add(self, entry: PendingMessage) -> None:
         self._entries.append(entry)
 
-    def insert(self, at: int, entry: Waiting) -> None:
+    def insert(self, at: int, entry: PendingMessage) -> None:
         self._entries.insert(at, entry)
 
-    def pop(self, at: int) -> Waiting:
-        """Take one out."""
+    def pop(self, at: int) -> PendingMessage:
+        """Remove and return an entry."""
         entry = self._entries.pop(at)
         self._changed.notify_all()
         return entry
 
     def clear(self) -> int:
-        """Forget all; return how many."""
+        """Remove all entries; return how many."""
         count = len(self._entries)
         self._entries.clear()
         self._changed.notify_all()
         return count
 
     def has_copy(self, message: UMessage) -> bool:
-        """Tell whether the same message waits, for all who may take it."""
+        """Tell whether the same message waits already, for all of its patterns."""
         id = message.attributes.id
         return any(it.message.attributes.id == id and it.came_for()[1] for it in self._entries)
 
-    def renew(self, entry: Waiting) -> bool:
-        """Let a message that the transport brings again be the one that waits already."""
+    def renew(self, entry: PendingMessage) -> bool:
+        """Update a waiting message that the transport redelivers; tell whether one matched."""
         if self._acknowledging is None:
             return False
         attributes = entry.message.attributes
@@ -134,7 +133,7 @@ class Unheard:
         return False
 
     def drop_expired(self, *, at_once: bool = False) -> list[object]:
-        """Forget what expired, now and then; return the tokens of those."""
+        """Remove expired messages, at intervals or `at_once`; return their tokens."""
         now = time.monotonic()
         if not self._entries or (now - self._looked < _BETWEEN_LOOKS and not at_once):
             return []
@@ -149,7 +148,7 @@ class Unheard:
         return [it.token for it in over]
 
     def await_change(self) -> None:
-        """Wait for room, or for somebody who takes what waits; say so if that takes long."""
+        """Wait for room or a new listener; log a warning if that takes long."""
         now = time.monotonic()
         if self._stalled_since is None:
             self._stalled_since = now
@@ -169,9 +168,9 @@ class Unheard:
         self._changed.wait(_BEFORE_STALL)
 
     def went_on(self) -> None:
-        """Note that nobody is held up."""
+        """Note that the transport is not blocked."""
         self._stalled_since = None
 
     def wake(self) -> None:
-        """Have whoever is held up look again."""
+        """Wake blocked threads."""
         self._changed.notify_all()

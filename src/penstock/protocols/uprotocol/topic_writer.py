@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from penstock.core.batch import messages_from_batch
-from penstock.core.books import BookedWriter
 from penstock.core.errors import ConnectionLost, MessageTooLarge, Unacknowledged
+from penstock.core.interfaces import BookedWriter
 from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
-from penstock.protocols.uprotocol.endpoint_reading import READER_NAME
 from penstock.protocols.uprotocol.message import UMessage, publish
-from penstock.protocols.uprotocol.transports.handed_over import HandedOver
-from penstock.protocols.uprotocol.transports.mqtt_window import REFUSED
+from penstock.protocols.uprotocol.mqtt_wire import REFUSED
+from penstock.protocols.uprotocol.topic_reader import READER_NAME
+from penstock.protocols.uprotocol.transports.interface import HandedOver
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
     from penstock.core.stream_id import StreamId
-    from penstock.protocols.uprotocol.endpoint_options import TopicOptions
+    from penstock.protocols.uprotocol.endpoint import TopicOptions
     from penstock.protocols.uprotocol.transports.interface import Leg
 
 __all__ = ["TopicWriter"]
 
 log = logging.getLogger(__name__)
 
-#: Messages that are handed to the transport at once.
+#: Messages per call of the transport.
 _BATCH: Final = 1024
 _HINTS: Final = {
     UCode.PERMISSION_DENIED: "ask whoever runs the broker to allow publishing to this topic",
     UCode.RESOURCE_EXHAUSTED: "the broker has no room now: try again later, or raise its limits",
 }
-#: While nobody is there, look again this often (seconds).
+#: Retry interval while no receiver is reachable (seconds).
 _LOOK: Final = 0.02
 
 
@@ -50,11 +50,11 @@ class _Offered(NamedTuple):
 
 
 class TopicWriter(BookedWriter):
-    """Publishes to a topic. Returns when the transport has taken a message over.
+    """Publishes to a topic. A write returns when the transport has accepted the message.
 
-    A transport that acknowledges nothing may still lose it then, with the link. So a message is
-    kept until `Leg.settle_after` seconds have passed without that, and published again if they
-    have not; `flush` and `close` wait until nothing is kept any more.
+    A transport without acknowledgements may still lose it with the link. So a message is kept for
+    `Leg.settle_after` seconds, and published again if a link is lost meanwhile; `flush` and `close`
+    wait until no message is kept.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = {
@@ -71,7 +71,7 @@ class TopicWriter(BookedWriter):
         sink = getattr(options, "sink", None)
         self._address = UUri(sink or options.topic.authority_name or READER_NAME)
         self._on_its_way: HandedOver[UMessage] = HandedOver(leg)
-        #: What was on its way when a link was lost, oldest first.
+        #: Messages in flight when a link was lost, the oldest first.
         self._again: list[UMessage] = []
         self._has_given_up = False
 
@@ -122,7 +122,7 @@ class TopicWriter(BookedWriter):
         options, time_ns = self._options, offered.time_ns
         if options.replay and offered.attributes is not None:
             return UMessage.from_parts(UAttributes.from_bytes(offered.attributes), offered.payload)
-        # With a ttl the time that counts is that of publishing, else the message keeps its own.
+        # With a ttl the id gets the time of publishing, else it keeps the message's own time.
         keeps_time = time_ns is not None and time_ns >= 0 and options.ttl is None
         return publish(
             options.topic,
@@ -136,9 +136,9 @@ class TopicWriter(BookedWriter):
     # --- publishing -------------------------------------------------------------------------------
 
     def _publish(self, messages: Sequence[UMessage], patience: float) -> None:
-        """Publish, after what has to be published again.
+        """Publish messages, after those to be published again.
 
-        :raises Unacknowledged: for so many seconds nothing was taken over.
+        :raises Unacknowledged: the transport accepted nothing within the timeout.
         """
         done = 0
         deadline = time.monotonic() + patience
@@ -160,14 +160,14 @@ class TopicWriter(BookedWriter):
                 continue
             if status.code != UCode.UNAVAILABLE or time.monotonic() >= deadline:
                 self._has_given_up = True
-                # What earlier calls left on its way is in doubt, too.
+                # Messages of earlier calls still in flight are in doubt, too.
                 tried = 0 if is_again else len(messages) - done
                 raise self._error(status, some[taken], done, tried + len(self._again))
             time.sleep(_LOOK)
         self._has_given_up = False
 
     def _hand_over(self, messages: Sequence[UMessage]) -> tuple[int, UStatus | None]:
-        """Give messages to the transport; return how many it took, and why not the next one."""
+        """Pass messages to the transport; return how many it accepted, and the first error."""
         links_lost = self._leg.links_lost
         found = self._leg.deliver(self._address, messages)
         status = next((status for status in found if status is not None), None)
@@ -178,7 +178,7 @@ class TopicWriter(BookedWriter):
         return taken, status
 
     def _settle(self) -> None:
-        """See what arrived by now, and what did not; wait while too much is on its way."""
+        """Settle arrived messages, and keep lost ones; wait while too many are in flight."""
         while True:
             _, lost = self._on_its_way.take()
             if lost:
@@ -199,7 +199,7 @@ class TopicWriter(BookedWriter):
                 in_doubt=in_doubt,
                 hint="see that the other side is there; what is in doubt may have to be sent again",
             )
-        # A broker that has no room now may have it later: the message is not to be left out.
+        # Only our own limit means too large: a broker without room may have room later.
         if status.code == UCode.RESOURCE_EXHAUSTED and not status.message.startswith(REFUSED):
             limit = getattr(self._options, "largest", 0)
             return MessageTooLarge(len(failed.payload or b""), limit, hint=status.message)
@@ -208,9 +208,9 @@ class TopicWriter(BookedWriter):
     # --- ending -----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Return when nothing that was written can be lost with the link any more.
+        """Wait until no written message can be lost with the link.
 
-        :raises Unacknowledged: a link was lost, and what was on its way can not be published again.
+        :raises Unacknowledged: a link was lost, and messages could not be published again.
         """
         self._check_open()
         self._flush(self._options.wait)

@@ -1,4 +1,7 @@
-"""How does an entity subscribe to topics, so that a dispatcher brings them? (spec 6.1)."""
+"""How does an entity subscribe to topics, so that a dispatcher brings them?
+
+(docs/specs/uprotocol.md 6.1)
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,29 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.protocols.uprotocol import proto
-from penstock.protocols.uprotocol.codes import (
-    SubscriptionStatus,
-    UCode,
-    UStatusError,
-)
-from penstock.protocols.uprotocol.communication.options import UPayload
+from penstock.protocols.uprotocol.codes import SubscriptionStatus, UCode, UStatusError
+from penstock.protocols.uprotocol.communication.pubsub import UPayload
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.protocols.uprotocol.communication.options import CallOptions
-    from penstock.protocols.uprotocol.communication.rpc_client import RpcClient
+    from penstock.protocols.uprotocol.communication.pubsub import CallOptions
+    from penstock.protocols.uprotocol.communication.rpc import RpcClient
     from penstock.protocols.uprotocol.transports.interface import Listener, UTransport
 
 __all__ = ["SUBSCRIBE", "UNSUBSCRIBE", "USUBSCRIPTION", "Subscriber"]
 
-#: The service, of version 4, and its methods. Without authority: the one of who calls.
+#: The service, version 4, and its methods. No authority: that of the caller.
 USUBSCRIPTION: Final = UUri("", 0, 4, 0)
 SUBSCRIBE: Final = USUBSCRIPTION.with_resource(1)
 UNSUBSCRIBE: Final = USUBSCRIPTION.with_resource(2)
 
 
 class Subscriber:
-    """Subscribes for one entity, whose client it calls the service uSubscription with.
+    """Subscribes for one entity, through the service uSubscription.
 
-    :param service: the service to ask, such as a router's; else the one of the own authority.
+    :param service: the service to call, such as a router's; by default that of its own authority.
     """
 
     def __init__(
@@ -53,13 +52,12 @@ class Subscriber:
         sample_period: int | None = None,
         options: CallOptions | None = None,
     ) -> Future[SubscriptionStatus]:
-        """Have a listener called for a topic, and ask the service for its messages.
+        """Register a listener for a topic, and subscribe at the service.
 
-        The future has the service's answer. With an error in it the listener is not called any
-        more.
+        The future has the service's response. If it is an error, the listener is unregistered.
 
-        :param expiration_ms: until when, milliseconds since 1970 UTC; else until unsubscribed.
-        :param sample_period: milliseconds, of which each needs to bring one message at most.
+        :param expiration_ms: expiry (milliseconds since 1970 UTC); None: until unsubscribed.
+        :param sample_period: minimal time between two messages (milliseconds).
         :raises UStatusError: as `UTransport.register_listener`.
         """
         asked = proto.SubscribeRequest(topic=topic.to_proto())
@@ -83,7 +81,7 @@ class Subscriber:
     def unsubscribe(
         self, topic: UUri, listener: Listener, *, options: CallOptions | None = None
     ) -> Future[None]:
-        """Have the listener called no more, and tell the service.
+        """Unregister a listener, and unsubscribe at the service.
 
         :raises UStatusError: NOT_FOUND, the listener is not registered for the topic.
         """
@@ -93,16 +91,16 @@ class Subscriber:
         return _then(answer, lambda _: None)
 
     def listen(self, topic: UUri, listener: Listener) -> None:
-        """Have a listener called for what comes of a topic anyway, without the service.
+        """Register a listener for a topic without subscribing at the service.
 
         :raises UStatusError: as `UTransport.register_listener`.
         """
         self._transport.register_listener(topic, listener)
 
     def unlisten(self, topic: UUri, listener: Listener) -> None:
-        """Have the listener called no more.
+        """Unregister a listener.
 
-        :raises UStatusError: NOT_FOUND, it is not registered.
+        :raises UStatusError: NOT_FOUND, the listener is not registered.
         """
         self._transport.unregister_listener(topic, listener)
 
@@ -119,7 +117,7 @@ def _then(
     convert: Callable[[UPayload], Any],
     on_failure: Callable[[], None] = lambda: None,
 ) -> Future[Any]:
-    """Make the future of what is in another one."""
+    """Return a future with the converted result of another one."""
     after: Future[Any] = Future()
 
     def done(answer: Future[UPayload]) -> None:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from penstock.core.closing import Concluding
 from penstock.core.errors import Closed, ConnectionLost, PositionError
-from penstock.core.interfaces import Reader
+from penstock.core.interfaces import Concluding, Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
+from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UMessageType
-from penstock.protocols.uprotocol.expiry import is_expired
-from penstock.protocols.uprotocol.handing_over import HandOver
 from penstock.protocols.uprotocol.message import UMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.core.position import PositionLike
-    from penstock.protocols.uprotocol.endpoint_options import TopicOptions
+    from penstock.protocols.uprotocol.endpoint import TopicOptions
     from penstock.protocols.uprotocol.transports.interface import Leg
 
-__all__ = ["READER_NAME", "TopicReader", "await_connection"]
+__all__ = ["READER_NAME", "HandOver", "TopicReader", "await_connection"]
 
 log = logging.getLogger(__name__)
 
-#: The authority of a reader that is given none.
+#: The default authority of a reader.
 READER_NAME = "penstock"
-
 _BROKER_HINT: Final = (
     "is an MQTT 5 broker listening there? `mosquitto -p PORT` starts one; wait=1m waits longer"
 )
@@ -48,10 +47,59 @@ _HINTS: Final = {
 }
 
 
-def await_connection(url: str, leg: Leg, wait: float) -> None:
-    """Return when the leg's broker is connected.
+class HandOver:
+    """Passes messages from the thread of a leg to the thread that reads."""
 
-    :raises ConnectionLost: it is not within that time.
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes | UMessage] = deque()
+        self._brought = self._taken = self._done = 0
+        self._is_closed = False
+
+    def ingest(self, messages: Sequence[bytes | UMessage]) -> None:
+        """Pass messages on; return when all are acknowledged.
+
+        :raises Closed: the reader was closed.
+        """
+        with self._changed:
+            self._waiting.extend(messages)
+            self._brought += len(messages)
+            until = self._brought
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= until or self._is_closed)
+            if self._done < until:
+                raise Closed("the reader was closed before it was done")
+
+    def take(self, limit: int, timeout: float) -> list[bytes | UMessage]:
+        """Return the available messages; wait for the first."""
+        with self._changed:
+            if timeout:
+                self._changed.wait_for(lambda: self._waiting, timeout)
+            found = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+            self._taken += len(found)
+            return found
+
+    def acknowledge(self) -> None:
+        """Acknowledge all messages taken."""
+        with self._changed:
+            if self._done != self._taken:
+                self._done = self._taken
+                self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+def await_connection(url: str, leg: Leg, wait: float) -> None:
+    """Wait until the leg is connected.
+
+    :raises ConnectionLost: it is not connected in time.
     """
     status = leg.await_connection(wait)
     if status is not None:
@@ -65,7 +113,7 @@ def await_connection(url: str, leg: Leg, wait: float) -> None:
 class TopicReader(Concluding, Reader):
     """Reads publishes of a topic. `type` is the kind of message, 1: publish.
 
-    What a call returned is acknowledged to the transport by the next call.
+    The next call acknowledges the messages of the last one to the transport.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = {"stream": "topics have addresses, not numbers"}
@@ -108,7 +156,7 @@ class TopicReader(Concluding, Reader):
         return found
 
     def _note_lost_links(self) -> None:
-        """Say that something may be missing: with some transports nobody can tell what."""
+        """Log that messages may be lost; some transports cannot tell which."""
         lost = self._leg.links_lost
         if lost != self._links_lost:
             self._links_lost = lost
@@ -154,7 +202,7 @@ class TopicReader(Concluding, Reader):
         )
 
     def acknowledge(self) -> None:
-        # What is to be read again is not done yet, and neither is anything after it.
+        # Messages to be read again, and all after them, are not acknowledged yet.
         if not self._again:
             self._handed.acknowledge()
         self._taken = []
@@ -174,7 +222,7 @@ class TopicReader(Concluding, Reader):
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
-            # Sent but once, and there was no room for it.
+            # Sent without acknowledgement, and dropped for lack of room.
             lost=came.get("lost", 0),
             filtered=self._filtered + came.get("undecodable", 0) + came.get("mismatched", 0),
             restarts=0,

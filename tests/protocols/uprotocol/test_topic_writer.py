@@ -14,10 +14,10 @@ import pytest
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import Closed, NotFound, Unacknowledged
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UStatusError, UUri
-from penstock.protocols.uprotocol.endpoint_options import MqttTopicOptions
-from penstock.protocols.uprotocol.endpoint_writing import TopicWriter
+from penstock.protocols.uprotocol.endpoint import MqttTopicOptions
+from penstock.protocols.uprotocol.mqtt_wire import REFUSED
+from penstock.protocols.uprotocol.topic_writer import TopicWriter
 from penstock.protocols.uprotocol.transports import InProcessBus, InProcessLeg, not_tried_after
-from penstock.protocols.uprotocol.transports.mqtt_window import REFUSED
 from support.mosquitto import free_port
 from support.until import until
 

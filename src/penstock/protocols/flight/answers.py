@@ -1,4 +1,4 @@
-"""What does a server answer to each question? Knows records and streams, and no sockets."""
+"""What does a server answer to each request? Knows records and streams, and no sockets."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import json
 import logging
 import secrets
 import threading
-import time
-from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
 from penstock.core.endpoints import create, describe, storage_of
 from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.position import Position
-from penstock.protocols.flight.appending import Writers
-from penstock.protocols.flight.arrivals import check_buffers
+from penstock.protocols.flight.access import check_size
 from penstock.protocols.flight.errors import AccessRefused, UnknownWriter
-from penstock.protocols.flight.holds import Holds
-from penstock.protocols.flight.places import check_size
-from penstock.protocols.flight.sources import EMPTY, Source
+from penstock.protocols.flight.shared_writers import Writers
+from penstock.protocols.flight.sources import Holds, Readers, Source
+from penstock.protocols.flight.staging import Commits, StagingArea
 from penstock.protocols.flight.wire import (
+    EMPTY,
     Acknowledge,
     ActionKind,
     CloseWriter,
+    CommitStaged,
+    Committed,
     Create,
     Described,
     Failure,
@@ -35,8 +36,10 @@ from penstock.protocols.flight.wire import (
     OpenWriter,
     Record,
     Stream,
+    Unstage,
     WriteNote,
     WriterOpened,
+    check_buffers,
     decode_name,
 )
 from penstock.queue.append_once import notes_of
@@ -45,85 +48,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.core.batch import Batch
-    from penstock.protocols.flight.options import ServerOptions
-    from penstock.protocols.flight.places import Place, Root
-    from penstock.protocols.flight.wire import Hold, Mark, Outcome, Piece, Put, Take, Told
+    from penstock.protocols.flight.access import Place, Root
+    from penstock.protocols.flight.server import ServerOptions
+    from penstock.protocols.flight.wire import Hold, Mark, Outcome, Piece, Put, Stage, Take, Told
 
-__all__ = ["Answers", "Readers"]
+__all__ = ["Answers"]
 
 log = logging.getLogger(__name__)
 
-#: Readers kept open between two calls, for each client allowed. One that is closed is opened again.
+#: Readers kept open between calls, for each client allowed. A closed one is reopened on demand.
 _READERS_PER_CLIENT: Final = 4
-#: Readers, cursors or files told of a stream.
+#: Most readers, cursors or files in the description of a stream.
 _MOST_DETAILS: Final = 50
-#: A held name looks this often (seconds) whether its client is still there.
+#: Seconds between two checks that the client of a held name is still connected.
 _LOOK_FOR_CLIENT: Final = 0.1
 
 
-class Readers:
-    """Readers kept open between the calls of their clients. Safe to share between threads.
-
-    Nothing depends on them: a client says with each call where it is.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._idle: OrderedDict[str, tuple[float, Source]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    def take(self, id: str, place: Place, options: dict[str, str]) -> Source | None:
-        """Return the reader of a client, for it alone, if it is kept and is the same."""
-        with self._lock:
-            _, source = self._idle.pop(id, (0.0, None))
-        if source is not None and (source.place.path, source.options) != (place.path, options):
-            source.close()
-            return None
-        return source
-
-    def place_of(self, id: str) -> Place | None:
-        """Return what the reader of a client reads, if it is kept."""
-        with self._lock:
-            _, source = self._idle.get(id, (0.0, None))
-        return None if source is None else source.place
-
-    def keep(self, id: str, source: Source) -> None:
-        with self._lock:
-            before = self._idle.pop(id, None)
-            self._idle[id] = (time.monotonic(), source)
-            late = [] if before is None else [before]
-            while len(self._idle) > self._limit:
-                late.append(self._idle.popitem(last=False)[1])
-        for _, each in late:
-            each.close()
-
-    def forget(self, id: str) -> None:
-        with self._lock:
-            kept = self._idle.pop(id, None)
-        if kept is not None:
-            kept[1].close()
-
-    def expire(self, idle: float) -> None:
-        before = time.monotonic() - idle
-        with self._lock:
-            late = [id for id, (since, _) in self._idle.items() if since < before]
-        for id in late:
-            self.forget(id)
-
-    def close(self) -> None:
-        with self._lock:
-            kept, self._idle = list(self._idle.values()), OrderedDict()
-        for _, each in kept:
-            each.close()
-
-
 class Answers:
-    """Everything that a server can be asked."""
+    """Handles all requests to a server."""
 
-    def __init__(self, root: Root, options: ServerOptions, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        root: Root,
+        options: ServerOptions,
+        is_stopping: Callable[[], bool],
+        on_committed: Callable[[int, int], None],
+    ) -> None:
         self._root = root
         self._options = options
         self._is_stopping = is_stopping
@@ -131,6 +81,9 @@ class Answers:
         self.readers = Readers(options.max_clients * _READERS_PER_CLIENT)
         self.holds = Holds()
         self.writers = Writers()
+        self._staging = StagingArea(root, options)
+        self._commits = Commits(self._staging, self.writers, is_stopping)
+        self._on_committed = on_committed
         self._actions: dict[str, Callable[[bytes, str], Record]] = {
             ActionKind.LOCATE: self._locate,
             ActionKind.ACKNOWLEDGE: self._acknowledge,
@@ -142,12 +95,14 @@ class Answers:
             ActionKind.IDENTIFY: self._identify,
             ActionKind.READ_NOTES: self._read_notes,
             ActionKind.WRITE_NOTE: self._write_note,
+            ActionKind.COMMIT: self._commit,
+            ActionKind.UNSTAGE: self._unstage,
         }
 
     def act(self, kind: str, body: bytes, peer: str) -> bytes:
         """Answer an action.
 
-        :raises Malformed: there is no such action, or its body is not right.
+        :raises Malformed: the action is unknown, or its body is not valid.
         """
         answer = self._actions.get(kind)
         if answer is None:
@@ -155,19 +110,23 @@ class Answers:
         return answer(body, peer).to_bytes()
 
     def offer(self, kind: ActionKind, answer: Callable[[bytes, str], Record]) -> None:
-        """Answer one more action."""
+        """Register the handler of one more action."""
         self._actions[kind] = answer
 
     def expire(self) -> None:
         for each in (self.readers, self.holds, self.writers):
             each.expire(self._options.idle)
+        if not self._options.read_only:
+            self._staging.expire()
 
     def close(self) -> None:
+        self._commits.close()
+        self._staging.clean()
         for each in (self.writers, self.holds, self.readers):
             each.close()
 
     def hide(self, failure: Failure) -> Failure:
-        """Return what went wrong without the paths of this machine."""
+        """Return a failure without the paths of this machine."""
         hide = self._root.hide
         fields = {k: hide(v) if isinstance(v, str) else v for k, v in failure.fields.items()}
         hint = None if failure.hint is None else hide(failure.hint)
@@ -201,7 +160,7 @@ class Answers:
         return located
 
     def take(self, asked: Take, is_cancelled: Callable[[], bool]) -> Iterator[tuple[Batch, Told]]:
-        """Yield the messages that are there, from the client's mark on."""
+        """Yield the existing messages from the client's mark on."""
         place = self._place_read(asked, asked.reader)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
@@ -229,9 +188,9 @@ class Answers:
         return Source(place, options, start)
 
     def _reading(self, options: dict[str, str]) -> dict[str, str]:
-        """Return a reader's options as far as this server allows them.
+        """Return the options of a reader that this server allows.
 
-        :raises AccessRefused: it would write down how far it is.
+        :raises AccessRefused: the reader would store its position, and the server is read-only.
         """
         if not self._options.read_only:
             return options
@@ -249,7 +208,7 @@ class Answers:
     # --- named places -----------------------------------------------------------------------------
 
     def hold(self, asked: Hold, is_cancelled: Callable[[], bool]) -> Iterator[tuple[Batch, Told]]:
-        """Hold a name for as long as the client keeps the call open."""
+        """Hold a name until the client ends the call."""
         self._may_write("hold a name")
         place = self._place(asked)
         lease, told = self.holds.take(place, asked)
@@ -286,9 +245,9 @@ class Answers:
         )
 
     def put(self, asked: Put) -> Callable[[Batch, Piece], Outcome]:
-        """Return what appends the batches of one call.
+        """Return the function that appends the batches of one call.
 
-        :raises UnknownWriter: this server never heard of the writer, or has forgotten it.
+        :raises UnknownWriter: the writer was not opened at this server, or has expired.
         """
         if asked.instance != self._instance:
             raise UnknownWriter("the server was started anew since this writer was opened")
@@ -305,6 +264,28 @@ class Answers:
             return pen.append(asked.attempt, batch, piece, self._is_stopping)
 
         return append
+
+    @contextmanager
+    def staging(self, asked: Stage) -> Iterator[Callable[[Batch, Piece], Outcome]]:
+        """Yield the function that stages the batches of one call until they are committed."""
+        self._may_write("write")
+        with self._staging.staging(self._place(asked, may_make=True), asked) as add:
+            yield add
+
+    def _commit(self, body: bytes, peer: str) -> Committed:
+        del peer
+        asked = CommitStaged.from_bytes(body)
+        self._may_write("write")
+        place = self._place(asked, may_make=asked.options.get("create") != "never")
+        check_size(asked.options, self._options.max_queue)
+        return self._commits.commit(place, asked, self._on_committed)
+
+    def _unstage(self, body: bytes, peer: str) -> Record:
+        del peer
+        asked = Unstage.from_bytes(body)
+        self._may_write("write")
+        self._staging.remove(self._place(asked, may_make=True), asked)
+        return Record()
 
     def _close_writer(self, body: bytes, peer: str) -> Record:
         del peer
@@ -342,12 +323,12 @@ class Answers:
         return self.described(asked.stream)
 
     def described(self, name: str) -> Described:
-        """Tell what a stream holds."""
+        """Describe a stream."""
         place = self._root.place(name, None)
         info = describe(place.url).as_dict()
         info["url"] = place.name
         details = {"kind": place.kind, **info["details"]}
-        # A list of readers or of damaged files may be long; its beginning has to do.
+        # A list of readers or of damaged files may be long: only its beginning is sent.
         info["details"] = {
             k: v[:_MOST_DETAILS] if isinstance(v, list) else v for k, v in details.items()
         }
@@ -368,10 +349,9 @@ class Answers:
                 yield place.name, -1, -1
 
     def _place_read(self, asked: Stream, reader: str) -> Place:
-        """Return the place of a stream that somebody reads; it may have been removed meanwhile.
+        """Return the place of a stream for a reader, even if the stream was removed meanwhile.
 
-        What its reader has not read yet is delivered all the same, and then what comes in its
-        place.
+        Its unread messages are still delivered, then those of the stream that replaces it.
         """
         try:
             return self._place(asked)

@@ -9,8 +9,13 @@ import pytest
 from penstock.core import errors as core
 from penstock.core.errors import PenstockError
 from penstock.core.overflow import QueueFull
-from penstock.protocols.flight.errors import AccessRefused, HoldLost, ServerBusy
-from penstock.protocols.flight.failures import describe_error, error_from
+from penstock.protocols.flight.errors import (
+    AccessRefused,
+    HoldLost,
+    ServerBusy,
+    describe_error,
+    error_from,
+)
 from penstock.protocols.flight.wire import Failure
 
 ERRORS: list[PenstockError] = [

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from penstock import Message, batch_from_messages, create, describe, open_reader, open_writer
-from penstock.core.batch import BATCH_SCHEMA, Batch
+from penstock import Message, create, describe, open_reader, open_writer
+from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages
 from penstock.core.errors import (
     Closed,
     InvalidOption,
@@ -346,6 +346,7 @@ def test_without_descriptors_for_a_new_segment_every_message_is_appended_once(
         return [b"%d" % next(numbers) for _ in range(count)]
 
     sent: list[bytes] = []
+    short = 0
     options = {
         "kind": "log", "segment_slots": 16, "segment": "64K", "bulk": bulk, "retry": "0.1s",
         "call_timeout": "0.5s",
@@ -357,9 +358,10 @@ def test_without_descriptors_for_a_new_segment_every_message_is_appended_once(
             if spare is not None:
                 with starved(server.process.pid, spare):
                     now = append_all(writer, now, 2)
-                assert now, "it had what it needed"
+                short += bool(now)
             assert append_all(writer, now, 9) == []
         books = writer.statistics()
+    assert short > 1, "it had what it needed"
     with open_reader(f"log:{tmp_path}/a") as reader:
         assert [message.payload for message in reader.available()] == sent
         assert reader.statistics().lost == 0

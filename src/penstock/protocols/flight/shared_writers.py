@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.batch import messages_from_batch
@@ -21,44 +22,43 @@ from penstock.core.errors import (
     WriteTimeout,
 )
 from penstock.core.units import parse_duration
-from penstock.protocols.flight.errors import UnknownWriter
-from penstock.protocols.flight.failures import describe_error
+from penstock.protocols.flight.errors import UnknownWriter, describe_error
 from penstock.protocols.flight.wire import Kind, Outcome
 from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Writer
-    from penstock.protocols.flight.places import Place
+    from penstock.protocols.flight.access import Place
     from penstock.protocols.flight.wire import Piece
 
-__all__ = ["Pen", "Writers"]
+__all__ = ["LentWriter", "Pen", "Writers"]
 
 log = logging.getLogger(__name__)
 
-#: A writer that nothing was appended by for so long (seconds) lets others have the queue.
+#: A writer idle for this long (seconds) is closed, so that other processes can write.
 _LINGER: Final = 2.0
-#: Whoever waits for a held reader or for another client looks this often (seconds) for a stop.
+#: Seconds between two checks for a stop, while an append waits for a reader or another client.
 _SLICE: Final = 0.5
-#: A lock of the queue is not waited for longer than this, whatever a client says (seconds).
+#: Upper bound (seconds) of a client's `lock_timeout`.
 _LONGEST_LOCK: Final = 30.0
-#: Outcomes remembered of each client: more than it sends ahead.
+#: Outcomes remembered for each client: more than it sends ahead.
 _OUTCOMES_KEPT: Final = 64
-#: Writers remembered at most. The one that was quiet longest goes first.
+#: Most writers remembered. The one idle longest is forgotten first.
 _MOST_PENS: Final = 10_000
 
-#: After these a writer is not used again.
+#: Errors after which a writer is reopened.
 _UNWELL: Final = (Closed, DamagedQueue, StorageError)
 
-#: Options that make a difference to every message: clients that share a writer have the same.
+#: Options that affect every message: clients that share a writer need the same.
 _SHARED: Final = ("hold", "policy", "timeout", "keep", "sync", "retain", "retain_age")
 
 
 class _Shared:
-    """The one writer of a stream, for all clients: opened when needed, closed when quiet."""
+    """The one writer of a stream for all clients: opened on demand, closed when idle."""
 
     def __init__(self, place: Place, options: Mapping[str, str]) -> None:
         self.place = place
@@ -91,7 +91,7 @@ class _Shared:
             return dict(self._ready().cannot_carry)
 
     def append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
-        """Append a batch, or say why not, and how much of it."""
+        """Append a batch; return how many messages were appended, and the failure if any."""
         while not self._lock.acquire(timeout=_SLICE):
             if give_up():
                 return _refused(piece, Closed("the client or the server left"))
@@ -121,7 +121,7 @@ class _Shared:
         except Exception as error:  # noqa: BLE001 - a batch without an outcome would be sent again
             failure = describe_error(_told(error, self.place))
             if not isinstance(error, PenstockError) or isinstance(error, _UNWELL):
-                self._let_go()  # the next one begins afresh
+                self._let_go()  # the next call reopens it
         after = writer.statistics()
         written = after.messages - before.messages
         return Outcome(
@@ -149,6 +149,25 @@ class _Shared:
             else:
                 return
 
+    @contextmanager
+    def lend(self, give_up: Callable[[], bool]) -> Iterator[LentWriter]:
+        """Lend the writer for exclusive use.
+
+        :raises Closed: the server stops.
+        """
+        while not self._lock.acquire(timeout=_SLICE):
+            if give_up():
+                raise Closed("the server left")
+        try:
+            writer = self._ready()
+            yield LentWriter(writer, lambda batch: self._write(writer, batch, give_up))
+        except BaseException:
+            self._let_go()  # the next call reopens it
+            raise
+        finally:
+            self._last_used = time.monotonic()
+            self._lock.release()
+
     def _is_over(self, began: float) -> bool:
         return self._patience is not None and time.monotonic() - began >= self._patience
 
@@ -167,7 +186,7 @@ class _Shared:
                 log.warning("%s could not be closed as it should", self.place.name, exc_info=True)
 
     def rest(self) -> None:
-        """Close the writer if it was quiet for a while."""
+        """Close the writer if it was idle for `_LINGER` seconds."""
         if self._writer is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -177,7 +196,7 @@ class _Shared:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the writer, when what is under way is done."""
+        """Close the writer once the append under way is done; wait only briefly for that."""
         if self._lock.acquire(timeout=2 * _SLICE + 1):
             try:
                 self._let_go()
@@ -185,8 +204,36 @@ class _Shared:
                 self._lock.release()
 
 
+class LentWriter:
+    """A lent writer, with the methods that `append_noted` needs."""
+
+    def __init__(self, writer: Writer, write: Callable[[Batch], None]) -> None:
+        self.url = writer.url
+        self._writer = writer
+        self._write = write
+        self._before = writer.statistics()
+        self._began: float | None = None
+        #: Seconds from the first batch to the end of the last flush.
+        self.seconds = 0.0
+
+    def write_batch(self, batch: Batch) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+        self._write(batch)
+
+    def flush(self) -> None:
+        self._writer.flush()
+        if self._began is not None:
+            self.seconds = time.monotonic() - self._began
+
+    def appended(self) -> tuple[int, int]:
+        """Return how many messages it has appended, and their payload bytes."""
+        now = self._writer.statistics()
+        return now.messages - self._before.messages, now.bytes - self._before.bytes
+
+
 def _told(error: Exception, place: Place) -> PenstockError:
-    """Return an error as a client can understand it."""
+    """Return the error to send to the client."""
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, OSError):
@@ -200,7 +247,7 @@ def _refused(piece: Piece, error: PenstockError) -> Outcome:
 
 
 class Pen:
-    """A client's writer: remembers what was appended, so that nothing is appended twice."""
+    """A client's writer: remembers outcomes, so that no batch is appended twice."""
 
     def __init__(self, shared: _Shared) -> None:
         self.shared = shared
@@ -211,9 +258,9 @@ class Pen:
         self._outcomes: OrderedDict[int, Outcome] = OrderedDict()
 
     def begin(self, attempt: int) -> None:
-        """Let this stream of batches append, and none that began before it.
+        """Let this stream of batches append, and no earlier one.
 
-        :raises UnknownWriter: a later one is there already.
+        :raises UnknownWriter: a later stream has started already.
         """
         with self._lock:
             if attempt <= self._attempt:
@@ -224,10 +271,10 @@ class Pen:
     def append(
         self, attempt: int, batch: Batch, piece: Piece, give_up: Callable[[], bool]
     ) -> Outcome:
-        """Append a batch unless it was appended before; return what became of it, now or then.
+        """Append a batch unless it was appended before; return its outcome in either case.
 
         :raises UnknownWriter: a later stream of this writer took over.
-        :raises Malformed: a batch is missing before this one, or this one is forgotten.
+        :raises Malformed: the batch before this one is missing, or the outcome is forgotten.
         """
         with self._lock:
             self.last_used = time.monotonic()
@@ -247,7 +294,7 @@ class Pen:
             return outcome
 
     def refuse(self, piece: Piece, size: int, limit: int) -> Outcome:
-        """Say that a batch is larger than the server takes."""
+        """Return the outcome of a batch that is larger than the server accepts."""
         hint = "send less at a time, or start the server with a larger --max-message"
         return _refused(piece, MessageTooLarge(size, limit, hint=hint))
 
@@ -264,23 +311,12 @@ class Writers:
         return len(self._pens)
 
     def open(self, id: str, place: Place, options: Mapping[str, str]) -> dict[str, str]:
-        """Begin to write for a client; return what the stream cannot carry.
+        """Open a writer for a client; return the fields that the stream cannot carry.
 
         :raises InvalidOption: other clients write with other options.
-        :raises PenstockError: the stream cannot be opened or made.
+        :raises PenstockError: the stream cannot be opened or created.
         """
-        asked = dict(options)
-        if asked.get("create") == "always":
-            # Once: the writer may be closed and opened again at any time.
-            del asked["create"]
-            create(place.url, replace=True, **asked)
-        with self._lock:
-            shared = self._shared.get(place.path)
-            if shared is not None:
-                shared.check(asked)
-            else:
-                shared = self._shared[place.path] = _Shared(place, asked)
-            shared.pens += 1
+        shared = self._join(place, options)
         try:
             lacking = shared.cannot_carry()
         except BaseException:
@@ -295,10 +331,41 @@ class Writers:
             self._drop(before.shared)
         return lacking
 
+    def _join(self, place: Place, options: Mapping[str, str]) -> _Shared:
+        asked = dict(options)
+        if asked.get("create") == "always":
+            # Only once: the writer may be closed and reopened at any time.
+            del asked["create"]
+            create(place.url, replace=True, **asked)
+        with self._lock:
+            shared = self._shared.get(place.path)
+            if shared is not None:
+                shared.check(asked)
+            else:
+                shared = self._shared[place.path] = _Shared(place, asked)
+            shared.pens += 1
+        return shared
+
+    @contextmanager
+    def lend(
+        self, place: Place, options: Mapping[str, str], give_up: Callable[[], bool]
+    ) -> Iterator[LentWriter]:
+        """Lend the writer of a stream for exclusive use.
+
+        :raises InvalidOption: other clients write with other options.
+        :raises Closed: the server stops.
+        """
+        shared = self._join(place, options)
+        try:
+            with shared.lend(give_up) as writer:
+                yield writer
+        finally:
+            self._drop(shared)
+
     def pen(self, id: str) -> Pen:
         """Return a client's writer.
 
-        :raises UnknownWriter: there is none of this name.
+        :raises UnknownWriter: no writer has this id.
         """
         with self._lock:
             pen = self._pens.get(id)
@@ -323,7 +390,7 @@ class Writers:
             shared.close()
 
     def expire(self, idle: float) -> None:
-        """Close what is quiet, and forget writers not heard of for so many seconds."""
+        """Close idle writers; forget clients' writers without a call for `idle` seconds."""
         before = time.monotonic() - idle
         with self._lock:
             late = [id for id, pen in self._pens.items() if pen.last_used < before]

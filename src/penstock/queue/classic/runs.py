@@ -1,4 +1,4 @@
-"""How is a run of messages copied out of a queue that may be overwritten meanwhile?"""
+"""How is a run of messages copied from a queue that may be overwritten meanwhile?"""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from penstock.queue.classic.layout import (
     decode_slots,
     slot_checksums_hold,
 )
-from penstock.queue.classic.slots import slot_fault
-from penstock.queue.classic.status import REPAIR_HINT
+from penstock.queue.classic.slots import REPAIR_HINT, slot_fault
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "copy_run", "explain_fault"]
 
-#: Bytes copied at a time, unless one message is larger.
+#: Most bytes copied at a time, unless one message is larger.
 _COPY_BYTES = 4 << 20
 
 #: Columns of `Slots`.
@@ -44,12 +43,12 @@ _SECOND = 1_000_000_000
 
 
 class Run(NamedTuple):
-    """Messages that follow each other, whole and checked."""
+    """Consecutive messages, complete and checked."""
 
     slots: Slots
     #: Their frames, back to back.
     frames: bytes
-    #: Where each frame begins in `frames`.
+    #: Offset of each frame in `frames`.
     starts: npt.NDArray[np.int64]
 
     def __bool__(self) -> bool:
@@ -57,7 +56,7 @@ class Run(NamedTuple):
 
     @property
     def is_compressed(self) -> bool:
-        """True when any of the messages is."""
+        """True if any of the messages is compressed."""
         return bool(self.slots[:, _COMPRESS].any())
 
     @property
@@ -66,7 +65,7 @@ class Run(NamedTuple):
         return int(self.slots[:, _MSG_LEN].sum())
 
     def payloads(self) -> list[bytes]:
-        """Return the payloads, decompressed; fewer where one of them cannot be."""
+        """Return the decompressed payloads, up to the first that cannot be decompressed."""
         begins = self.starts + FRAME_HEAD
         ends = begins + self._body_lengths()
         cuts = map(slice, begins.tolist(), ends.tolist())
@@ -88,7 +87,7 @@ class Run(NamedTuple):
         return np.where(self.slots[:, _COMPRESS] != 0, stored, self.slots[:, _MSG_LEN])
 
     def messages(self, first_seq: int) -> list[Message]:
-        """Return the messages; fewer where a compressed one cannot be read."""
+        """Return the messages, up to the first that cannot be decompressed."""
         payloads = self.payloads()
         count = len(payloads)
         return make_messages(
@@ -101,7 +100,7 @@ class Run(NamedTuple):
         )
 
     def batch(self, first_seq: int) -> Batch:
-        """Return the messages as one Arrow batch. Only for a run that is not compressed."""
+        """Return the messages as one Arrow batch. Only for an uncompressed run."""
         n = len(self.starts)
         ends = np.zeros(n + 1, np.int32)
         np.cumsum(self.slots[:, _MSG_LEN], out=ends[1:])
@@ -135,10 +134,10 @@ class Run(NamedTuple):
 
 
 def copy_run(device: Device, status: Status, first_slot: int, first_id: int, count: int) -> Run:
-    """Copy up to `count` messages from `first_id` on; as many as are whole, perhaps none.
+    """Copy up to `count` messages from `first_id` on, up to the first incomplete one.
 
-    The slots are looked at again after the copy: a writer frees a slot before it reuses the
-    bytes, so what is unchanged was whole (spec lrose 6.2).
+    The slots are read again after the copy: a writer frees a slot before it reuses its bytes, so
+    a message with an unchanged slot was complete (docs/specs/lrose.md 6.2).
     """
     seen = device.read_slots(first_slot, count, status.nslots)
     if len(seen) != count * SLOT_SIZE:
@@ -150,7 +149,7 @@ def copy_run(device: Device, status: Status, first_slot: int, first_id: int, cou
     usable = min(usable, max(1, int(np.searchsorted(ends, _COPY_BYTES, side="right"))))
     slots, ends = slots[:usable], ends[:usable]
     frames = _copy_frames(device, slots)
-    if len(frames) < ends[-1:].sum() and count > 1:  # the buffer was cut off: behind the first?
+    if len(frames) < ends[-1:].sum() and count > 1:  # truncated: try the first message alone
         return copy_run(device, status, first_slot, first_id, 1)
     run = Run(slots, frames, ends - slots[:, _STORED_LEN])
     whole = _leading(_frames_are_right(run, status, first_slot))
@@ -169,12 +168,12 @@ def _first_rows(run: Run, count: int) -> Run:
 
 
 def _leading(flags: npt.NDArray[np.bool_]) -> int:
-    """Return how many flags are true before the first that is not."""
+    """Return the number of leading true flags."""
     return len(flags) if flags.all() else int(flags.argmin())
 
 
 def _slots_are_right(slots: Slots, status: Status, first_id: int) -> npt.NDArray[np.bool_]:
-    """`slot_fault`, for many slots at once."""
+    """Check many slots at once, like `slot_fault`."""
     ids = (first_id + np.arange(len(slots))) % ID_COUNT
     length, stored, offset = slots[:, _MSG_LEN], slots[:, _STORED_LEN], slots[:, _OFFSET]
     plain = stored == ((length + 3) & ~3) + FRAME_EXTRA
@@ -193,7 +192,7 @@ def _slots_are_right(slots: Slots, status: Status, first_id: int) -> npt.NDArray
 
 
 def _copy_frames(device: Device, slots: Slots) -> bytes:
-    """Read the frames with as few reads as there are gaps between them."""
+    """Read the frames; adjacent ones with one read."""
     if len(slots) == 0:
         return b""
     begins = slots[:, _OFFSET]
@@ -208,9 +207,9 @@ def _copy_frames(device: Device, slots: Slots) -> bytes:
 
 
 def _frames_are_right(run: Run, status: Status, first_slot: int) -> npt.NDArray[np.bool_]:
-    """Check cookie, slot number and id of every frame (spec lrose 1.6)."""
+    """Check cookie, slot number and id of every frame (docs/specs/lrose.md 1.6)."""
     stored = run.slots[:, _STORED_LEN]
-    if len(run.frames) != int(stored.sum()):  # the buffer was cut off meanwhile
+    if len(run.frames) != int(stored.sum()):  # the buffer was truncated meanwhile
         return np.zeros(len(stored), np.bool_)
     words = np.frombuffer(run.frames, ">i4")
     heads = run.starts >> 2
@@ -225,7 +224,7 @@ def _frames_are_right(run: Run, status: Status, first_slot: int) -> npt.NDArray[
 
 
 def explain_fault(device: Device, status: Status, index: int, id: int) -> DamagedQueue | None:
-    """Return why the message with this id, in this slot, cannot be read; None if it can."""
+    """Return the fault of the message with this id in this slot, or None."""
     raw = device.read_slots(index, 1, status.nslots)
     if len(raw) != SLOT_SIZE:
         size = device.sizes()[0]

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import (
-    AlreadyExists,
-    DamagedQueue,
     InvalidOption,
-    InvalidURL,
     NotFound,
     PenstockError,
-    StorageError,
-    UnknownScheme,
     create,
     describe,
     open_reader,
     open_writer,
+)
+from penstock.core.errors import (
+    AlreadyExists,
+    DamagedQueue,
+    InvalidURL,
+    StorageError,
+    UnknownScheme,
 )
 from support.queue_files import (
     QueueBytes,

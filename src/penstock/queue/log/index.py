@@ -1,4 +1,4 @@
-"""Where in a log is a message, or a moment?"""
+"""Which segment of a log holds a message, or a time?"""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.queue.log.segments import look, numbers_of, open_segment, path_of
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import HEADER, PAGE, State, state_of
+from penstock.queue.wide.file import Header
+from penstock.queue.wide.layout import PAGE, State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.queue.wide.queue_file import QueueFile
+    from penstock.queue.wide.file import QueueFile
 
-__all__ = ["LOOK_AGAIN", "Places", "Tip"]
+__all__ = ["LOOK_AGAIN", "SegmentIndex", "Tip"]
 
 
-#: While nothing new is seen, look this often (seconds) whether it came elsewhere. It is a matter of
-#: the clock, and not of how long somebody waits.
+#: How often (seconds) an idle reader checks whether messages arrive in another segment,
+#: independent of its timeout.
 LOOK_AGAIN: Final = 0.25
 
 
 class Tip(NamedTuple):
-    """How far the newest segment of a log is."""
+    """Epoch and end of the newest segment of a log."""
 
     epoch: int
-    #: Number of the next message that will be written.
+    #: Sequence number of the next message.
     end: int
 
 
-class Places:
-    """Finds messages by the names of the segments, which are the numbers that they begin with.
+class SegmentIndex:
+    """Finds messages by segment names: the first sequence number of each.
 
-    Retention may remove a segment at any moment: what is gone is looked for again.
+    Retention may remove a segment at any moment: then the lookup is repeated.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # The newest segment: how far it is, is asked again and again.
+        # Descriptor of the newest segment, whose end is read often.
         self._newest: int | None = None
         self._look_at = 0.0
 
     def numbers(self) -> list[int]:
-        """Return the first message of every segment.
+        """Return the first sequence number of every segment, in order.
 
-        :raises NotFound: there is none.
+        :raises NotFound: the log has no segment.
         """
         numbers = numbers_of(self.folder)
         if not numbers:
@@ -59,7 +58,7 @@ class Places:
         return numbers
 
     def oldest(self) -> int:
-        """Return the number of the oldest message, or of the next to come."""
+        """Return the number of the oldest message, or of the next one if the log is empty."""
         while True:
             number = self.numbers()[0]
             with contextlib.suppress(NotFound):
@@ -71,29 +70,29 @@ class Places:
     def open_oldest(self) -> QueueFile:
         """Map the oldest segment.
 
-        :raises NotFound: there is none.
-        :raises DamagedQueue: it cannot be read.
+        :raises NotFound: the log has no segment.
+        :raises DamagedQueue: the oldest segment is not readable.
         """
         while True:
             first = self.numbers()[0]
             with contextlib.suppress(NotFound), contextlib.ExitStack() as undo:
                 file = open_segment(self.folder, first)
                 undo.callback(file.close)
-                # Otherwise another log may have come meanwhile, in which it is one of the middle.
+                # Otherwise the log was replaced meanwhile, and this segment is not its oldest.
                 if self.numbers()[0] == first:
                     undo.pop_all()
                     return file
 
     def end(self) -> int:
-        """Return the number of the next message that will be written."""
+        """Return the number of the next message."""
         return self.tip().end
 
     def tip(self) -> Tip:
-        """Return how far the newest segment is.
+        """Return epoch and end of the newest segment.
 
-        One that cannot be read counts as one message: whoever comes there is told.
+        An unreadable segment counts as one message: a reader that gets there raises the error.
 
-        :raises NotFound: there is none.
+        :raises NotFound: the log has no segment.
         """
         if self._newest is not None and time.monotonic() < self._look_at:
             state, tip = _progress(self._newest)
@@ -110,7 +109,7 @@ class Places:
                 return Tip(segment.epoch, segment.head)
 
     def is_readable(self) -> bool:
-        """Tell whether the newest segment is: otherwise nobody knows how far it is."""
+        """Tell whether the newest segment is readable; otherwise its end is unknown."""
         with contextlib.suppress(NotFound):
             try:
                 look(self.folder, self.numbers()[-1])
@@ -125,7 +124,7 @@ class Places:
         return Tip(0, number + 1)
 
     def _hold(self, number: int) -> None:
-        """Keep the newest segment open, which tells how far it was also when it is removed."""
+        """Keep the newest segment open, so that its end is known even after its removal."""
         self.close()
         with contextlib.suppress(OSError):
             path = path_of(self.folder, number)
@@ -133,11 +132,11 @@ class Places:
             self._look_at = time.monotonic() + LOOK_AGAIN
 
     def last_tip(self) -> Tip | None:
-        """Return how far the newest segment was that is known of, wherever it is now."""
+        """Return epoch and end of the last known newest segment, even if it was removed."""
         return None if self._newest is None else _progress(self._newest)[1]
 
     def last(self) -> int:
-        """Return the number of the newest message there is, or of the next to come."""
+        """Return the number of the newest message, or of the next one if the log is empty."""
         for number in reversed(self.numbers()):
             with contextlib.suppress(NotFound, DamagedQueue):
                 segment = look(self.folder, number)
@@ -146,9 +145,9 @@ class Places:
         return self.end()
 
     def open_at(self, seq: int) -> QueueFile:
-        """Map the segment that has this message or would have it, or else the oldest.
+        """Map the segment whose range includes `seq`, or else the oldest.
 
-        :raises DamagedQueue: it cannot be read.
+        :raises DamagedQueue: the segment is not readable.
         """
         while True:
             number = self.number_at(seq)
@@ -156,23 +155,23 @@ class Places:
                 return open_segment(self.folder, number)
 
     def number_at(self, seq: int) -> int:
-        """Return the segment that has this message or would have it, or else the oldest."""
+        """Return the segment (its first number) whose range includes `seq`, or else the oldest."""
         numbers = self.numbers()
         return numbers[max(0, bisect.bisect_right(numbers, seq) - 1)]
 
     def following(self, first: int, head: int) -> int | None:
-        """Return the segment behind the one of these messages; None when there is none.
+        """Return the segment after the one from `first` up to `head`, or None.
 
-        One that was made anew in the place of an empty one has its name.
+        A recreated empty segment has the same name as before.
         """
-        # Mostly it is this one, and there may be many.
+        # The common case, without listing a directory of many segments.
         if head > first and path_of(self.folder, head).exists():
             return head
         behind = (number for number in numbers_of(self.folder) if number > first)
         return next(behind, None)
 
     def at_time(self, created_ns: int) -> int:
-        """Return a segment's first message: the moment is in it, or at its end, if in any."""
+        """Return the first number of the segment in which to search for this append time."""
         numbers = self.numbers()
         low, high = 0, len(numbers)
         while low < high:
@@ -184,7 +183,7 @@ class Places:
                 high -= 1
                 continue
             if segment.oldest_ns is None:
-                # It has none: removed just now, at the start, or not written yet, at the end.
+                # Empty: the oldest is being removed, or the newest is not written yet.
                 is_before = segment.state != State.LIVE
             else:
                 is_before = segment.oldest_ns < created_ns
@@ -204,7 +203,7 @@ class Places:
 
 def _progress(descriptor: int) -> tuple[int, Tip]:
     with storage_errors("looking at", f"/proc/self/fd/{descriptor}"):
-        # The state first: a segment that is sealed gets no more.
-        state = state_of(np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1))
-        header = np.frombuffer(os.pread(descriptor, PAGE, 0), HEADER, 1)[0]
-    return state, Tip(int(header["epoch"]), int(header["head"]))
+        # The state first: after sealing, `head` is final.
+        state = Header(os.pread(descriptor, PAGE, 0)).state
+        header = Header(os.pread(descriptor, PAGE, 0))
+    return state, Tip(header["epoch"], header["head"])

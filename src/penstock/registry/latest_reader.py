@@ -1,8 +1,8 @@
 """What is new in a directory's latest_data_info?
 
-LROSE's order and rules (spec lrose 3.5): the queue, then the XML file, then the ASCII file. Other
-than LROSE's, this reader removes nothing that it cannot read, and takes no two updates of one
-second for one.
+LROSE's order and rules (docs/specs/lrose.md 3.5): the queue, then the XML file, then the ASCII
+file. Unlike LROSE's, this reader does not remove what it cannot read, and tells apart two updates
+within one second.
 """
 
 from __future__ import annotations
@@ -14,57 +14,53 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.errors import (
-    DamagedQueue,
-    Malformed,
-    NotFound,
-    PenstockError,
-)
+from penstock.core.errors import DamagedQueue, Malformed, NotFound, PenstockError
 from penstock.core.position import Position
-from penstock.protocols.lrose.ldata_body import decode_body
-from penstock.protocols.lrose.ldata_text import LARGEST_FILE, decode_ascii
-from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.protocols.lrose.ldata_format import (
+    LARGEST_FILE,
+    decode_ascii,
+    decode_body,
+    decode_xml,
+)
 from penstock.queue.classic.layout import ID_COUNT, id_distance
 from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
 from penstock.queue.classic.watch import Sleeper
-from penstock.registry.latest_paths import relative_path
-from penstock.registry.latest_state import stands_behind
+from penstock.registry.latest_files import relative_path, stands_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from penstock.core.message import Message
-    from penstock.protocols.lrose.ldata_info import LatestInfo
-    from penstock.registry.latest_settings import InfoFiles, LatestSettings
-    from penstock.registry.latest_state import SavedPlace
+    from penstock.protocols.lrose.ldata_format import LatestInfo
+    from penstock.registry.latest_files import InfoFiles, LatestSettings, SavedPlace
 
 __all__ = ["InfoReader", "LatestStatistics"]
 
 log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
-#: While nothing comes, look this often (seconds) whether other files are there by now.
+#: Seconds between two looks for other files while no entry arrives.
 _LONGEST_WAIT: Final = 0.5
-#: Whoever writes a set of files may take so long (nanoseconds) from the ASCII to the XML file.
+#: Most nanoseconds between a writer's ASCII and XML files.
 _BETWEEN_FILES: Final = 200_000_000
-#: Others may write to the directory all the time: a wake is not followed by the next at once.
+#: Least seconds between two wakes: other files may be written all the time.
 _AFTER_WAKE: Final = 0.005
 
 
 class LatestStatistics(NamedTuple):
-    """Books of a reader. Every entry of the queue was delivered, unreadable or lost."""
+    """Counters of a reader. Every entry of the queue was delivered, unreadable or lost."""
 
-    #: Entries handed to the caller for the first time.
+    #: Entries delivered for the first time.
     entries: int
-    #: Entries handed out again, by a forced read.
+    #: Entries delivered again by a forced read.
     repeated: int
     #: Entries of the queue, and files, that do not follow their format.
     unreadable: int
-    #: Entries that the queue had no more when this reader came to them.
+    #: Entries overwritten before this reader reached them.
     lost: int
-    #: How often the queue was made anew under this reader.
+    #: How often the queue was recreated while it was read.
     restarts: int
 
 
@@ -86,14 +82,14 @@ class InfoReader:
         self._saved_max_age = saved_max_age
         self._clock = clock
         self._queue: ClassicReader | None = None
-        #: The queue was too old when it was opened, and nothing has come by it since: files may
-        #: be newer.
+        #: The queue was too old when it was opened, and has had no entry since: files may be
+        #: newer.
         self._is_stale = False
-        #: It could not be read any more when this reader looked last.
+        #: The queue was unreadable at the last look.
         self._is_damaged = False
-        #: There was none when this reader looked: all that is in one made later is new.
+        #: There was no queue at the last look: all entries of a later one are new.
         self._saw_no_queue = False
-        #: What the files told last, if nothing has come by the queue since: it comes there, too.
+        #: The last entry of the files, until the queue delivers one: the queue has it, too.
         self._told_by_file: LatestInfo | None = None
         self._sleeper = Sleeper()
         #: How each file looked when it was read last.
@@ -102,18 +98,18 @@ class InfoReader:
         #: Seconds since 1970 when what was read last had been written.
         self.prev_mod_time = 0
         self._entries = self._repeated = self._unreadable = 0
-        #: Of queues that were closed, and what was gone before this reader opened one.
+        #: Counts of closed queues, and entries lost before a queue was opened.
         self._lost = self._restarts = 0
 
     def use(self, settings: LatestSettings) -> None:
-        """Look at other forms of the same files from now on; the place stays."""
+        """Use other forms of the same files from now on; the position stays."""
         self._settings = settings
         if not settings.use_fmq:
             self._close_queue()
 
     @property
     def is_open(self) -> bool:
-        """Whether it reads the queue, so that `read` can wait by itself."""
+        """Whether the queue is open, so that `read` can wait by itself."""
         return self._queue is not None and not self._is_stale
 
     # --- reading ----------------------------------------------------------------------------
@@ -121,7 +117,7 @@ class InfoReader:
     def read(
         self, max_age: float | None, *, from_start: bool, forced: bool = False, wait: float = 0
     ) -> LatestInfo | None:
-        """Return what is new, or None. `forced`: return what is there, also when it is not new.
+        """Return the next new entry, or None. `forced`: return the last entry even if not new.
 
         :raises StorageError: the operating system refuses.
         """
@@ -151,7 +147,7 @@ class InfoReader:
         return None
 
     def wait(self, seconds: float) -> None:
-        """Sleep until somebody writes to the directory, at most so long."""
+        """Sleep until a write to the directory, or the timeout."""
         seconds = min(seconds, _LONGEST_WAIT)
         try:
             folder = os.open(self._files.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -176,7 +172,7 @@ class InfoReader:
     # --- the queue --------------------------------------------------------------------------
 
     def _open_queue(self, max_age: float | None, from_start: bool) -> ClassicReader | None:
-        """Return the queue; None: it cannot be opened, so that files have a turn."""
+        """Return the queue; None: it cannot be opened, so the files are used."""
         if self._queue is not None:
             return self._queue
         if not self._files.has_whole_queue():
@@ -184,7 +180,7 @@ class InfoReader:
             return None
         path = self._files.queue
         try:
-            # At its end first: what is written while its age is looked at is not passed over.
+            # First to the end: entries written during the check of its age are not skipped.
             queue = ClassicReader(f"fmq:{path}", path, Position.END, ClassicOptions(damaged="skip"))
         except NotFound:
             return None
@@ -203,7 +199,7 @@ class InfoReader:
         return queue
 
     def _find_place(self, queue: ClassicReader, max_age: float | None, from_start: bool) -> bool:
-        """Let the queue stand where reading begins; False: it is too old to be read at all."""
+        """Move the queue to the start of reading; False: it is too old to be read."""
         kept = None
         if self._saved is not None:
             kept = self._saved.load(self._clock, self._saved_max_age)
@@ -224,10 +220,10 @@ class InfoReader:
         return True
 
     def _resume(self, queue: ClassicReader, id: int, valid_time: int) -> None:
-        """Stand behind the entry that was read last, or where the queue goes on after it."""
+        """Move after the last entry read, or to the next one that the queue still has."""
         if stands_behind(queue, id, valid_time):
             return
-        # LROSE would go to the newest one. All that is there was never read.
+        # LROSE would go to the newest one. None of these entries was read before.
         bounds = queue.bounds()
         gone = id_distance(bounds.oldest % ID_COUNT, id) - 1
         queue.seek(Position.START)
@@ -276,7 +272,7 @@ class InfoReader:
         return info
 
     def _tell_of(self, damage: DamagedQueue) -> None:
-        """Say once that the files have to do until somebody makes the queue anew."""
+        """Log once that the files are used until the queue is recreated."""
         if not self._is_damaged:
             log.warning("%s; looking at the files instead", damage)
         self._is_damaged = True
@@ -299,10 +295,9 @@ class InfoReader:
         *,
         forced: bool,
     ) -> LatestInfo | None:
-        """Return what the file says, or None if it is not new.
+        """Return the entry of the file, or None if it is not new.
 
-        :raises _NotThere: there is no such file, or it is too old or unreadable: the next in line
-            has its turn.
+        :raises _NotThere: the file is missing, too old or unreadable: the next form is tried.
         """
         mark = _mark(path)
         if mark is None or (max_age is not None and 0 < max_age < self._age(path)):
@@ -323,7 +318,7 @@ class InfoReader:
         if forced:
             self._repeated += 1
             return info
-        # What the queue, or the other file, has told already.
+        # Already delivered by the queue, or by the other file.
         may_be_known = path not in self._seen or self._told_by_file is None
         is_known = may_be_known and self._last is not None and _same(self._last, info)
         self._seen[path] = mark
@@ -335,7 +330,7 @@ class InfoReader:
         return info
 
     def _is_being_written(self, path: Path) -> bool:
-        """Tell whether what says more is about to follow this file."""
+        """Tell whether the writer is about to write a form with more information."""
         if self._is_stale and self._queue is None:
             follower = self._files.stat  # with all that came since its place was kept
         elif path == self._files.ascii and self._settings.use_xml:
@@ -367,11 +362,11 @@ class InfoReader:
 
 
 class _NotThere(Exception):
-    """There is nothing to read in this form."""
+    """This form has nothing to read."""
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written: also twice in a second, and by a rename."""
+    """Return a mark that changes with every write of a file, also by a rename."""
     try:
         status = path.stat()
     except OSError:
@@ -380,7 +375,7 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def _same(one: LatestInfo, other: LatestInfo) -> bool:
-    """Tell whether two forms, of which ASCII says less, tell of the same entry."""
+    """Tell whether two forms hold the same entry; ASCII has fewer fields."""
     return (one.valid_time, one.first_info, one.second_info) == (
         other.valid_time,
         other.first_info,

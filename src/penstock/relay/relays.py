@@ -1,4 +1,4 @@
-"""How do many relays run in one process, each for itself?"""
+"""How do many relays run in one process, independently?"""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.worker import Worker
 from penstock.relay.copy import check_apart, fields_lost
-from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
-from penstock.relay.relay import Relay
-from penstock.relay.statistics import RelayStatistics
+from penstock.relay.outages import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.relay import Relay, RelayStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.core.interfaces import Reader, Writer
-    from penstock.relay.relay_options import RelayOptions
+    from penstock.relay.config import RelayOptions
 
 __all__ = ["RelayStatus", "Relays"]
 
@@ -30,24 +29,24 @@ _NOTHING = RelayStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0)
 
 
 class RelayStatus(NamedTuple):
-    """One relay of many, at one moment."""
+    """A snapshot of one relay."""
 
     name: str
-    #: `starting`, `running`, `waiting` (a side is away), `done`, `stopped` or `failed`.
+    #: `starting`, `running`, `waiting` (an outage), `done`, `stopped` or `failed`.
     state: str
     #: Why it waits or failed.
     trouble: str | None
     books: RelayStatistics
 
     def as_dict(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the fields for JSON."""
         books = self.books._asdict()
         books["dropped"] = {reason.value: n for reason, n in self.books.dropped.items()}
         return {"relay": self.name, "state": self.state, "trouble": self.trouble, **books}
 
 
 class Relays:
-    """Relays that run, each on a thread of its own. What one meets does not touch the others."""
+    """Running relays, each in a thread of its own. A failure does not affect the others."""
 
     def __init__(self, relays: Mapping[str, RelayOptions]) -> None:
         self._stop = threading.Event()
@@ -66,7 +65,7 @@ class Relays:
         return not any(one.worker.is_alive for one in self._all)
 
     def stop(self, timeout: float) -> bool:
-        """Let each finish what it has in hand; tell whether all did in that time."""
+        """Let each finish its current batch; tell whether all ended within `timeout` seconds."""
         self._stop.set()
         deadline = time.monotonic() + timeout
         for one in self._all:
@@ -116,9 +115,9 @@ class _Running:
             log.warning("relay %s failed: %s", self._name, error, exc_info=not known)
 
     def _open(self, stack: contextlib.ExitStack) -> tuple[Reader, Writer]:
-        """Open both sides, when they are there."""
+        """Open both sides, and wait until they are available."""
         options = self._options
-        policy = patient(options.give_up, from_the_start=options.follow)
+        policy = patient(options.longest_outage, from_the_start=options.follow)
         patience = Patience(self._stop.is_set)
 
         def wait(attempt: int, error: Exception, delay: float) -> None:

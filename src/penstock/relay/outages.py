@@ -1,4 +1,4 @@
-"""How does a relay wait for the other side, and still hear that it shall stop?"""
+"""How does a relay wait during an outage, and still react to a stop?"""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently"
 T = TypeVar("T")
 
 _BACKOFF: Final = Backoff(initial=0.05, maximum=5.0)
-#: How long (seconds) a sign to stop may stay unseen.
+#: The longest time (seconds) until a stop is noticed.
 _SLICE: Final = 0.1
 
 
 class StopAsked(Exception):
-    """A wait was ended, because the relay shall stop."""
+    """A wait was ended because the relay was told to stop."""
 
 
 class Patience:
-    """A clock whose sleep ends when the relay shall stop."""
+    """A clock whose sleep ends when the relay is told to stop."""
 
     def __init__(self, should_stop: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> None:
         self.should_stop = should_stop
@@ -43,7 +43,7 @@ class Patience:
     def sleep(self, seconds: float) -> None:
         """Wait.
 
-        :raises StopAsked: the relay shall stop.
+        :raises StopAsked: the relay was told to stop.
         """
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0:
@@ -54,7 +54,7 @@ class Patience:
     async def sleep_async(self, seconds: float) -> None:
         """Wait, as `sleep` does.
 
-        :raises StopAsked: the relay shall stop.
+        :raises StopAsked: the relay was told to stop.
         """
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0:
@@ -64,7 +64,7 @@ class Patience:
 
 
 def side(url: str) -> Endpoint:
-    """Return the endpoint of one side; a plain one where something else has opened it."""
+    """Return the endpoint of one side; a plain `Endpoint` for an unknown scheme."""
     try:
         return endpoint_of(url)
     except UnknownScheme:
@@ -72,14 +72,14 @@ def side(url: str) -> Endpoint:
 
 
 def connection_options(url: str) -> dict[str, str]:
-    """Return how to open one side of a relay: it does the waiting itself, and hears a stop."""
+    """Return options to open one side of a relay, which handles outages itself."""
     return side(url).relay_options(URL.parse(url))
 
 
 def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:
-    """Return when to try again while a side is away: for ever, or for some seconds.
+    """Return the retry policy for outages: for `give_up` seconds, or for ever (None).
 
-    `from_the_start`: also while it is not there yet.
+    `from_the_start`: also retry while a side does not exist yet.
     """
 
     def may_pass(error: Exception) -> bool:
@@ -93,13 +93,13 @@ def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPoli
 def patiently(
     call: Callable[[], T], policy: RetryPolicy, patience: Patience, on_retry: OnRetry
 ) -> T:
-    """Return what `call` returns, when both sides are there. Other errors come as they are.
+    """Return the result of `call`, retried during outages. Other errors are raised unchanged.
 
-    :raises StopAsked: the relay shall stop meanwhile.
+    :raises StopAsked: the relay was told to stop.
     """
     failures: list[Exception] = []
     try:
-        return call()  # as nearly always; to get ready for more costs as much as a small batch
+        return call()  # nearly always; the setup of `retry` costs as much as a small batch
     except Exception as error:
         if not policy.is_worth_retrying(error):
             raise
@@ -113,7 +113,7 @@ def patiently(
         except Exception as error:
             if policy.is_worth_retrying(error):
                 raise
-            return partial(_raise, error)  # past `retry`, which would add a note of its own
+            return partial(_raise, error)  # bypasses `retry`, which would add a note
         return lambda: result
 
     return retry(attempt, policy, patience, on_retry)()

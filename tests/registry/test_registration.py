@@ -1,4 +1,4 @@
-"""A registered writer: it writes as before, and its stream is on the map if there is one."""
+"""The map hears of new files and of streams; nobody waits for it, and writers write as before."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from penstock import Closed, MessageTooLarge, open_reader, open_writer
+from penstock import open_reader, open_writer
+from penstock.core.errors import Closed, MessageTooLarge
 from penstock.protocols.lrose.datamapper_client import DataMapClient
-from penstock.protocols.lrose.serving import DsServer
+from penstock.protocols.lrose.ds_server import DsServer
+from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.registry import DataMapServer, MapServerOptions, registered
-from penstock.registry.registered import data_set_of
+from penstock.registry.registration import MapRegistrar, data_set_of
+
+# --- entries of latest_data_info ----------------------------------------------------------------
+
+
+def test_many_directories_and_a_map_that_hangs_hold_up_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as hanging:
+        port = hanging.getsockname()[1]
+        register = MapRegistrar(DataMapClient("127.0.0.1", port, timeout=20))
+        began = time.monotonic()
+        for number in range(70):
+            register(LatestInfo(latest_time=number), f"/data/{number}")
+        assert time.monotonic() - began < 3
+        register.close()
+        assert time.monotonic() - began < 8
+
+
+# --- streams ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""How does a long command end when it is told to?"""
+"""How does a long command, or a server, end when it is told to?"""
 
 from __future__ import annotations
 
@@ -7,41 +7,38 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.cli.output import note
+import typer
+
 from penstock.core.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-__all__ = [
-    "INTERRUPTED",
-    "Ending",
-    "StopSign",
-    "progress_told",
-    "stop_on_signal",
-    "tell_interrupted",
-]
+    from penstock.protocols.lrose.ds_server import DsServer
+
+__all__ = ["INTERRUPTED", "Ending", "StopSign", "serve_until_stopped", "stop_on_signal"]
 
 log = logging.getLogger(__name__)
 
-#: Exit code after Ctrl-C: what a shell says of a program that SIGINT ended.
+#: Exit code after Ctrl-C: the shell's code for SIGINT.
 INTERRUPTED: Final = 130
 
-#: How often (seconds) a server's main thread looks whether a signal came: the system may give it to
-#: another thread, and that wakes nobody.
+#: Seconds between two checks of a server's main thread for a signal: the system may deliver it to
+#: another thread, which does not wake the main thread.
 _LOOK = 0.2
-#: Seconds that a loop has to see the sign: it may be held up, by a full queue or a full pipe.
+#: Seconds for a loop to notice the signal: a full queue or pipe may block it.
 _GRACE = 1.0
-#: Seconds more, before a call of a library that does not hear of signals is cut off.
+#: Further seconds before the process exits in spite of a blocking library call.
 _LAST: Final = 1.0
 
 
 class StopSign:
-    """Whether somebody asked us to stop."""
+    """Whether a signal asked the command to stop."""
 
     def __init__(self) -> None:
         self.is_up = False
@@ -51,7 +48,7 @@ class StopSign:
 
 
 class Ending:
-    """The end of a server, which Ctrl-C or SIGTERM brings."""
+    """Waits for Ctrl-C or SIGTERM, to end a server."""
 
     def __init__(self) -> None:
         self._is_near = threading.Event()
@@ -59,7 +56,7 @@ class Ending:
             signal.signal(number, lambda *_: self._is_near.set())
 
     def wait(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Return when the signal has come, or it is over otherwise."""
+        """Wait for the signal, or until `is_over` returns true."""
         while not self._is_near.wait(_LOOK) and not is_over():
             pass
 
@@ -70,11 +67,11 @@ def stop_on_signal(
 ) -> Iterator[StopSign]:
     """Let Ctrl-C and SIGTERM end a loop between two messages.
 
-    A loop that does not end within the seconds of `grace`, or a second signal, is ended at once.
-    Where a library holds it up that does not hear of signals, as gRPC on a silent network does,
-    `held_up` is called a second later, and the process ends as by a kill.
+    After `grace` seconds, or at a second signal, the loop is interrupted. If a library call blocks
+    that too, as gRPC on a silent network does, `held_up` is called a second later, and the process
+    exits at once.
 
-    :raises KeyboardInterrupt: it was ended at once.
+    :raises KeyboardInterrupt: the loop was interrupted.
     """
     with contextlib.ExitStack() as stack:
         if held_up is not None:
@@ -84,10 +81,10 @@ def stop_on_signal(
 
 @contextlib.contextmanager
 def _cut_off(patience: float, held_up: Callable[[], None]) -> Iterator[None]:
-    """End the process, with the exit code of Ctrl-C, if the block goes on so long after a signal.
+    """Exit with the code of Ctrl-C if the block still runs `patience` seconds after a signal.
 
-    Python's own handlers run on the main thread, when it comes back to Python. What wakes this one
-    is written by the system's handler.
+    Python's handlers run only when the main thread returns to Python. This thread is woken by the
+    wakeup file descriptor, which the C-level handler writes to.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -140,19 +137,18 @@ def _sign_on_signal(grace: float) -> Iterator[StopSign]:
             signal.signal(one, earlier)
 
 
-@contextlib.contextmanager
-def progress_told(progress: Callable[[], str]) -> Iterator[None]:
-    """When the block ends early, say how far it came: with the error, or alone after Ctrl-C."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        tell_interrupted(progress())
-        raise
-    except Exception as error:
-        error.add_note(progress())
-        raise
+_Server = TypeVar("_Server", bound="DsServer")
 
 
-def tell_interrupted(progress: str) -> None:
-    """Say that a command was ended, and how far it came."""
-    note(f"penstock: interrupted; {progress}")
+def serve_until_stopped(make: Callable[[], _Server], hello: Callable[[_Server], str]) -> _Server:
+    """Serve until Ctrl-C, SIGTERM, or a client's permitted shutdown; return the closed server.
+
+    :param hello: returns the text to print once it serves
+    :raises StorageError: the address cannot be bound.
+    """
+    ending = Ending()
+    with make() as server:
+        typer.echo(hello(server))
+        sys.stdout.flush()
+        ending.wait(server.stop_requested.is_set)
+    return server

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import console, error_console
+from penstock.cli.console import console, error_console
 from penstock.core.units import format_size
-from penstock.pipeline import quick_start
+from penstock.pipeline.run import java
 
 __all__ = ["add_to"]
 
@@ -30,7 +30,7 @@ def prepare(
     in ~/.cache/penstock (or below XDG_CACHE_HOME). Do it again after an update of Java or PySpark.
     """
     if remove:
-        file = quick_start.archive()
+        file = java.archive()
         if file is None or not file.exists():
             console.print("there is nothing to remove")
         else:
@@ -39,7 +39,7 @@ def prepare(
         return
     began = time.monotonic()
     with error_console.status("running Spark once …"):
-        file = quick_start.prepare()
+        file = java.prepare()
     size = format_size(file.stat().st_size)
     seconds = time.monotonic() - began
     console.print(f"prepared in {seconds:.0f} s: {file} ({size})", soft_wrap=True, markup=False)

@@ -14,15 +14,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import PENSTOCK, json_lines, run
-from penstock import (
-    Message,
-    StreamId,
-    batch_from_messages,
-    create,
-    describe,
-    open_reader,
-    open_writer,
-)
+from penstock import Message, StreamId, create, describe, open_reader, open_writer
+from penstock.core.batch import batch_from_messages
 from protocols.flight.serving import ServerProcess, server_process
 
 

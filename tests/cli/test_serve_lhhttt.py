@@ -25,7 +25,9 @@ def test_messages_are_put_shown_and_taken_by_commands(tmp_path: Path) -> None:
     process, url = _start("--journal", f"log:{tmp_path}/queue")
     assert run("put", url, "--text", "one", "--text", "two").returncode == 0
     assert json.loads(run("info", url, "--json").stdout)["count"] == 2
-    assert run("cat", url, "--raw").stdout == b"onetwo"
+    done = run("cat", url, "--raw")
+    assert done.stdout == b"onetwo"
+    assert b"taken away" in done.stderr
     assert run("cat", url, "--raw").stdout == b""
     assert "2 messages queued, 2 delivered" in _stop(process)
     assert process.returncode == 0

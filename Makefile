@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers-ready
 QUICK  := $(VENV)/.spark-ready
 CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
-NATIVE := $(wildcard src/penstock/*/*/*.[ch] include/penstock/*.h)
+NATIVE := $(wildcard src/penstock/*/*.c src/penstock/*/*/*.[ch] include/penstock/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint format bench bench-more fuzz sanitize clean
@@ -30,7 +30,7 @@ $(QUICK): $(STAMP)
 	@$(CACHED) $(BIN)/penstock prepare || echo "the tests of Spark take longer"
 	@touch $@
 
-demo: $(STAMP) ## a radar, a Spark pipeline and a picture of the storms, in under two minutes
+demo: $(STAMP) ## a radar, Spark pipelines, volumes and a picture of the storms, in under two minutes
 	@$(BIN)/python examples/radar/storm_watch.py
 
 test: $(QUICK) ## all tests at small size, below 12 minutes
@@ -54,7 +54,7 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
-bench-more: $(PEERS) ## Spark, decoding, datagrams, remote queues, relay, dispatcher, groups, each beside its yardstick
+bench-more: $(PEERS) ## Spark, decoding, datagrams, UDP queues, remote queues, relay, dispatcher, groups, router, each beside its yardstick
 	@tools/bench-servers
 	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
@@ -63,7 +63,12 @@ bench-more: $(PEERS) ## Spark, decoding, datagrams, remote queues, relay, dispat
 	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/groups.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/psi.py
+	@$(BIN)/python benches/shell.py $(filter --quick,$(BENCH))
 	@$(BIN)/python benches/datagrams.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/lhhttt.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/jrtc.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/router.py $(filter --quick,$(BENCH))
+	@$(BIN)/python benches/radar.py --spark $(filter --quick,$(BENCH))
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

@@ -27,12 +27,15 @@ setup(
         )
         for name in (
             "penstock.core.decoding._protobuf",
+            "penstock.dispatch._headers",
             "penstock.queue.classic._appender",
             "penstock.queue.classic._rows",
             "penstock.queue.wide._ring",
             "penstock.protocols._datagrams",
+            "penstock.protocols.jrtc._structs",
             "penstock.protocols.lhhttt._frames",
             "penstock.protocols.lrose._short",
+            "penstock.radar._pulses",
         )
     ],
     # Where C and C++ programs find it: <prefix>/include/penstock/ring.h

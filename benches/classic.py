@@ -33,6 +33,7 @@ from harness import (
     report,
     save,
 )
+from penstock.core.batch import batch_from_messages
 from penstock.queue.classic import sysv
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ def write_many(url: str, size: int, count: int) -> float:
 def write_batch(url: str, size: int, count: int) -> float:
     writer = writer_of(url)
     message = penstock.Message(0, time.time_ns(), 0, 0, 0, None, None, b"x" * size)
-    batch = penstock.batch_from_messages([message] * WRITE_GROUP)
+    batch = batch_from_messages([message] * WRITE_GROUP)
     began = time.perf_counter()
     for left in range(count, 0, -WRITE_GROUP):
         writer.write_batch(batch if left >= WRITE_GROUP else batch.slice(0, left))

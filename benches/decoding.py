@@ -22,8 +22,8 @@ from rich.progress import track
 
 from harness import Requirement, Result, machine, report, save
 from penstock.core.decoding import decoder_for
-from penstock.pipeline.decoding import decode
-from penstock.pipeline.session import spark_session
+from penstock.pipeline.run.session import spark_session
+from penstock.pipeline.source.payloads import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

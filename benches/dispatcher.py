@@ -28,9 +28,9 @@ from peers.contract import MEMORY
 from peers.redis import connect
 from peers.servers import REDIS, missing_server, redis_server
 from penstock.core.retry import Backoff
+from penstock.dispatch.bus import devote
 from penstock.dispatch.dispatcher import Dispatcher
-from penstock.dispatch.interpreter import devote
-from penstock.dispatch.routing import Routes
+from penstock.dispatch.routes import Routes
 from penstock.dispatch.settings import Retry
 from penstock.protocols.uprotocol import UUri
 from penstock.protocols.uprotocol.message import notification

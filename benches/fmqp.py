@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import penstock
 from harness import Contestant, Requirement, Result, machine, race, report, save
 from penstock.core.errors import ConnectionLost
-from penstock.protocols.lrose.connection import ping
+from penstock.protocols.lrose.ds_client import ping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

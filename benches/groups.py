@@ -26,7 +26,7 @@ import penstock
 from harness import Requirement, Result, machine, report, save
 from peers.redis import add, connect
 from peers.servers import REDIS, missing_server, redis_server
-from penstock.core.grouped import Grouped
+from penstock.core.capabilities import Grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.pipeline.rows import SPARK_SCHEMA, rows_of
+from penstock.pipeline.source.ranges import SPARK_SCHEMA, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.options import SourceOptions, parse_spark_options
-from penstock.pipeline.source import PenstockSource
-from penstock.pipeline.stream_reading import StreamReader
+from penstock.pipeline.source.options import SourceOptions, parse_spark_options
+from penstock.pipeline.source.stream import PenstockSource, StreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

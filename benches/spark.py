@@ -22,10 +22,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as f
 
 from harness import Requirement, Result, machine, report, save
+from nothing import NothingSource
 from penstock import open_reader, open_writer
-from penstock.pipeline.session import spark_session
+from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.capabilities import Commit, Staged
+from penstock.core.provenance import Origin, Span
+from penstock.core.url import URL
+from penstock.pipeline import Pipeline, plan
+from penstock.pipeline.run import run
+from penstock.pipeline.run.data_frames import Frames
+from penstock.pipeline.run.session import spark_session
+from penstock.pipeline.sink.row_messages import for_output
+from penstock.pipeline.source import decode
+from penstock.protocols.flight.client import Target
+from penstock.protocols.flight.endpoint import FlightEndpoint, note_suffix
+from penstock.protocols.flight.staging_client import commit_staged
 from ready_batch import ReadyBatchSource
 from row_by_row import RowByRowSource
 
@@ -33,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.pipeline.run import Progress
 
 HERE = Path(__file__).parent
 
@@ -44,6 +60,8 @@ WARM_UP, COUNTED = 100, 60
 FIRST, EACH = 8, 5
 #: Columns of those who do not need all ten.
 FEW = "seq,time,payload"
+#: Rows of the batches whose commits are compared.
+FEW_ROWS, MANY_ROWS = 10_000, 1_000_000
 #: Rows of the small batches, and messages a second of the steady stream.
 SMALL = 1000
 
@@ -116,6 +134,27 @@ def judge(rounds: list[dict[str, Any]]) -> tuple[list[Result], list[Requirement]
     one = result("one core", "through a stage", lambda r: r["one core"], None)
     two = result("two cores", "through a stage", lambda r: r["two cores"], one)
 
+    through = "through a pipeline"
+    option = result(
+        "struct, the source's option", through, lambda r: r["pipelines"]["option"], None
+    )
+    yaml_ = result("struct, a YAML source", through, lambda r: r["pipelines"]["yaml"], option)
+    stage = result("struct, in a stage", through, lambda r: r["pipelines"]["stage"], option)
+    each = "three streams of one"
+    before = result(
+        "a row for each, decoded in a stage", each, lambda r: r["streams"]["before"], None
+    )
+    after = result(
+        "a row for all, decoded in the source", each, lambda r: r["streams"]["after"], before
+    )
+    plain = result(
+        "the same of undecoded rows, a row for each",
+        each,
+        lambda r: r["streams"]["plain before"],
+        None,
+    )
+    plain_after = result("a row for all", each, lambda r: r["streams"]["plain after"], plain)
+
     def p50(part: str) -> float:
         return float(median(r[part] for r in rounds))
 
@@ -123,11 +162,32 @@ def judge(rounds: list[dict[str, Any]]) -> tuple[list[Result], list[Requirement]
     latency = [r["latency"] for r in rounds]
     middle, late = median(x["p50"] for x in latency), median(x["p99"] for x in latency)
     print(f"trigger p50, {SMALL} rows: {small:.0f} ms; Spark's default settings: {default:.0f} ms")
+    start, least = (median(r["starts"][name] for r in rounds) for name in ("penstock", "nothing"))
+    print(f"start: {start * 1000:.0f} ms, of a source that does nothing: {least * 1000:.0f}")
     print(f"end to end at {SMALL} messages/s: p50 {middle:.0f} ms, p99 {late:.0f} ms")
+    few_rows, many_rows = (
+        median(r["commits"][str(rows)] for r in rounds) for rows in (FEW_ROWS, MANY_ROWS)
+    )
+    print(
+        f"a commit beyond the append: {few_rows:.1f} ms, of {MANY_ROWS:,} rows {many_rows:.1f} ms"
+    )
     assert arrow.ratio is not None
     assert against_rate.ratio is not None
     assert two.ratio is not None
-    return [tuples, rate, arrow, against_rate, few, ready, one, two], [
+    assert yaml_.ratio is not None
+    assert after.ratio is not None
+    pipelines = [option, yaml_, stage, before, after, plain, plain_after]
+    return [tuples, rate, arrow, against_rate, few, ready, one, two, *pipelines], [
+        Requirement(
+            "a YAML source with struct decoding, at least 0.9x the source's option",
+            yaml_.ratio >= 0.9,
+            f"{yaml_.ratio:.2f}x",
+        ),
+        Requirement(
+            "three streams of the same rows, at least 2x a row for each",
+            after.ratio >= 2,
+            f"{after.ratio:.2f}x",
+        ),
         Requirement("Arrow, at least 3x tuples", arrow.ratio >= 3, f"{arrow.ratio:.2f}x"),
         Requirement(
             "Arrow, at least 0.5x rate-micro-batch",
@@ -139,7 +199,17 @@ def judge(rounds: list[dict[str, Any]]) -> tuple[list[Result], list[Requirement]
             small <= 0.5 * default,
             f"{small / default:.2f}x",
         ),
+        Requirement(
+            "start of a query, at most 1.5x of a source that does nothing",
+            start <= 1.5 * least,
+            f"{start / least:.2f}x",
+        ),
         Requirement("two cores, at least 1.3x one core", two.ratio >= 1.3, f"{two.ratio:.2f}x"),
+        Requirement(
+            f"commit of {MANY_ROWS:,} rows beyond the append, at most 1.5x of {FEW_ROWS:,}",
+            many_rows <= 1.5 * few_rows,
+            f"{many_rows / few_rows:.2f}x",
+        ),
         Requirement(
             f"end to end at {SMALL} messages/s", True, f"p50 {middle:.0f} ms, p99 {late:.0f} ms"
         ),
@@ -198,8 +268,8 @@ def sources(folder: Path, is_quick: bool) -> dict[str, float]:
     first, each = (1, 1) if is_quick else (FIRST, EACH)
     found: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(first + each):
-        for name, run in runs.items():
-            rate = run()
+        for name, read_all in runs.items():
+            rate = read_all()
             if turn >= first:
                 found[name].append(rate)
     # Last, and fewer: they take ten times as long, nearly all of it in Python.
@@ -240,6 +310,78 @@ def through_a_stage(folder: Path, is_quick: bool, cores: int) -> float:
     return float(median(rates[first:]))
 
 
+#: A struct of SIZE bytes.
+LAYOUT = (
+    "double azimuth; uint32_t pulse; uint16_t gates; uint16_t sweep; float dbz[20]; uint32_t end;"
+)
+DECODE = {"format": "struct", "layout": LAYOUT, "packed": True}
+KEEP = ["time_ns"]
+
+
+def pipelines(folder: Path, is_quick: bool) -> dict[str, float]:
+    """Decode all rows in one batch, as YAML says it, by the option, and in a stage."""
+    spark = session()
+    url = f"log:{folder}/rows"
+    option = {"url": url, "decode": json.dumps({**DECODE, "keep": KEEP})}
+    plain = spark.readStream.format("penstock").option("url", url).load()
+    described = Pipeline("p").source("rows", url=url, decode={**DECODE, "keep": KEEP})
+    frames: dict[str, Callable[[], DataFrame]] = {
+        "option": lambda: spark.readStream.format("penstock").options(**option).load(),
+        "yaml": lambda: Frames(described, spark).rows("rows"),
+        "stage": lambda: decode(plain, {**DECODE, "keep": KEEP}),
+    }
+    first, each = (1, 1) if is_quick else (FIRST, EACH)
+    found: dict[str, list[float]] = {name: [] for name in frames}
+    for turn in range(first + each):
+        for name, make in frames.items():
+            rate = rows_per_second(batches(make(), folder)[0])
+            if turn >= first:
+                found[name].append(rate)
+    return {name: median(rates) for name, rates in found.items()}
+
+
+def three_streams(folder: Path, is_quick: bool) -> dict[str, float]:
+    """Write all rows to three logs: as pipelines do it, and as they did it before."""
+    spark = session()
+    url = f"log:{folder}/rows"
+    first, each = (1, 1) if is_quick else (FIRST // 2, EACH)
+    rates: dict[str, list[float]] = {}
+    for turn in range(first + each):
+        for kind, decoding in (("", {**DECODE, "keep": KEEP}), ("plain ", None)):
+            for name, write in (("before", before), ("after", after)):
+                with tempfile.TemporaryDirectory(dir=folder) as target:
+                    rate = write(spark, url, Path(target), decoding)
+                if turn >= first:
+                    rates.setdefault(kind + name, []).append(rate)
+    return {name: median(found) for name, found in rates.items()}
+
+
+def after(spark: SparkSession, url: str, folder: Path, decoding: dict[str, Any] | None) -> float:
+    more = {} if decoding is None else {"decode": decoding}
+    pipeline = Pipeline("p").source("rows", url=url, **more)
+    for number in range(3):
+        pipeline = pipeline.sink(f"s{number}", from_="rows", url=f"log:{folder}/{number}")
+    seen: list[Progress] = []
+    run(plan(pipeline), spark=spark, checkpoint=f"{folder}/c", once=True, on_progress=seen.append)
+    last = max(seen, key=lambda one: one.rows)
+    return last.rows / last.batch_seconds
+
+
+def before(spark: SparkSession, url: str, folder: Path, decoding: dict[str, Any] | None) -> float:
+    """Send a row for each stream, with its name, and decode payloads behind the source."""
+    rows = spark.readStream.format("penstock").option("url", url).load()
+    if decoding is not None:
+        rows = decode(rows, decoding)
+    names = [f.lit(f"s{number}") for number in range(3)]
+    one = for_output(rows, "s0").drop("output")
+    many = one.select(f.explode(f.array(*names)).alias("output"), "*")
+    outputs = json.dumps({f"s{number}": f"log:{folder}/{number}" for number in range(3)})
+    writer = many.writeStream.format("penstock").option("outputs", outputs)
+    query = writer.option("checkpointLocation", f"{folder}/c").trigger(availableNow=True).start()
+    query.awaitTermination()
+    return rows_per_second(json.loads(query.recentProgress[0].json))
+
+
 def latency(folder: Path, is_quick: bool) -> dict[str, float]:
     """From a message being written to a ring to Spark having appended it to a log."""
     spark = session()
@@ -277,6 +419,83 @@ def latency(folder: Path, is_quick: bool) -> dict[str, float]:
     return {"p50": hundredths[49], "p99": hundredths[98]}
 
 
+def starts(folder: Path, is_quick: bool) -> dict[str, float]:
+    """Take the time of a query of one batch, from its description to its end, without the batch."""
+    spark = session()
+    spark.dataSource.register(NothingSource)
+    with open_writer(f"log:{folder}/little") as writer:
+        writer.write(b"x")
+
+    def start(format_: str, **options: str) -> float:
+        began = time.monotonic()
+        frame = spark.readStream.format(format_).options(**options).load()
+        done = batches(frame, folder)
+        seconds = time.monotonic() - began
+        return float(seconds - sum(one["durationMs"]["triggerExecution"] for one in done) / 1000)
+
+    found: dict[str, list[float]] = {"penstock": [], "nothing": []}
+    for turn in range(3 if is_quick else 12):
+        for name, taken in found.items():
+            options = {"url": f"log:{folder}/little"} if name == "penstock" else {}
+            seconds = start(name, **options)
+            if turn:
+                taken.append(seconds)
+    return {name: median(taken) for name, taken in found.items()}
+
+
+def commits(folder: Path, is_quick: bool) -> dict[str, float]:
+    """Milliseconds that a commit takes beyond the append, by the rows of the batch.
+
+    The sink as Spark's driver has it, and tasks that have staged with a server in another process.
+    """
+    root = folder / "served"
+    root.mkdir(exist_ok=True)
+    program = [str(Path(sys.executable).with_name("penstock")), "serve", "flight", "--quiet"]
+    with subprocess.Popen(
+        [*program, "--root", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split(" at ")[1].strip()
+            return time_commits(url, is_quick)
+        finally:
+            server.terminate()
+
+
+def time_commits(server: str, is_quick: bool) -> dict[str, float]:
+    """Commit small and large batches in turn, so that both meet the same machine."""
+    endpoint = FlightEndpoint()
+    beyond: dict[int, list[float]] = {FEW_ROWS: [], MANY_ROWS: []}
+    for batch in range(4 if is_quick else 16):
+        for rows, times in beyond.items():
+            url = URL.parse(f"{server}rows-{rows}?kind=log")
+            files = [stage(endpoint, url, batch, task, rows // 2) for task in range(2)]
+            origin = Origin({"0 rows": Span(1, batch * rows, (batch + 1) * rows)})
+            commit = Commit("bench", batch, files, origin)
+            began = time.perf_counter()
+            endpoint.noted(url, commit)
+            done = commit_staged(Target.of(url), commit, note_suffix(url))
+            endpoint.unstage(url, commit, is_done=True)
+            times.append(time.perf_counter() - began - done.seconds)
+            assert done.new == rows
+    return {str(rows): median(times[1:]) * 1000 for rows, times in beyond.items()}
+
+
+def stage(endpoint: FlightEndpoint, url: URL, batch: int, task: int, rows: int) -> Staged:
+    part = endpoint.stage(url, "bench", batch, task)
+    at_once = 10_000
+    columns = [
+        pa.repeat(pa.scalar(bytes(SIZE) if field.name == "payload" else None, field.type), at_once)
+        if field.nullable or field.name == "payload"
+        else pa.repeat(pa.scalar(0, field.type), at_once)
+        for field in BATCH_SCHEMA
+    ]
+    some = pa.RecordBatch.from_arrays(columns, schema=BATCH_SCHEMA)
+    for start in range(0, rows, at_once):
+        part.add(some.slice(0, min(at_once, rows - start)))
+    return part.finish()
+
+
 PARTS: dict[str, Callable[[Path, bool], Any]] = {
     "sources": sources,
     "cheap checkpoints": lambda folder, _: small_batches(folder, {}),
@@ -284,6 +503,10 @@ PARTS: dict[str, Callable[[Path, bool], Any]] = {
     "one core": lambda folder, is_quick: through_a_stage(folder, is_quick, 1),
     "two cores": lambda folder, is_quick: through_a_stage(folder, is_quick, 2),
     "latency": latency,
+    "starts": starts,
+    "pipelines": pipelines,
+    "streams": three_streams,
+    "commits": commits,
 }
 
 

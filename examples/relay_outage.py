@@ -17,6 +17,8 @@ from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.relay import Relays, relay_options
 
 COUNT = 3000
+#: Below those that the system gives to connections: free when the server comes back.
+PORT = 18815
 
 
 def main() -> None:
@@ -24,11 +26,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "archive"
         root.mkdir()
-        server = FlightServer(ServerOptions(root=root, port=0))
+        server = FlightServer(ServerOptions(root=root, port=PORT))
         source = f"log:{folder}/beams"
         relay = relay_options(
             source=source,
-            target=f"flight://127.0.0.1:{server.port}/beams?kind=log",
+            target=f"flight://127.0.0.1:{PORT}/beams?kind=log",
             state=Path(folder) / "beams.relay",
         )
         with penstock.open_writer(source) as writer, Relays({"beams": relay}) as relays:
@@ -38,7 +40,7 @@ def main() -> None:
             server.close()
             time.sleep(2)
             print(f"the archive is away: the relay is {relays.statuses()[0].state}")
-            server = FlightServer(ServerOptions(root=root, port=server.port))
+            server = FlightServer(ServerOptions(root=root, port=PORT))
             measuring.join()
             while (books := relays.statuses()[0].books).copied < COUNT:
                 time.sleep(0.05)

@@ -13,7 +13,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
-from penstock import AlreadyExists, id_for_app
+from penstock.core.errors import AlreadyExists
+from penstock.core.stream_id import id_for_app
 from penstock.queue.streams import InputStream, OutputStream
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from penstock.pipeline import quick_start
+from penstock.pipeline.run import java
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ os.environ["COLUMNS"] = "200"
 
 # Java that lives for a minute spends much of it on compiling well what it runs for seconds.
 os.environ.setdefault(
-    "SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {quick_start.options()}"
+    "SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {java.options()}"
 )
 
 # A busy two-core machine is not a slow test.

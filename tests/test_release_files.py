@@ -7,18 +7,18 @@ import sys
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.position import Position
 from penstock.dispatch.outbox import Outbox
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store.streams import Store
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log import recovery as log_recovery
 from penstock.queue.log import segments as log_segments
-from penstock.queue.wide import creation
-from penstock.queue.wide.layout import HEADER, PAGE
+from penstock.queue.wide import file as wide_file
+from penstock.queue.wide.file import Header
+from penstock.queue.wide.layout import PAGE
 
 ARCHIVE = Path(__file__).parent / "fixtures" / "release-0.1" / "files.tar.gz"
 NEXT_BOOT = bytes(range(16))
@@ -37,9 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def boot(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Tell whether the machine was started anew since the files were written."""
     header = (folder / "killed.fmq").read_bytes()[:PAGE]
-    then = bytes(np.frombuffer(header, HEADER, 1)["boot_id"][0])
+    then = Header(header).boot_id
     now = NEXT_BOOT if request.param else then
-    for module in (creation, log_recovery, log_segments):
+    for module in (wide_file, log_recovery, log_segments):
         monkeypatch.setattr(module, "boot_id", lambda: now)
     return bool(request.param)
 

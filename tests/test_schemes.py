@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from penstock.core.endpoints import OWN_ENDPOINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
-ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 #: The package that owns each scheme.
 OWNERS = {
-    scheme: target.partition(":")[0].rpartition(".")[0]
-    for scheme, target in ENTRY_POINTS["penstock.endpoints"].items()
+    scheme: target.partition(":")[0].rpartition(".")[0] for scheme, target in OWN_ENDPOINTS.items()
 }
 #: A scheme, or the beginning of a URL.
 SCHEME = re.compile(rf"({'|'.join(map(re.escape, OWNERS))})(:.*)?", re.DOTALL)
@@ -32,12 +31,20 @@ TESTS = {
 }
 #: Words that are a scheme, and are something else in this place.
 OTHERWISE = {
+    *(("penstock.cli.commands", command) for command in ("fmq", "latest", "log")),
+    ("penstock.core.decoding.options", "arrow"),  # formats of payloads
+    ("penstock.core.decoding.options", "csv"),
     ("penstock.core.delivery", "latest"),  # a delivery policy
     ("penstock.core.quota", "psi:"),  # whose formula a quota follows
-    ("penstock.pipeline.fields", "latest"),  # Spark's and Kafka's word for the end of a stream
-    ("penstock.pipeline.options", "latest"),
-    ("penstock.pipeline.task_reading", "latest"),
-    ("penstock.protocols.psi.store_export", "log"),  # a format of an exported store
+    ("penstock.pipeline.graph.fields", "latest"),  # Kafka's word for the end of a stream
+    ("penstock.pipeline.graph.model", "csv"),  # formats of Spark's sinks
+    ("penstock.pipeline.graph.model", "parquet"),
+    ("penstock.pipeline.source.options", "latest"),
+    ("penstock.pipeline.source.batch", "latest"),
+    ("penstock.protocols.psi.store.export", "csv"),  # formats of an exported store
+    ("penstock.protocols.psi.store.export", "log"),
+    ("penstock.protocols.psi.store.export", "parquet"),
+    ("penstock.radar.stages", "iwrf"),  # a format of a file
 }
 
 

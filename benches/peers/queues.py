@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from peers.contract import BUFFER, PATIENCE, Case, Receiver, Scratch, Sender, Way, send_each
+from penstock.core.batch import batch_from_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,7 +114,7 @@ class _Lists(_Single):
 
 class _Arrow(_Single):
     def send_for(self, seconds: float, payloads: Sequence[bytes]) -> int:
-        batch = penstock.batch_from_messages(
+        batch = batch_from_messages(
             [penstock.Message(0, 0, 0, 0, 0, None, None, payload) for payload in payloads]
         )
         return len(payloads) * send_each(self._writer.write_batch, [batch], seconds)

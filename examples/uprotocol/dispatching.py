@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.retry import RetryPolicy, retry
-from penstock.dispatch.administration import find_place
+from penstock.dispatch.control import find_place
 from penstock.protocols.uprotocol import UCode, UStatusError
 
 if TYPE_CHECKING:

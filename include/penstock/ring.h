@@ -1,24 +1,24 @@
 /* penstock/ring.h - the wide Fast Message Queue, version 1, for C11 and C++17 on Linux.
  *
- * This header is all that a producer or a consumer needs; penstock's own core is made from it.
- * docs/queue-format.md tells the same in words. A queue is one mapped file (on disk, in /dev/shm,
+ * This header is all that a producer or a consumer needs; penstock's own core is built on it.
+ * docs/queue-format.md explains the same format. A queue is one mapped file (on disk, in /dev/shm,
  * or a memfd), little-endian:
  *
  *     header         4096 bytes
- *     reader table   `readers` entries of 128 bytes, filled up to a multiple of 4096
+ *     reader table   `readers` entries of 128 bytes, padded to a multiple of 4096
  *     slot table     `slots` entries of 64 bytes; `slots` is a power of two
  *     buffer         `buffer_size` bytes, a multiple of 4096
  *
- * Message number s is in slot s % slots. Its bytes begin at buffer offset position % buffer_size
- * and are in one piece. The messages tail .. head-1 are there.
+ * Message number s is in slot s % slots. Its bytes start at buffer offset position % buffer_size
+ * and are contiguous. The queue holds the messages tail .. head-1.
  *
  * Order of the writer's stores, and what a reader may conclude from it:
  *     1. tail    then a release fence    what is below tail may be overwritten from now on
  *     2. the bytes and slots of the new messages
- *     3. head    with release            who loads head with acquire sees all of 2
- * A reader copies; then, behind an acquire fence, it loads tail. If its message is not below
- * tail, the copy is whole. An aligned 64-bit load or store is one access on every machine that
- * this runs on.
+ *     3. head    with release            a load of head with acquire sees all of 2
+ * A reader copies; then, after an acquire fence, it loads tail. If its message is not below
+ * tail, the copy is intact. Aligned 64-bit loads and stores are atomic on every supported
+ * machine.
  */
 #ifndef PENSTOCK_RING_H
 #define PENSTOCK_RING_H
@@ -51,30 +51,31 @@
 #define PENSTOCK_PAGE 4096u
 #define PENSTOCK_READER_SIZE 128u
 #define PENSTOCK_SLOT_SIZE 64u
-#define PENSTOCK_ALIGN 64u /* messages begin at multiples of this */
-#define PENSTOCK_HELD_MAX 128u /* readers that one writer can wait for */
-#define PENSTOCK_SLEEP_MAX 128 /* queues that one call can wait for, and one more */
+#define PENSTOCK_ALIGN 64u /* alignment of messages */
+#define PENSTOCK_HELD_MAX 128u /* most readers that a writer can wait for */
+#define PENSTOCK_SLEEP_MAX 128 /* most futexes of one sleep: 127 queues and the bell */
 #define PENSTOCK_SECOND 1000000000ll
-#define PENSTOCK_SPIN 20000 /* ns to look again and again before sleeping: what falling asleep costs */
+#define PENSTOCK_SPIN 20000 /* ns to spin before sleeping: about the cost of going to sleep */
 
 /* Header flags. */
 #define PENSTOCK_WITH_CRC 1u     /* every message has its crc32c */
 #define PENSTOCK_MANY_WRITERS 2u /* writers take the lock of the header in turns */
-#define PENSTOCK_SPARSE 4u       /* not all of the file has its disk space yet */
+#define PENSTOCK_SPARSE 4u       /* disk space is allocated as messages arrive */
 #define PENSTOCK_KEEPS 8u        /* nothing is overwritten: a segment of a log */
 
 /* Header states. */
 #define PENSTOCK_LIVE 0u
-#define PENSTOCK_SEALED 1u   /* no more messages will come */
-#define PENSTOCK_REPLACED 2u /* the path names another queue by now */
+#define PENSTOCK_SEALED 1u   /* takes no more messages */
+#define PENSTOCK_REPLACED 2u /* the path names another queue */
 
 /* Slot flags. */
 #define PENSTOCK_HAS_STREAM 1u     /* the block begins with 16 bytes of another stream id */
 #define PENSTOCK_HAS_ATTRIBUTES 2u /* then come the attributes */
 #define PENSTOCK_HAS_CRC 4u
+#define PENSTOCK_HAS_ORIGIN 8u /* the block ends with the time of a copy's first append */
 
-/* Whoever uses a queue holds an exclusive OFD lock on a byte of the file, far behind its end. The
- * kernel drops it with the process, so a byte that is not locked means: its owner is gone. */
+/* Every reader and writer holds an exclusive OFD lock on a byte far past the end of the file. The
+ * kernel releases it when the process ends, so an unlocked byte means that its owner is gone. */
 #define PENSTOCK_LIVE_READER (1ull << 62)             /* + index in the reader table */
 #define PENSTOCK_LIVE_WRITER ((1ull << 62) + (1u << 24)) /* + number of the writer, 0: the only one */
 
@@ -82,21 +83,21 @@ typedef enum {
     PENSTOCK_OK,
     PENSTOCK_EMPTY,     /* there is no such message yet */
     PENSTOCK_LAPPED,    /* it was overwritten */
-    PENSTOCK_DAMAGED,   /* it is there, and is not what a writer wrote */
+    PENSTOCK_DAMAGED,   /* it fails its checks */
     PENSTOCK_TOO_LARGE, /* it does not fit into the buffer, or into the reader's memory */
-    PENSTOCK_FULL,      /* a held reader still needs the messages that would go */
-    PENSTOCK_CHANGED,   /* readers came or went: look again for those to wait for */
+    PENSTOCK_FULL,      /* a held reader still needs messages that would be overwritten */
+    PENSTOCK_CHANGED,   /* named readers joined or left: update `held` */
     PENSTOCK_NO_SPACE,  /* a sparse queue needs disk space there first */
     PENSTOCK_CLOSED,    /* the queue was sealed or replaced: it takes no more */
-    PENSTOCK_GUARDED    /* what would be overwritten was synced: the disk has to know first */
+    PENSTOCK_GUARDED    /* synced messages would be overwritten: sync a new guard first */
 } penstock_code;
 
 typedef struct {
-    /* What never changes after creation. */
+    /* Constant after creation, except by recovery. */
     uint64_t magic;
     uint32_t version;
     uint32_t flags;
-    uint64_t epoch; /* another number for every queue that is created */
+    uint64_t epoch; /* random; new for every created or recovered queue */
     uint64_t slots;
     uint64_t buffer_size;
     uint32_t readers;
@@ -107,9 +108,9 @@ typedef struct {
     uint8_t stream[16]; /* the queue's own stream id; zeros: none */
     int64_t created_ns;
     uint64_t first_seq; /* number of the first message that was ever in it */
-    uint32_t check;     /* at 104: crc32c of what is before it, and of `lineage`; 0: none */
+    uint32_t check;     /* at 104: crc32c of the fields before it, and of `lineage`; 0: none */
     uint8_t unused_1[20];
-    /* What changes; on cache lines of their own, because others poll them. */
+    /* Variable fields, on cache lines of their own, because other processes poll them. */
     uint64_t head; /* at 128: number of the next message */
     uint8_t unused_2[56];
     uint64_t tail; /* at 192: number of the oldest message */
@@ -119,28 +120,35 @@ typedef struct {
     uint8_t unused_4[56];
     uint32_t room_wanted; /* at 320: 1 when a writer sleeps until a held reader moves, or may */
     uint32_t room_wakes;  /* the futex that it sleeps on */
-    uint32_t holders;     /* counts comings and goings of named readers */
+    uint32_t holders;     /* incremented when a named reader joins or leaves */
     uint8_t unused_5[52];
     uint32_t lock;        /* at 384: number of the writer that has the lock; top bit: some wait */
-    uint32_t next_writer; /* the number that was given out last */
-    uint32_t writer_pid;  /* for people to look at */
+    uint32_t next_writer; /* the number assigned last */
+    uint32_t writer_pid;  /* for information only */
     uint32_t state;
-    uint8_t boot_id[16];  /* of the machine, when a writer opened it last */
+    uint8_t boot_id[16];  /* of the boot in which it was written last; zeros: all is synced */
     uint64_t state_check; /* at 416: the state, and its complement above it; 0: none */
     uint64_t guard;       /* messages from here on are not overwritten; 0: no such promise */
-    uint64_t guard_next;  /* what `guard` will be when the sync under way is done */
+    uint64_t guard_next;  /* `guard` after the current sync; without a guard: the end of the messages
+                           * on disk when it was dropped */
     uint8_t unused_6[8];
-    uint64_t lineage[8]; /* at 448: epochs that this one continues, and where each was cut */
-    uint8_t unused_7[PENSTOCK_PAGE - 512];
+    uint64_t lineage[8]; /* at 448: earlier epochs, and the end of each */
+    int64_t source_least; /* at 512: of a sealed segment: the range of its messages' time_ns */
+    int64_t source_greatest;
+    uint64_t source_check; /* crc32c of these two, with bit 32 set; otherwise not recorded */
+    int64_t origin_least; /* at 536: the same for origin_ns */
+    int64_t origin_greatest;
+    uint64_t origin_check;
+    uint8_t unused_7[PENSTOCK_PAGE - 560];
 } penstock_header;
 
 typedef struct {
     uint32_t state; /* 0 free, 1 named, 2 passing */
     uint32_t pid;
     uint64_t epoch;
-    uint64_t position; /* number of the next message that it wants */
+    uint64_t position; /* number of the next message to read */
     int64_t updated_ns;
-    char name[88];  /* ends with a zero; one of more than 87 bytes goes on in `check` */
+    char name[88];  /* zero-terminated; more than 87 bytes continue in `check` */
     uint64_t check; /* at 120: of position, epoch and name; 0: none */
 } penstock_reader_entry;
 
@@ -148,11 +156,11 @@ typedef struct {
     uint64_t seq;
     int64_t time_ns;    /* when it happened */
     int64_t created_ns; /* when it was appended; never decreases */
-    uint64_t position;  /* of its first byte, counted on since the queue was created */
+    uint64_t position;  /* of its first byte, counted since the creation of the queue */
     uint64_t length;    /* bytes of the payload, as stored */
     int32_t type, subtype;
     uint32_t flags;
-    uint32_t block;      /* bytes before the payload: stream, attributes, zeros up to a multiple of 8 */
+    uint32_t block;      /* bytes before the payload: stream, attributes, padding to a multiple of 8, origin */
     uint32_t attributes; /* bytes of the attributes */
     uint32_t crc32c;     /* of the 60 bytes before it, then block and payload */
 } penstock_slot;
@@ -172,12 +180,13 @@ PENSTOCK_ASSERT(offsetof(penstock_header, room_wanted) == 320, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, lock) == 384, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, state_check) == 416, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, lineage) == 448, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, source_least) == 512, "layout");
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A test build defines this, to be killed at each of these points in turn. */
+/* A test build defines this, to kill the process at each of these points in turn. */
 #ifndef PENSTOCK_FAULT_POINT
 #define PENSTOCK_FAULT_POINT() ((void)0)
 #endif
@@ -195,7 +204,7 @@ static inline bool penstock_crc_is_native(void) { return __builtin_cpu_supports(
 #else
 #define PENSTOCK_CRC_TARGET "+crc"
 #endif
-/* What the kernel says of the processor (HWCAP_CRC32), asked once. */
+/* Whether the processor has the instruction (HWCAP_CRC32); cached. */
 static inline bool penstock_crc_is_native(void) {
 #if defined(__ARM_FEATURE_CRC32)
     return true;
@@ -231,8 +240,8 @@ __attribute__((target(PENSTOCK_CRC_TARGET))) static inline uint32_t penstock_crc
 }
 #endif
 
-/* Where the processor has no instruction for it: eight bytes at a time, by tables that are made once.
- * Two threads that make them at the same time store the same. */
+/* Without a processor instruction: eight bytes at a time, by tables that are computed once. Two threads
+ * that compute them concurrently store the same values. */
 static inline uint32_t penstock_crc_portable(uint32_t crc, const uint8_t *p, size_t n) {
     static uint32_t tables[8][256];
     static bool ready;
@@ -265,7 +274,7 @@ static inline uint32_t penstock_crc_portable(uint32_t crc, const uint8_t *p, siz
     return crc;
 }
 
-/* Continue a crc32c (Castagnoli) over more bytes; begin with 0. */
+/* Continue a crc32c (Castagnoli) over more bytes; start with 0. */
 static inline uint32_t penstock_crc32c(uint32_t crc, const void *bytes, size_t n) {
 #if defined(PENSTOCK_CRC_TARGET)
     if (penstock_crc_is_native())
@@ -284,12 +293,12 @@ typedef struct {
     uint64_t mask; /* slots - 1 */
     uint64_t buffer_size;
     uint32_t crc;  /* PENSTOCK_HAS_CRC, if every message has it */
-    bool writable; /* a ring that is mapped read-only is polled: a sleeper has to leave a mark */
+    bool writable; /* false: poll, because a sleeper must set a flag */
 } penstock_ring;
 
 static inline uint64_t penstock_align(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 
-/* Where the parts of a queue begin, and how large its file is. */
+/* Offsets of the slot table and the buffer. */
 static inline uint64_t penstock_slots_offset(uint32_t readers) {
     return PENSTOCK_PAGE + penstock_align((uint64_t)readers * PENSTOCK_READER_SIZE, PENSTOCK_PAGE);
 }
@@ -298,15 +307,15 @@ static inline uint64_t penstock_buffer_offset(uint32_t readers, uint64_t slots) 
     return penstock_align(penstock_slots_offset(readers) + slots * PENSTOCK_SLOT_SIZE, PENSTOCK_PAGE);
 }
 
-/* The checksum of what never changes in a header, which only recovery does. Never 0. */
+/* The checksum of the header fields that only recovery changes. Never 0. */
 static inline uint32_t penstock_header_check(const penstock_header *h) {
     uint32_t crc = penstock_crc32c(0, h, offsetof(penstock_header, check));
     crc = penstock_crc32c(crc, h->lineage, sizeof h->lineage);
     return crc == 0 ? 1 : crc;
 }
 
-/* What is to become of a queue. A word that its complement agrees with is believed before `state`: one
- * of its bits may have changed, or who stored both was killed between. */
+/* The state of a queue. `state_check`, if its halves agree, overrides `state`, which may have a flipped
+ * bit or be stale: the process was killed between the two stores. */
 static inline uint32_t penstock_state(const penstock_header *h) {
     uint64_t both = __atomic_load_n(&h->state_check, __ATOMIC_ACQUIRE);
     if (both != 0 && (uint32_t)both == ~(uint32_t)(both >> 32))
@@ -314,8 +323,8 @@ static inline uint32_t penstock_state(const penstock_header *h) {
     return __atomic_load_n(&h->state, __ATOMIC_ACQUIRE);
 }
 
-/* Returns the name of the first field of a header that is wrong, or NULL. Checks everything that
- * addresses are made from. */
+/* Returns the name of the first invalid field of a header, or NULL. Checks all fields that
+ * addresses are computed from. */
 static inline const char *penstock_header_fault(const penstock_header *h, uint64_t file_size) {
     if (file_size < PENSTOCK_PAGE)
         return "file size";
@@ -335,7 +344,7 @@ static inline const char *penstock_header_fault(const penstock_header *h, uint64
         return "buffer_offset";
     if (h->file_size != h->buffer_offset + h->buffer_size)
         return "file_size";
-    uint32_t check = __atomic_load_n(&h->check, __ATOMIC_ACQUIRE); /* 0 also while it is recovered */
+    uint32_t check = __atomic_load_n(&h->check, __ATOMIC_ACQUIRE); /* 0 also during recovery */
     if (check != 0 && check != penstock_header_check(h) && check == __atomic_load_n(&h->check, __ATOMIC_ACQUIRE))
         return "check";
     uint64_t both = __atomic_load_n(&h->state_check, __ATOMIC_ACQUIRE);
@@ -344,7 +353,7 @@ static inline const char *penstock_header_fault(const penstock_header *h, uint64
     return file_size < h->file_size ? "file size" : NULL;
 }
 
-/* Lay the ring over mapped memory whose header has no fault. */
+/* Initialize a ring over mapped memory whose header has no fault. */
 static inline penstock_ring penstock_over(void *base, bool writable) {
     uint8_t *bytes = (uint8_t *)base;
     penstock_header *h = (penstock_header *)base;
@@ -360,7 +369,7 @@ static inline penstock_ring penstock_over(void *base, bool writable) {
     return ring;
 }
 
-/* Map a queue's file. Returns NULL, or what is wrong: "open" and "map" leave errno. */
+/* Map a queue's file. Returns NULL, or the name of the fault: "open" and "map" set errno. */
 static inline const char *penstock_map(const char *path, bool writable, penstock_ring *ring, int *fd) {
     *fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     struct stat status;
@@ -408,7 +417,7 @@ static inline int64_t penstock_clock(clockid_t clock) {
     return (int64_t)now.tv_sec * PENSTOCK_SECOND + now.tv_nsec;
 }
 
-/* Let the other half of the core work while this one looks again and again. */
+/* Yield to the sibling hyperthread while spinning. */
 static inline void penstock_pause(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -424,20 +433,20 @@ static inline uint32_t penstock_message_crc(const penstock_slot *slot, const uin
 
 /* --- rows of the reader table ----------------------------------------------------------------- */
 
-/* The part of a row's checksum that does not change while somebody has it. */
+/* The part of a row's checksum that is constant while the row has an owner. */
 static inline uint32_t penstock_name_crc(const penstock_reader_entry *row) {
     return penstock_crc32c(0, row->name, sizeof row->name);
 }
 
-/* What `check` is at a position: its lower half above, a checksum of name, epoch and position below. So
- * from either of the words, and what is near it, the other one can be told. Never 0. */
+/* `check` of a position: the low half of the position in the high half, and a checksum of name, epoch
+ * and position in the low half. So a stale or damaged position can be restored from it. Never 0. */
 static inline uint64_t penstock_row_check(uint32_t name_crc, uint64_t epoch, uint64_t position) {
     uint64_t words[2] = {epoch, position};
     uint64_t word = position << 32 | penstock_crc32c(name_crc, words, sizeof words);
     return word == 0 ? 1 : word;
 }
 
-/* Store a position. The check first: it says where the reader is, should the other store never come. */
+/* Store a position. The check first: it has the new position if a kill prevents the second store. */
 static inline void penstock_move(penstock_reader_entry *row, uint32_t name_crc, uint64_t position) {
     if (row->name[sizeof row->name - 1] == 0) {
         uint64_t epoch = __atomic_load_n(&row->epoch, __ATOMIC_RELAXED);
@@ -449,7 +458,7 @@ static inline void penstock_move(penstock_reader_entry *row, uint32_t name_crc, 
 
 /* --- slots ----------------------------------------------------------------------------------- */
 
-/* Slots are copied word by word, because another process may be at the same words. */
+/* Slots are copied word by word, because another process may access the same words. */
 static inline void penstock_load_slot(penstock_slot *to, const penstock_slot *from) {
     uint64_t words[8];
     for (int i = 0; i < 8; i++)
@@ -473,21 +482,21 @@ static inline bool penstock_is_inside(const penstock_ring *ring, const penstock_
            slot->position % size + slot->block + slot->length <= size;
 }
 
-/* Whether a slot can be that of this message. A damaged file has others. */
+/* Whether a slot is a valid slot of this message. */
 static inline bool penstock_slot_is_sane(const penstock_ring *ring, const penstock_slot *slot,
                                          uint64_t seq) {
-    uint64_t stream = slot->flags & PENSTOCK_HAS_STREAM ? 16 : 0;
+    uint64_t own = (slot->flags & PENSTOCK_HAS_STREAM ? 16 : 0) + (slot->flags & PENSTOCK_HAS_ORIGIN ? 8 : 0);
     return slot->seq == seq && (slot->flags & PENSTOCK_HAS_CRC) >= ring->crc &&
-           stream + slot->attributes <= slot->block && penstock_is_inside(ring, slot);
+           own + slot->attributes <= slot->block && penstock_is_inside(ring, slot);
 }
 
-/* Whether the bytes of a slot have its checksum, if it has one. */
+/* Whether slot, block and payload match the checksum, if there is one. */
 static inline bool penstock_crc_holds(const penstock_ring *ring, const penstock_slot *slot) {
     return !(slot->flags & PENSTOCK_HAS_CRC) ||
            slot->crc32c == penstock_message_crc(slot, ring->buffer + slot->position % ring->buffer_size);
 }
 
-/* The same, of a payload that was copied: what is delivered is what was checked. The block is not. */
+/* The same for a copied payload: the delivered bytes are the checked ones. The block is not copied. */
 static inline bool penstock_copy_holds(const penstock_ring *ring, const penstock_slot *slot,
                                        const void *payload) {
     if (!(slot->flags & PENSTOCK_HAS_CRC))
@@ -509,11 +518,11 @@ typedef struct {
     int64_t created_ns;  /* of the last message */
     uint64_t planned;    /* messages placed and not published yet */
     uint64_t at;         /* position of the message under way */
-    /* Who is waited for. */
+    /* Readers to wait for. */
     uint32_t held[PENSTOCK_HELD_MAX], held_count;
-    uint32_t holders; /* as in the header, when `held` was made; see penstock_code CHANGED */
+    uint32_t holders; /* of the header, when `held` was set; see PENSTOCK_CHANGED */
     bool holding;
-    uint64_t limit; /* messages from here on are still needed */
+    uint64_t limit; /* held readers need messages from here on */
     uint64_t guard; /* as in the header; the largest number: none */
     /* A sparse queue has disk space for positions and slots below these. */
     uint64_t ready_position, ready_seq;
@@ -529,7 +538,7 @@ static inline struct flock penstock_byte(uint64_t byte) {
     return lock;
 }
 
-/* Lock a liveness byte, until the file is closed: 0, EBUSY when another has it, or an errno. */
+/* Lock a liveness byte until the file is closed: 0, EBUSY if another has it, or an errno. */
 static inline int penstock_live(int fd, uint64_t byte) {
     struct flock lock = penstock_byte(byte);
     if (fcntl(fd, F_OFD_SETLK, &lock) == 0)
@@ -537,14 +546,14 @@ static inline int penstock_live(int fd, uint64_t byte) {
     return errno == EAGAIN || errno == EACCES ? EBUSY : errno;
 }
 
-/* Whether somebody else has a liveness byte. */
+/* Whether another file description has locked a liveness byte. */
 static inline bool penstock_is_alive(int fd, uint64_t byte) {
     struct flock lock = penstock_byte(byte);
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Take up writing where the last writer, however it ended, left off; what it had not published is
- * forgotten. The caller is the only writer, or has the lock. False: the queue is damaged. */
+/* Resume after the last published message; unpublished ones of the last writer are discarded. The
+ * caller is the only writer, or has the lock. False: the queue is damaged. */
 static inline bool penstock_resume(penstock_writer *w) {
     const penstock_ring *ring = &w->ring;
     w->head = __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE);
@@ -566,7 +575,7 @@ static inline bool penstock_resume(penstock_writer *w) {
     return penstock_slot_is_sane(ring, &last, w->head - 1);
 }
 
-/* What this run of the machine is told by; zeros where that is not known. */
+/* The kernel's id of this boot; zeros if unknown. */
 static inline void penstock_boot_id(uint8_t id[16]) {
     char text[40] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC), digits = 0;
@@ -581,8 +590,8 @@ static inline void penstock_boot_id(uint8_t id[16]) {
     }
 }
 
-/* Become a writer of a mapped queue: 0, EBUSY when another is, EPIPE when it was sealed, or what the
- * lock met. */
+/* Become a writer of a mapped queue: 0, EBUSY if there is another one or none is let in, EPIPE if
+ * the queue was sealed or replaced, or an errno of the lock. */
 static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, int fd) {
     memset(w, 0, sizeof *w);
     w->ring = ring;
@@ -593,11 +602,13 @@ static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, 
     if (penstock_state(ring.header) != PENSTOCK_LIVE)
         return EPIPE;
     if (ring.header->flags & PENSTOCK_MANY_WRITERS) {
-        do { /* the top bit is taken, and 0 is nobody */
+        do { /* 31 bits: the top bit is a flag, and 0 means no writer */
             uint32_t n = __atomic_add_fetch(&ring.header->next_writer, 1, __ATOMIC_RELAXED);
             PENSTOCK_FAULT_POINT();
             w->number = n & INT32_MAX;
             error = w->number == 0 ? EBUSY : penstock_live(fd, PENSTOCK_LIVE_WRITER + w->number);
+            if (error == EBUSY && penstock_is_alive(fd, PENSTOCK_LIVE_WRITER))
+                return EBUSY; /* all bytes may be locked, to keep writers out */
         } while (error == EBUSY);
         return error;
     }
@@ -608,14 +619,14 @@ static inline int penstock_writer_claim(penstock_writer *w, penstock_ring ring, 
 }
 
 /* The same, ready to write: also EBADMSG when the queue is damaged, EOPNOTSUPP when it is compressed or
- * sparse, and ENOTRECOVERABLE when the machine went down since the last writer: let penstock open it to
- * write first. Many writers resume each time that they have the lock. */
+ * sparse, and ENOTRECOVERABLE when the machine crashed since the last writer: let penstock open it for
+ * writing first. Many writers resume each time they take the lock. */
 static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, int fd) {
     uint64_t boot[2], *known = (uint64_t *)(void *)ring.header->boot_id;
     if (ring.header->compression != 0 || (ring.header->flags & PENSTOCK_SPARSE))
         return EOPNOTSUPP;
     penstock_boot_id((uint8_t *)boot);
-    for (int i = 0; i < 2; i++) { /* word by word: many writers may be at it */
+    for (int i = 0; i < 2; i++) { /* word by word: other writers may store it */
         uint64_t word = __atomic_load_n(&known[i], __ATOMIC_RELAXED);
         if (word != 0 && word != boot[i])
             return ENOTRECOVERABLE;
@@ -638,7 +649,7 @@ static inline int penstock_futex_wait(uint32_t *word, uint32_t seen, int64_t nan
 
 #define PENSTOCK_LOCK_WAITERS 0x80000000u
 
-/* Store this writer's number in the lock, if it is as it was seen. */
+/* Store this writer's number in the lock, if it still is `seen`. */
 static inline bool penstock_take(penstock_writer *w, uint32_t *seen, uint32_t mine) {
     penstock_header *h = w->ring.header;
     PENSTOCK_FAULT_POINT();
@@ -650,14 +661,14 @@ static inline bool penstock_take(penstock_writer *w, uint32_t *seen, uint32_t mi
     return true;
 }
 
-/* Try for the lock of many writers, for so long at most: 0, ETIMEDOUT or EINTR. A holder that died
- * loses it: what it had not published is not there. */
+/* Take the lock of many writers within a time: 0, ETIMEDOUT or EINTR. A dead holder loses it, and its
+ * unpublished messages are discarded. */
 static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
     uint32_t *lock = &w->ring.header->lock, seen = 0, mine = w->number;
     if (penstock_take(w, &seen, mine))
         return 0;
     const int64_t slice = 20000000; /* how soon a death is noticed */
-    mine |= PENSTOCK_LOCK_WAITERS;  /* others may sleep, too */
+    mine |= PENSTOCK_LOCK_WAITERS;  /* other writers may sleep, too */
     int64_t deadline = penstock_clock(CLOCK_MONOTONIC) + nanoseconds;
     for (bool again = nanoseconds > 0;; again = (nanoseconds = deadline - penstock_clock(CLOCK_MONOTONIC)) > 0) {
         seen = __atomic_load_n(lock, __ATOMIC_RELAXED);
@@ -684,7 +695,7 @@ static inline int penstock_lock(penstock_writer *w, int64_t nanoseconds) {
     }
 }
 
-/* Take up writing with the lock in hand, where the writer before left off: OK, CLOSED or DAMAGED. */
+/* Resume writing after taking the lock: OK, CLOSED or DAMAGED. */
 static inline penstock_code penstock_take_over(penstock_writer *w) {
     if (penstock_state(w->ring.header) != PENSTOCK_LIVE)
         return PENSTOCK_CLOSED;
@@ -709,10 +720,10 @@ static inline uint64_t penstock_held(const penstock_writer *w) {
     return lowest;
 }
 
-/* Wake those who sleep on `wakes`, if `flag` says that there are any. Behind a store that they
- * look at after they set the flag. */
+/* Wake the sleepers on `wakes`, if `flag` is set. Call it after the store that sleepers check once
+ * they have set the flag. */
 static inline void penstock_wake(uint32_t *flag, uint32_t *wakes) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the store comes before the look at the flag */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the store comes before the load of the flag */
     if (__atomic_load_n(flag, __ATOMIC_RELAXED) == 0)
         return;
     __atomic_store_n(flag, 0, __ATOMIC_RELAXED);
@@ -735,16 +746,16 @@ static inline void penstock_publish(penstock_writer *w) {
     penstock_wake(&h->sleeping, &h->wakes);
 }
 
-/* Find a place for a message of so many bytes (block and payload), free it, and say where it is.
+/* Make room for a message of `bytes` bytes (block and payload), and return its address in `to`.
  * On any other code than OK nothing was changed. */
 static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, uint8_t **to) {
     uint64_t size = w->ring.buffer_size, room = penstock_align(bytes, PENSTOCK_ALIGN);
     if (bytes > size)
         return PENSTOCK_TOO_LARGE;
     uint64_t at = w->position, next = w->head + w->planned, tail = w->tail;
-    if (at % size + room > size) /* a message is in one piece */
+    if (at % size + room > size) /* a message is contiguous */
         at += size - at % size;
-    /* A position that is not right is above `at`; then this goes around, and the message goes. */
+    /* A damaged position above `at` makes the difference wrap around, so that message is freed. */
     while (tail < next && (next - tail > w->ring.mask ||
                            at - w->ring.slots[tail & w->ring.mask].position > size - room))
         tail++;
@@ -760,8 +771,8 @@ static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, u
         return PENSTOCK_GUARDED;
     if (at + room > w->ready_position || next >= w->ready_seq)
         return PENSTOCK_NO_SPACE;
-    /* What is not published cannot be freed. And the slot of the last message that is published
-     * has to stay as it is: the next writer resumes behind it. */
+    /* Unpublished messages cannot be freed. And the slot of the last published message must stay
+     * unchanged: the next writer resumes after it. */
     if (tail > w->head || w->planned == w->ring.mask)
         penstock_publish(w);
     if (tail != w->tail) {
@@ -795,10 +806,12 @@ static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot) 
     return slot->seq;
 }
 
-/* Let everything be overwritten, now that the disk knows: 0 or an errno. */
+/* Sync, record the end of the synced messages on disk, and remove the guard: 0 or an errno. */
 static inline int penstock_drop_guard(penstock_writer *w) {
     penstock_header *h = w->ring.header;
-    __atomic_store_n(&h->guard_next, UINT64_MAX, __ATOMIC_RELAXED);
+    if (fdatasync(w->fd) != 0)
+        return errno;
+    __atomic_store_n(&h->guard_next, w->head, __ATOMIC_RELAXED);
     if (fdatasync(w->fd) != 0)
         return errno;
     __atomic_store_n(&h->guard, UINT64_MAX, __ATOMIC_RELAXED);
@@ -806,8 +819,8 @@ static inline int penstock_drop_guard(penstock_writer *w) {
     return 0;
 }
 
-/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, GUARDED when the disk
- * refuses (see errno), or EMPTY when another writer kept the lock for 10 s. */
+/* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, GUARDED when a sync
+ * fails (see errno), or EMPTY when another writer kept the lock for 10 s. */
 static inline penstock_code penstock_write(penstock_writer *w, const void *payload, uint64_t length,
                                            int32_t type, int32_t subtype) {
     if (w->number != 0) {
@@ -841,24 +854,24 @@ static inline penstock_code penstock_write(penstock_writer *w, const void *paylo
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* The number of the next message that will come. */
+/* The number of the next message. */
 static inline uint64_t penstock_head(const penstock_ring *ring) {
     return __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE);
 }
 
-/* The number of the oldest message that is there. */
+/* The number of the oldest message. */
 static inline uint64_t penstock_tail(const penstock_ring *ring) {
     return __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
 }
 
-/* Whether everything copied so far of this message, and of those after it, was whole. */
+/* Whether all bytes copied so far of this message, and of later ones, were intact. */
 static inline bool penstock_still_there(const penstock_ring *ring, uint64_t seq) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return seq >= __atomic_load_n(&ring->header->tail, __ATOMIC_RELAXED);
 }
 
-/* Copy the slot of a message that was published. OK means that its bytes lie within the buffer;
- * copy them, then ask penstock_still_there. */
+/* Copy the slot of a published message. OK means that its bytes are within the buffer; copy them,
+ * then check penstock_still_there. */
 static inline penstock_code penstock_slot_of(const penstock_ring *ring, uint64_t seq,
                                              penstock_slot *slot) {
     penstock_load_slot(slot, &ring->slots[seq & ring->mask]);
@@ -867,13 +880,22 @@ static inline penstock_code penstock_slot_of(const penstock_ring *ring, uint64_t
     return penstock_slot_is_sane(ring, slot, seq) ? PENSTOCK_OK : PENSTOCK_DAMAGED;
 }
 
+/* The time of a message's first append, in its first queue. `bytes` are those of its slot, from the
+ * block on, or a copy of them. */
+static inline int64_t penstock_origin(const penstock_slot *slot, const uint8_t *bytes) {
+    int64_t origin = slot->created_ns;
+    if (slot->flags & PENSTOCK_HAS_ORIGIN)
+        memcpy(&origin, bytes + slot->block - 8, 8);
+    return origin;
+}
+
 /* Where the bytes of a slot (block, then payload) are. */
 static inline const uint8_t *penstock_bytes(const penstock_ring *ring, const penstock_slot *slot) {
     return ring->buffer + slot->position % ring->buffer_size;
 }
 
-/* Copy the payload of message `seq` to memory of so many bytes. OK, EMPTY, LAPPED (go on at
- * penstock_tail), TOO_LARGE (slot->length says what it takes) or DAMAGED. */
+/* Copy the payload of message `seq` to memory of `room` bytes. OK, EMPTY, LAPPED (resume at
+ * penstock_tail), TOO_LARGE (slot->length is the size needed) or DAMAGED. */
 static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t seq, penstock_slot *slot,
                                           void *payload, uint64_t room) {
     if (seq >= penstock_head(ring))
@@ -892,8 +914,8 @@ static inline penstock_code penstock_read(const penstock_ring *ring, uint64_t se
     return whole ? PENSTOCK_OK : PENSTOCK_DAMAGED;
 }
 
-/* Copy the payloads of messages first .. end-1 one behind the other, or only check them (to is NULL).
- * Returns the number of the first that is not right or does not fit, or `end`. Then ask
+/* Copy the payloads of messages first .. end-1 back to back, or only check them (to is NULL).
+ * Returns the number of the first that is bad or does not fit, or `end`. Then check
  * penstock_still_there(ring, first). */
 static inline uint64_t penstock_copy_run(const penstock_ring *ring, uint64_t first, uint64_t end,
                                          uint8_t *to, uint64_t room) {
@@ -922,11 +944,11 @@ static inline void penstock_acknowledge(const penstock_ring *ring, uint32_t read
     penstock_wake(&ring->header->room_wanted, &ring->header->room_wakes);
 }
 
-/* Sleep until message `seq` is there, or for so long: 0 (look again), ETIMEDOUT or EINTR. Sleep a
- * second at most at a time: a writer that was killed may not have woken anybody. */
+/* Sleep until message `seq` is published, or a time has passed: 0 (check again), ETIMEDOUT or EINTR.
+ * Sleep a second at most at a time: a killed writer may not have woken its readers. */
 static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_t nanoseconds) {
     penstock_header *h = ring->header;
-    if (!ring->writable) { /* it cannot leave a mark for the writer */
+    if (!ring->writable) { /* it cannot set the flag for the writer */
         struct timespec pause = {0, nanoseconds < 2000000 ? nanoseconds : 2000000};
         return nanosleep(&pause, NULL) == 0 ? 0 : errno;
     }
@@ -939,7 +961,7 @@ static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_
     }
     uint32_t wakes = __atomic_load_n(&h->wakes, __ATOMIC_SEQ_CST);
     __atomic_store_n(&h->sleeping, 1, __ATOMIC_SEQ_CST);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the flag is set before the look at head */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the flag is set before the load of head */
     PENSTOCK_FAULT_POINT();
     if (penstock_head(ring) > seq)
         return 0;
@@ -947,7 +969,7 @@ static inline int penstock_sleep(const penstock_ring *ring, uint64_t seq, int64_
     return error == EAGAIN ? 0 : error;
 }
 
-/* Sleep until a held reader has moved on from `limit`, in the same way. */
+/* Sleep in the same way until the held readers have moved past `limit`. */
 static inline int penstock_sleep_for_room(const penstock_writer *w, int64_t nanoseconds) {
     penstock_header *h = w->ring.header;
     int64_t start = penstock_clock(CLOCK_MONOTONIC), spin = nanoseconds < PENSTOCK_SPIN ? nanoseconds : PENSTOCK_SPIN;
@@ -967,17 +989,17 @@ static inline int penstock_sleep_for_room(const penstock_writer *w, int64_t nano
     return error == EAGAIN ? 0 : error;
 }
 
-/* One who sleeps for many queues. Start it with penstock_sleeper_init, add up to 127 queues, then sleep. */
+/* A sleeper for many queues. Initialize it with penstock_sleeper_init, add up to 127 queues, then sleep. */
 typedef struct {
     struct {
         uint64_t value, address;
         uint32_t flags, unused;
     } words[PENSTOCK_SLEEP_MAX]; /* as the kernel's futex_waitv takes them */
     int count;
-    bool ready; /* one of the queues has what is wanted */
+    bool ready; /* one of the queues has its message already */
 } penstock_sleeper;
 
-/* Another thread wakes it by making `bell` other than 0, and a futex wake. */
+/* Another thread wakes it by setting `bell` to nonzero, and a futex wake. */
 static inline void penstock_sleeper_init(penstock_sleeper *s, uint32_t *bell) {
     memset(s, 0, sizeof *s);
     s->words[0].address = (uintptr_t)bell;
@@ -985,8 +1007,8 @@ static inline void penstock_sleeper_init(penstock_sleeper *s, uint32_t *bell) {
     s->count = 1;
 }
 
-/* Add a queue, and the number of the message that is wanted of it. One that is mapped read-only has no
- * part in it: look at it from time to time. */
+/* Add a queue, and the number of the message to wait for. A queue that is mapped read-only is ignored:
+ * poll it. */
 static inline void penstock_sleeper_add(penstock_sleeper *s, const penstock_ring *ring, uint64_t seq) {
     penstock_header *h = ring->header;
     if (!ring->writable || s->count == PENSTOCK_SLEEP_MAX)
@@ -1000,7 +1022,7 @@ static inline void penstock_sleeper_add(penstock_sleeper *s, const penstock_ring
     s->ready = s->ready || penstock_head(ring) > seq;
 }
 
-/* Sleep until that time (CLOCK_MONOTONIC): 0 (look again), ETIMEDOUT, EINTR, or ENOSYS before Linux 5.16. */
+/* Sleep until `deadline` (CLOCK_MONOTONIC): 0 (check again), ETIMEDOUT, EINTR, or ENOSYS before Linux 5.16. */
 static inline int penstock_sleeper_sleep(const penstock_sleeper *s, int64_t deadline) {
     struct timespec until = {deadline / PENSTOCK_SECOND, deadline % PENSTOCK_SECOND};
     if (s->ready || syscall(449, s->words, s->count, 0, &until, CLOCK_MONOTONIC) >= 0 || errno == EAGAIN)

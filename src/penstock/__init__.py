@@ -10,149 +10,97 @@ with penstock.open_reader("fmq:/tmp/radar/beams") as reader:
         print(message.seq, message.payload)
 """
 
-from penstock import aio
-from penstock.core.batch import BATCH_SCHEMA, Batch, batch_from_messages, messages_from_batch
-from penstock.core.capabilities import (
-    AppendOnce,
-    Commit,
-    Held,
-    InPlaceReader,
-    InPlaceWriter,
-    Listable,
-    Replayable,
-)
-from penstock.core.config import ConfigModel, load_config
-from penstock.core.dead_letter import Code, DeadLetter
-from penstock.core.endpoints import (
-    Endpoint,
-    Identity,
-    create,
-    describe,
-    endpoint_of,
-    find_streams,
-    identity,
-    open_reader,
-    open_writer,
-)
-from penstock.core.errors import (
-    AlreadyExists,
-    Closed,
-    ConfigError,
-    ConnectionLost,
-    CursorInUse,
-    CursorTableFull,
-    DamagedQueue,
-    InvalidOption,
-    InvalidStreamId,
-    InvalidURL,
-    LeaseLost,
-    LockTimeout,
-    Malformed,
-    MessageTooLarge,
-    NotFound,
-    Overrun,
-    PenstockError,
-    PositionError,
-    ServerBusy,
-    StorageError,
-    StreamIdCollision,
-    Unacknowledged,
-    UnknownScheme,
-    Unsupported,
-    WriteTimeout,
-)
-from penstock.core.grouped import Grouped, GroupStatistics
-from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Reader, Writer
-from penstock.core.message import Message
-from penstock.core.overflow import (
-    BoundedBuffer,
-    DropCounts,
-    DropReason,
-    OverflowPolicy,
-    QueueFull,
-)
-from penstock.core.position import Position
-from penstock.core.retry import Backoff, RetryPolicy, retry, retry_async
-from penstock.core.statistics import Loss, ReaderStatistics, WriterStatistics
-from penstock.core.stream_id import ForwardDestination, StreamId, id_for_app, id_for_codelet
-from penstock.core.stream_names import StreamNames
+from typing import TYPE_CHECKING
+
+from penstock.core.late_names import late_names
+
+if TYPE_CHECKING:
+    from penstock import aio
+    from penstock.core.batch import Batch
+    from penstock.core.capabilities import Grouped, InPlaceReader, InPlaceWriter, Replayable
+    from penstock.core.endpoints import (
+        Endpoint,
+        create,
+        describe,
+        find_streams,
+        open_reader,
+        open_writer,
+    )
+    from penstock.core.errors import (
+        ConnectionLost,
+        InvalidOption,
+        Malformed,
+        NotFound,
+        PenstockError,
+        Unsupported,
+        WriteTimeout,
+    )
+    from penstock.core.interfaces import Reader, StreamInfo, Writer
+    from penstock.core.message import Message
+    from penstock.core.overflow import OverflowPolicy
+    from penstock.core.position import Position
+    from penstock.core.retry import RetryPolicy
+    from penstock.core.stream_id import StreamId
+    from penstock.queue.streams import InputStream, OutputStream
+    from penstock.queue.waiting import wait_any
+    from penstock.relay.copy import copy
+    from penstock.relay.relay import Relay
+
+#: Names that were here in 0.1, and the modules that have them. They are gone from here in 0.3.
+_MOVED = {
+    "penstock.core.batch": "BATCH_SCHEMA batch_from_messages messages_from_batch",
+    "penstock.core.capabilities": "AppendOnce Commit GroupStatistics Held Listable",
+    "penstock.core.config": "ConfigModel load_config",
+    "penstock.core.dead_letter": "Code DeadLetter",
+    "penstock.core.endpoints": "Identity endpoint_of identity",
+    "penstock.core.errors": (
+        "AlreadyExists Closed ConfigError ConfigErrors CursorInUse CursorTableFull "
+        "DamagedQueue InvalidStreamId InvalidURL LeaseLost LockTimeout MessageTooLarge "
+        "Overrun PositionError ServerBusy StorageError StreamIdCollision Unacknowledged "
+        "UnknownScheme"
+    ),
+    "penstock.core.overflow": "BoundedBuffer DropCounts DropReason QueueFull",
+    "penstock.core.retry": "Backoff retry retry_async",
+    "penstock.core.statistics": "Loss ReaderStatistics WriterStatistics",
+    "penstock.core.stream_id": "ForwardDestination id_for_app id_for_codelet",
+    "penstock.core.stream_names": "StreamNames",
+}
+
+__getattr__ = late_names(__name__, _MOVED)
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "BATCH_SCHEMA",
-    "AlreadyExists",
-    "AppendOnce",
-    "Backoff",
     "Batch",
-    "BoundedBuffer",
-    "Closed",
-    "Code",
-    "Commit",
-    "ConfigError",
-    "ConfigModel",
     "ConnectionLost",
-    "CursorInUse",
-    "CursorTableFull",
-    "DamagedQueue",
-    "DeadLetter",
-    "DropCounts",
-    "DropReason",
     "Endpoint",
-    "ForwardDestination",
-    "GroupStatistics",
     "Grouped",
-    "Held",
-    "Identity",
     "InPlaceReader",
     "InPlaceWriter",
+    "InputStream",
     "InvalidOption",
-    "InvalidStreamId",
-    "InvalidURL",
-    "LeaseLost",
-    "Listable",
-    "LockTimeout",
-    "Loss",
     "Malformed",
     "Message",
-    "MessageTooLarge",
     "NotFound",
+    "OutputStream",
     "OverflowPolicy",
-    "Overrun",
     "PenstockError",
     "Position",
-    "PositionError",
-    "QueueFull",
     "Reader",
-    "ReaderStatistics",
+    "Relay",
     "Replayable",
     "RetryPolicy",
-    "ServerBusy",
-    "StorageError",
     "StreamId",
-    "StreamIdCollision",
     "StreamInfo",
-    "StreamNames",
-    "Unacknowledged",
-    "UnknownScheme",
     "Unsupported",
     "WriteTimeout",
     "Writer",
-    "WriterStatistics",
     "aio",
-    "batch_from_messages",
+    "copy",
     "create",
     "describe",
-    "endpoint_of",
     "find_streams",
-    "id_for_app",
-    "id_for_codelet",
-    "identity",
-    "load_config",
-    "messages_from_batch",
     "open_reader",
     "open_writer",
-    "retry",
-    "retry_async",
+    "wait_any",
 ]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import penstock
 from peers.tally import Delivery, Stopwatch, Taker, Tally, end_marker, payloads_of, stamped
+from penstock.core.batch import batch_from_messages
 
 SIZE = 64
 FORMS = ["one", "many", "batch", "each"]
@@ -34,7 +35,7 @@ def take(taker: Taker, form: str, messages: list[bytes], group: int = 100) -> De
 
 
 def batch_of(payloads: list[bytes]) -> penstock.Batch:
-    return penstock.batch_from_messages(
+    return batch_from_messages(
         [penstock.Message(0, 0, 0, 0, 0, None, None, payload) for payload in payloads]
     )
 

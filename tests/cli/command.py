@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock import open_writer
-from penstock.core.closing import Closable
+from penstock import NotFound, open_reader, open_writer
+from penstock.core.interfaces import Closable
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
@@ -23,10 +23,19 @@ def run(
         [PENSTOCK, *arguments],
         input=stdin,
         capture_output=True,
-        timeout=30,
+        timeout=100,
         check=False,
         env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **environment},
     )
+
+
+def count(url: str) -> int:
+    """Return how many messages are in a stream; 0 if it is not there."""
+    try:
+        with open_reader(url) as reader:
+            return len(list(reader.available()))
+    except NotFound:
+        return 0
 
 
 class OnTerminal(Closable):

@@ -23,9 +23,9 @@ from relay.faults.targets import (
     receive_exactly,
     tcp_client,
     udp_client,
-    wait_until,
 )
 from support.descriptors import cpu_seconds, starved
+from support.until import until
 
 SOON = 20
 
@@ -85,7 +85,7 @@ def test_datagrams_are_dropped_as_the_seed_says() -> None:
     ):
         for data in sent:
             client.send(data)
-        wait_until(lambda: len(target.received) >= len(expected))
+        until(lambda: len(target.received) >= len(expected))
         counters = router.stop_and_count()
     assert target.received == expected
     assert counters["unit"] == "datagrams"
@@ -106,7 +106,7 @@ def test_all_faults_of_datagrams_can_be_asked_for() -> None:
     ):
         for n in range(200):
             client.send(b"%d" % n)
-        wait_until(lambda: len(target.received) > 150)
+        until(lambda: len(target.received) > 150)
         counters = router.stop_and_count()
     assert counters["up"]["delayed"] > 150
 
@@ -119,7 +119,7 @@ def test_connections_pass_and_are_cut_after_so_many_bytes() -> None:
         tcp_client(router.address) as client,
     ):
         client.sendall(bytes(3000))
-        wait_until(lambda: bool(target.ends))
+        until(lambda: bool(target.ends))
         counters = router.stop_and_count()
     assert len(target.received[0]) == 1024
     assert counters["unit"] == "bytes"

@@ -29,6 +29,7 @@ def test_create_put_cat_and_info_work_together(queue_path: str) -> None:
     ]
     assert list(shown[0]) == [
         "seq", "time_ns", "created_ns", "type", "subtype", "stream", "size", "payload_b64",
+        "payload",
     ]  # fmt: skip
     assert base64.b64decode(shown[1]["payload_b64"]) == b"two"
     assert shown[0]["stream"] is None
@@ -71,7 +72,7 @@ def test_what_cat_prints_as_json_put_takes_back(queue_url: str, tmp_path: Path) 
     [
         ("nonsense", b"line 2 should be a JSON object"),
         ("[1]", b"line 2 should be a JSON object"),
-        ('{"payload": "x"}', b"the key 'payload'"),
+        ('{"text": "x"}', b"the key 'text'"),
         ('{"payload_b64": "???"}', b"line 2 payload_b64 should be base64"),
         ('{"payload_b64": "é"}', b"line 2 payload_b64 should be base64"),
         ("[" * 100_000, b"line 2 should be a JSON object"),
@@ -152,8 +153,8 @@ def test_cat_decodes_payloads_and_says_which_do_not(queue_path: str) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ("json", 2, "takes a mapping"),
-        ("{", 2, "takes a mapping"),
+        ("json", 2, "takes a format"),
+        ("{", 2, "takes a format"),
         ("{format: json, schema: a INT, on_error: fail}", 2, "no on_error"),
         ("{format: jsn}", 1, "did you mean json?"),
         ("{format: struct, layout: <d, keep: [sq]}", 1, "did you mean seq?"),
@@ -201,7 +202,7 @@ def test_cat_into_a_closed_pipe_ends_quietly(queue_url: str) -> None:
         catting.stdout.readline()
         catting.stdout.close()
         assert catting.stderr.read() == b""
-        assert catting.wait(timeout=10) == 1
+        assert catting.wait(timeout=10) == 0
 
 
 def test_cp_copies_and_says_how_much(queue_url: str, tmp_path: Path) -> None:
@@ -249,6 +250,9 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
         done = run(*arguments, f"fmq:{tmp_path}/nothing")
         assert done.returncode == 1
         assert b"Traceback" in done.stderr
+    done = run("--debug", "cat", "nothing://me:hunter2@host/x")
+    assert b"Traceback" in done.stderr
+    assert b"hunter2" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -259,6 +263,8 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
         ["put", "fmq:/x"],
         ["cat", "fmq:/x", "--json", "--raw"],
         ["cat", "fmq:/x", "--count", "many"],
+        ["put", "fmq:/x", "--text", "x", "--type", "99999999999"],
+        ["cat", "fmq:/x", "--type", "99999999999"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:

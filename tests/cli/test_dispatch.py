@@ -15,7 +15,7 @@ import penstock
 from cli.command import PENSTOCK, json_lines, run
 from penstock.cli.main import app
 from penstock.core.errors import ConfigError, InvalidOption, NotFound
-from penstock.dispatch.administration import find_place
+from penstock.dispatch.control import find_place
 from penstock.protocols.uprotocol import SubscriptionStatus, UPayloadFormat, UUri, notification
 from penstock.protocols.uprotocol.communication import Publisher
 from support.bus_processes import BusProcess, bus_process, ring_entity

@@ -165,7 +165,7 @@ def test_a_directory_is_served_to_others(data: str) -> None:
 
 
 def test_a_watch_goes_on_when_the_server_comes_back(data: str) -> None:
-    from penstock.protocols.lrose.serving import DsServer
+    from penstock.protocols.lrose.ds_server import DsServer
     from penstock.registry.latest_server import LdataServer, LdataServerOptions
 
     def serve(port: int) -> DsServer:

@@ -213,3 +213,13 @@ def test_another_scheme_is_refused(tmp_path: Path, name: str) -> None:
     fill(f"fmq:{tmp_path / 'queue'}", 3)
     assert isinstance(command(name, f"fmq:{tmp_path / 'queue'}").exception, InvalidURL)
     assert isinstance(command(name, f"log:{tmp_path / 'none'}").exception, NotFound)
+
+
+def test_info_says_in_words_what_a_log_is(path: Path) -> None:
+    with open_writer(f"log:{path}?retain=1M&retain_age=7d&hold=archive,spark"):
+        pass
+    shown = CliRunner().invoke(app, ["info", f"log:{path}"]).stdout
+    for words in ("keeps at most  1.0 MiB", "keeps for      7 d", "archive, spark"):
+        assert words in shown, shown
+    assert "[" not in shown
+    assert "{" not in shown

@@ -17,10 +17,10 @@ from cli.command import PENSTOCK, OnTerminal, fill, run
 from penstock import PenstockError
 from penstock.cli.main import app
 from penstock.protocols.lrose.datamapper_client import DataMapClient
-from penstock.protocols.lrose.datamapper_info import DataSetInfo
-from penstock.protocols.lrose.serving import DsServer
+from penstock.protocols.lrose.datamapper_wire import DataSetInfo
+from penstock.protocols.lrose.ds_server import DsServer
 from penstock.registry import DataMapServer, MapServerOptions
-from penstock.registry.data_map_options import RelayHost
+from penstock.registry.data_map_server import RelayHost
 from registry.map_process import map_process
 
 OLD = 1_700_000_000

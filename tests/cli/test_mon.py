@@ -16,7 +16,7 @@ from cli.command import PENSTOCK, OnTerminal, fill
 from penstock import PenstockError, open_reader, open_writer
 from penstock.cli.main import app
 from penstock.cli.mon import _Sample, _samples, _Watcher, _watcher
-from penstock.cli.stopping import StopSign
+from penstock.cli.signals import StopSign
 
 
 def watched(watcher: _Watcher) -> _Sample:

@@ -17,8 +17,8 @@ from cli.command import PENSTOCK
 from penstock.cli.main import app
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import DateTime, DateTimeKind
 from protocols.psi.damaged_stores import DAMAGES, write_store
 

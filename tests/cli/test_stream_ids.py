@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.stream_ids import app
+from penstock.cli.main import app
 from penstock.core.errors import InvalidOption, InvalidStreamId, StreamIdCollision
 from penstock.core.stream_id import StreamId
 from penstock.core.stream_names import StreamNames, default_names_file
@@ -28,7 +28,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ["id", *arguments])
 
 
 def output(*arguments: str) -> str:

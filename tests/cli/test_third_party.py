@@ -13,16 +13,10 @@ from pathlib import Path
 import pytest
 
 from cli.command import PENSTOCK, fill, json_lines, run
-from penstock import (
-    AppendOnce,
-    InPlaceReader,
-    Listable,
-    NotFound,
-    Replayable,
-    endpoint_of,
-    open_reader,
-)
+from penstock import InPlaceReader, NotFound, Replayable, open_reader
 from penstock.core import endpoints
+from penstock.core.capabilities import AppendOnce, Listable
+from penstock.core.endpoints import endpoint_of
 
 PACKAGE = Path(__file__).parents[1] / "support" / "third_party"
 

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator, Field
 
-from penstock.core.config import ConfigErrors, ConfigModel, load_config, parse_config
-from penstock.core.errors import ConfigError
+from penstock.core.config import ConfigModel, load_config, parse_config
+from penstock.core.errors import ConfigError, ConfigErrors
 from penstock.core.units import parse_size
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def test_a_value_is_what_its_author_wrote(text: str, expected: object) -> None:
         "!!int five",
         "!!bool 5",
         "{[a]: b}",
-        "{<<: {a: 1}}",
+        "{<<: 5}",
         "1" * 5_000,
     ],
 )

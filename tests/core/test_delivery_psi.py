@@ -1,4 +1,4 @@
-"""Each sentence of spec psi, section 8, holds for our delivery policies."""
+"""Each sentence of docs/specs/psi.md 8 holds for our policies."""
 
 from __future__ import annotations
 

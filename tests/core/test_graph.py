@@ -66,3 +66,12 @@ def test_components_hold_every_node_once_and_no_edge_joins_two(graph: Graph[int]
     assert sorted(node for part in components for node in part) == sorted(graph.nodes)
     home = {node: i for i, part in enumerate(components) for node in part}
     assert all(home[parent] == home[child] for parent, child in graph.edges())
+
+
+def test_without_its_back_edges_a_graph_has_no_cycle() -> None:
+    parents = {"a": ["c", "root"], "b": ["a"], "c": ["b"], "root": [], "d": ["d", "c"]}
+    graph = Graph(parents)
+    back = graph.back_edges()
+    assert back == {("c", "a"), ("d", "d")}
+    rest = {node: [p for p in above if (p, node) not in back] for node, above in parents.items()}
+    assert len(Graph(rest).topological_order()) == len(parents)

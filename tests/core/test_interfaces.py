@@ -1,3 +1,5 @@
+"""Readers and writers: what all of them can do, and how they are closed."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +12,15 @@ import pytest
 
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages
 from penstock.core.errors import Closed, Malformed
-from penstock.core.interfaces import Ancestor, Bounds, BytesLike, Reader, Writer
+from penstock.core.interfaces import (
+    Ancestor,
+    Bounds,
+    BytesLike,
+    Closable,
+    Concluding,
+    Reader,
+    Writer,
+)
 from penstock.core.message import Message
 from penstock.core.position import Position, PositionLike
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
@@ -352,3 +362,66 @@ def test_a_position_of_an_earlier_epoch_goes_on_at_the_cut_or_where_it_was() -> 
 def test_a_position_of_a_stream_that_was_created_anew_has_no_successor() -> None:
     assert Bounds(9, 0, 300).successor(5, 150) is None
     assert Bounds(9, 0, 300, (Ancestor(5, 100),)).successor(4, 150) is None
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+class _Tap(Closable):
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_with_hands_out_the_thing_itself_and_closes_it_at_its_end() -> None:
+    tap = _Tap()
+    with tap as entered:
+        assert entered is tap
+        assert tap.closed == 0
+    assert tap.closed == 1
+
+
+def test_a_failure_inside_a_with_closes_it_and_is_not_hidden() -> None:
+    tap = _Tap()
+    with pytest.raises(ValueError, match="inside"), tap:
+        raise ValueError("inside")
+    assert tap.closed == 1
+
+
+def test_what_cannot_be_closed_cannot_be_made() -> None:
+    class Leak(Closable):
+        pass
+
+    with pytest.raises(TypeError, match="close"):
+        Leak()  # type: ignore[abstract]
+
+
+def test_a_thing_with_slots_stays_without_a_dictionary() -> None:
+    assert not hasattr(_Tap(), "__dict__")
+
+
+class _Worker(Concluding):
+    def __init__(self) -> None:
+        self.said: list[bool] = []
+
+    def _close(self, *, finished: bool) -> None:
+        self.said.append(finished)
+
+
+def test_work_is_done_when_it_is_closed_or_a_with_ends_well() -> None:
+    worker = _Worker()
+    with worker as entered:
+        assert entered is worker
+    worker.close()
+    assert worker.said == [True, True]
+
+
+def test_work_is_not_done_when_a_with_fails() -> None:
+    worker = _Worker()
+    with pytest.raises(KeyboardInterrupt), worker:
+        raise KeyboardInterrupt
+    assert worker.said == [False]

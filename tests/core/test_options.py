@@ -58,12 +58,12 @@ def test_options_never_change() -> None:
 @pytest.mark.parametrize(
     ("query", "option", "value", "reason"),
     [
-        ("slots=many", "slots", "many", "valid integer"),
+        ("slots=many", "slots", "many", "must be a whole number"),
         ("slots=0", "slots", "0", "greater than or equal to 1"),
         ("size=ten", "size", "ten", "expected a size such as"),
         ("size=1", "size", "1", "greater than or equal to 32"),
         ("wait=soon", "wait", "soon", "expected a duration such as"),
-        ("blocking=perhaps", "blocking", "perhaps", "valid boolean"),
+        ("blocking=perhaps", "blocking", "perhaps", "must be true or false"),
         ("layout=narrow", "layout", "narrow", "'classic' or 'wide'"),
         ("name=a.b", "name", "a.b", "has a dot"),
     ],

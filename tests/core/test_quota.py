@@ -61,7 +61,7 @@ def test_many_that_share_a_quota_keep_to_it_together() -> None:
 
 
 def test_the_formula_of_psi_sleeps_as_the_real_exporter_was_seen_to() -> None:
-    # One float (24 + 4 bytes) every 20 ms, 1000 B/s, window 5 s: spec psi 4.
+    # One float (24 + 4 bytes) every 20 ms, 1000 B/s, window 5 s: docs/specs/psi.md 4.
     quota = PsiQuota(1000)
     delays = [round(quota.delay(28, i * 20 * MS) * 1000) for i in range(51)]
     assert delays[:5] == [0, 0, 0, 0, 2]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 from typing import Annotated
 
@@ -113,6 +114,21 @@ def test_a_secret_of_the_environment_is_hidden_everywhere(monkeypatch: pytest.Mo
     record = logging.LogRecord("x", logging.INFO, "", 0, "with %s", ("hunter2",), None)
     assert Redacted().filter(record)
     assert record.getMessage() == "with ${BROKER_PASSWORD}"
+
+
+def test_a_logged_traceback_has_no_secrets() -> None:
+    output = io.StringIO()
+    handler = logging.StreamHandler(output)
+    handler.addFilter(Redacted())
+    log = logging.getLogger("tests.redaction")
+    log.addHandler(handler)
+    error = KeyError("token=hunter2")
+    error.__cause__ = ValueError("no amqp://me:hunter2@host")
+    log.error("it failed", exc_info=error, stack_info=True)
+    log.removeHandler(handler)
+    assert "direct cause" in output.getvalue()
+    assert "KeyError" in output.getvalue()
+    assert "hunter2" not in output.getvalue()
 
 
 def test_a_default_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

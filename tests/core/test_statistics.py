@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import Loss, LossLedger
+from penstock.core.statistics import LoggedLosses, Loss, LossLedger
 
 
 def test_a_loss_counts_both_its_ends() -> None:
@@ -48,6 +50,28 @@ def test_losses_apart_or_for_another_reason_stay_apart() -> None:
     for loss in losses:
         ledger.add(loss)
     assert ledger.ranges() == losses
+
+
+def test_the_last_losses_are_logged_with_an_interval_or_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    ledger = LoggedLosses("x:y", logging.getLogger("tests"))
+    for seq in (0, 2, 4):
+        ledger.add(Loss(seq, seq, DropReason.OVERRUN))
+    ledger.tell()
+    now += 1.5
+    for _ in range(2):
+        ledger.tell()
+    ledger.add(Loss(6, 6, DropReason.OVERRUN))
+    for _ in range(2):
+        ledger.tell(at_once=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "x:y: 1 message lost (seq 0): overrun; 1 in all",
+        "x:y: 1 message lost (seq 4): overrun; 3 in all",
+        "x:y: 1 message lost (seq 6): overrun; 4 in all",
+    ]
 
 
 def test_ranges_given_out_do_not_change_later() -> None:

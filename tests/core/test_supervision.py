@@ -173,6 +173,17 @@ def test_programs_come_go_and_come_again_by_name() -> None:
             supervisor.restart("other")
 
 
+def test_one_that_is_started_again_has_not_ended_from_that_call_on() -> None:
+    with Supervisor([shell("it", "exit 0", restart=Restart.NEVER)]) as supervisor:
+        for _ in range(20):
+            assert supervisor.wait(["it"], timeout=20)
+            supervisor.restart("it")
+            with pytest.raises(AlreadyExists):
+                supervisor.add(shell("it", "exit 0"))
+        assert supervisor.wait(["it"], timeout=20)
+        assert supervisor.statistics()["it"].starts == 21
+
+
 def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
     program = Program(name="it", command=("/not/there",), backoff=QUICKLY)
     with Supervisor([program]) as supervisor:

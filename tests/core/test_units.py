@@ -12,6 +12,7 @@ from penstock.core.units import (
     format_size,
     format_time,
     parse_duration,
+    parse_moment,
     parse_size,
     parse_time,
 )
@@ -259,3 +260,27 @@ def test_no_text_does_worse_than_being_refused(text: str) -> None:
             parse(text)
         except InvalidOption as error:
             assert error.value == text  # noqa: PT017 - most texts are refused, some are not
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", "2026-05-02T10:20:30Z"),
+        ("-10m", "2026-05-02T10:10:30Z"),
+        ("-1.5h", "2026-05-02T08:50:30Z"),
+        ("today", "2026-05-02"),
+        ("Yesterday", "2026-05-01"),
+        ("9:05", "2026-05-02T09:05"),
+        ("12:00:30.5", "2026-05-02T12:00:30.5Z"),
+        ("yesterday 12:00", "2026-05-01T12:00"),
+        ("2026-01-01T00:00:01+01:00", "2025-12-31T23:00:01Z"),
+    ],
+)
+def test_a_moment_is_told_as_people_say_it(text: str, moment: str) -> None:
+    assert parse_moment(text, parse_time("2026-05-02T10:20:30Z")) == parse_time(moment)
+
+
+@pytest.mark.parametrize("text", ["", "-10", "-", "tomorrow", "25:00", "yesterday noon", "-5x"])
+def test_what_is_no_moment_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        parse_moment(text, 0)

@@ -15,16 +15,10 @@ import pytest
 import penstock
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
+from support.until import until
 
 log = logging.getLogger("tests.worker")
 QUICK = Backoff(initial=0.001, maximum=0.01)
-
-
-def eventually(check: object, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_a_loop_ends_its_wait_when_it_is_told_to_stop() -> None:
@@ -60,12 +54,12 @@ def test_rounds_come_again_and_at_each_wake() -> None:
     rounds = []
     worker = Worker("rounds", lambda _: rounds.append(1), log=log, every=60).start()
     worker.wake()
-    eventually(lambda: len(rounds) == 1)
+    until(lambda: len(rounds) == 1)
     worker.wake()
-    eventually(lambda: len(rounds) == 2)
+    until(lambda: len(rounds) == 2)
     assert worker.stop(5)
     often = Worker("often", lambda _: rounds.append(1), log=log, every=0.001).start()
-    eventually(lambda: len(rounds) > 5)
+    until(lambda: len(rounds) > 5)
     assert often.stop(5)
 
 
@@ -82,7 +76,7 @@ def test_a_round_that_fails_is_told_of_and_comes_again(caplog: pytest.LogCapture
     worker = Worker(
         "upkeep", job, log=log, every=0.001, backoff=QUICK, on_failure=told.append
     ).start()
-    eventually(lambda: len(rounds) > 4)
+    until(lambda: len(rounds) > 4)
     assert worker.stop(5)
     assert [str(error) for error in told] == ["round 1", "round 2"]
     assert worker.error is told[-1]
@@ -130,7 +124,7 @@ def test_a_back_off_grows_until_it_has_worked_and_ends_at_a_stop() -> None:
 
     pace = Backoff(table=(0.01, 0.1, 60.0), jitter=0)
     worker = Worker("pace", job, log=log, backoff=pace).start()
-    eventually(lambda: len(slept) == 4)
+    until(lambda: len(slept) == 4)
     assert slept[0] < 0.09 <= slept[1]
     assert slept[2] < 0.09 <= slept[3]
     assert worker.stop(5)

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.config import parse_config
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.dispatch import Delivery, Rule
-from penstock.dispatch.building import build, check
+from penstock.dispatch.bus import build, check
 from penstock.dispatch.config import BusConfig, load_bus
 from penstock.protocols.uprotocol import UUri
 

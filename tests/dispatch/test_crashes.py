@@ -92,12 +92,12 @@ def test_a_crash_between_the_letter_and_the_settling_leaves_one_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is lost with the process is that the message was settled."""
-    from penstock.dispatch import giving_up
+    from penstock.dispatch import failures
 
     world = World(tmp_path)
     world.local.always = status("NOT_FOUND")
     with monkeypatch.context() as patch:
-        patch.setattr(giving_up, "_settle", _die)
+        patch.setattr(failures, "_settle", _die)
         world.ingest(world.request(method=BOB.with_resource(1)))
         with pytest.raises(SystemExit):
             world.run()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import Malformed, NotFound, Unsupported
+from penstock.core.errors import Malformed, NotFound, StorageError, Unsupported
 from penstock.dispatch import DeadLetters, Letter, Limits, dead_letter_topic
+from penstock.dispatch.outbox import Outbox
 from penstock.protocols.uprotocol import (
     UUID7,
     DeadLetterReason,
@@ -181,3 +183,37 @@ def test_more_letters_than_a_queue_holds_reach_who_subscribed_to_them(
     assert (counts.letters_published, counts.letters_unpublished) == (count, 0)
     world.balance()
     world.close()
+
+
+@pytest.mark.parametrize("stays_full", [False, True])
+def test_letters_that_wait_outlast_a_full_disk_or_are_counted(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, *, stays_full: bool
+) -> None:
+    world = make_world(limits=Limits(queue_messages=3))
+    world.table.add(world.dispatcher.topic, BOB)
+    nowhere = UUri("nowhere", 1, 1, 0)
+    lost = [world.notify(b"%d" % number, sink=nowhere) for number in range(6)]
+    world.ingest(*lost[:5])  # two letters wait for room
+    append = Outbox.append
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+
+    monkeypatch.setattr(Outbox, "append", full)
+    with pytest.raises(StorageError):
+        world.run(1)
+    with pytest.raises(StorageError):
+        world.ingest(lost[5])
+    if not stays_full:
+        monkeypatch.setattr(Outbox, "append", append)
+        world.ingest(lost[5])
+        world.run(60)
+        told = [Letter.from_bytes(payload or b"") for payload in world.local.payloads(BOB)]
+        assert [letter.original.payload for letter in told if letter.original] == [
+            b"%d" % number for number in range(6)
+        ]
+    world.close()
+    counts = world.dispatcher.books().counts
+    published = 3 if stays_full else 6
+    assert counts.letters_published == published
+    assert counts.letters_published + counts.letters_unpublished == counts.letters

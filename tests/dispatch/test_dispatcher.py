@@ -15,7 +15,7 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import InvalidOption, Malformed, StorageError
 from penstock.core.retry import Backoff
 from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule, outlets
-from penstock.dispatch.outbox import Entry, Outbox
+from penstock.dispatch.outbox import Entry, Outbox, Part
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
 
@@ -199,7 +199,7 @@ def test_what_is_stored_just_when_its_receiver_makes_room_is_not_lost(
     world = make_world(limits=Limits(receivers=1))
     world.ingest(world.notify(b"1"))
     world.run()
-    (outlet,) = world.dispatcher._all_outlets()
+    (outlet,) = world.dispatcher._outlets.all()
     late = world.notify(b"2").to_bytes()
     queued = Outbox.queued
 
@@ -208,7 +208,7 @@ def test_what_is_stored_just_when_its_receiver_makes_room_is_not_lost(
         found: int = queued.__get__(outbox)
         if not outlet.outbox.is_closed:
             monkeypatch.undo()
-            outlet.store([Entry(1, 0, 0, 0, 3, late)])
+            outlet.store([Part.of([Entry(1, 0, 0, 0, 3, late)])])
         return found
 
     monkeypatch.setattr(Outbox, "queued", property(look))
@@ -233,7 +233,7 @@ def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
     for _ in range(3):
         world.ingest(world.notify(b"1"))
     world.run()
-    (outlet,) = world.dispatcher._all_outlets()
+    (outlet,) = world.dispatcher._outlets.all()
     outlet.outbox.tend()  # now it has files
 
     class Crash(BaseException):
@@ -429,14 +429,14 @@ def test_a_pause_that_ends_between_two_looks_at_the_clock_is_not_overlooked(
 ) -> None:
     world.local.next.append(status("UNAVAILABLE"))
     world.ingest(world.notify())
-    (outlet,) = world.dispatcher._all_outlets()
-    assert outlet.work()  # it fails, and rests
+    (outlet,) = world.dispatcher._outlets.all()
+    assert outlet.deliver() == []  # it fails, and rests
     due = outlet.next_due()
     assert due is not None
     with monkeypatch.context() as patched:
         times = iter([due - 1e-6, due + 1e-6])
         patched.setattr(world.clock, "monotonic", lambda: next(times))
-        assert not outlet.work()
+        assert outlet.deliver() is None
         assert outlet.next_due() == due
     world.run(1)
     assert world.queued == 0

@@ -1,4 +1,4 @@
-"""E1 to E21: does the dispatcher do what was decided for each edge case?"""
+"""E1 to E21 (docs/specs/uprotocol.md 10.4): does the dispatcher do what was decided?"""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_e1_the_window_is_bounded_and_can_be_switched_off(make_world: Callable[.
         world.ingest(world.notify(b"%d" % i))
     world.ingest(first)  # too long ago
     assert world.dispatcher.books().counts.duplicates == 1
-    assert len(world.dispatcher._admission._window) <= 20
+    assert len(world.dispatcher._intake._window) <= 20
     off = make_world(limits=Limits(dedupe=0))
     off.ingest(first, first)
     assert off.dispatcher.books().counts.routed == 2

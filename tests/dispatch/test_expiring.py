@@ -13,7 +13,7 @@ import pytest
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import StorageError
 from penstock.dispatch import Limits
-from penstock.dispatch.outbox.lane_log import LaneLog
+from penstock.dispatch.outbox.log import OutboxLog
 from penstock.protocols.uprotocol import UCode, UUri
 from support.dispatching import BOB, CAROL, World, status
 from support.until import until
@@ -27,7 +27,7 @@ def test_an_outbox_that_waits_for_its_disk_does_not_delay_the_messages_of_others
     world.ingest(world.notify(sink=BOB, ttl=200), world.notify(sink=CAROL, ttl=250))
     stuck = next(
         outlet.outbox
-        for outlet in world.dispatcher._all_outlets()
+        for outlet in world.dispatcher._outlets.all()
         if outlet.receiver.address == BOB
     )
     with stuck._lock:  # as an append that waits for the disk has it
@@ -75,14 +75,14 @@ def test_what_was_stored_before_the_disk_was_full_ends_in_time(
 ) -> None:
     world = World(tmp_path)
     world.local.always = status("UNAVAILABLE")
-    write = LaneLog.write
+    write = OutboxLog.write
 
-    def only_three(log: LaneLog, records: Sequence[bytes], types: Sequence[int]) -> None:
+    def only_three(log: OutboxLog, records: Sequence[bytes], types: Sequence[int]) -> None:
         write(log, records[:3], types[:3])
         raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(LaneLog, "write", only_three)
+        patch.setattr(OutboxLog, "write", only_three)
         with pytest.raises(StorageError):
             world.ingest(*[world.notify(ttl=100) for _ in range(10)])
     world.run(0.2)
@@ -94,14 +94,14 @@ def test_what_was_stored_before_the_disk_was_full_ends_in_time(
 def test_what_was_in_work_when_its_time_was_over_ends_when_it_waits_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.ingest(world.notify(ttl=100))
-    (outlet,) = world.dispatcher._all_outlets()
+    (outlet,) = world.dispatcher._outlets.all()
     items = outlet.outbox.take()
     world.run(0.5)
     assert world.letters == []
     outlet.outbox.give_back(items)  # nobody is told
     outlet._rests_until = world.clock.monotonic() + 100
     world.run(2.0)
-    world.dispatcher._expiring.work()
+    world.dispatcher.step()
     assert world.codes == [UCode.DEADLINE_EXCEEDED]
     world.balance()
     world.close()
@@ -132,7 +132,7 @@ def test_little_is_remembered_of_many_short_lives_beside_a_long_one(tmp_path: Pa
         world.ingest(world.notify(ttl=1))
         world.run(0.003)
     assert len(world.letters) == 500
-    assert len(world.dispatcher._expiring._dues._heap) < 100
+    assert len(world.dispatcher._deliveries._timer._dues._heap) < 100
     world.balance()
     world.close()
 
@@ -142,5 +142,5 @@ def test_a_receiver_that_made_room_is_forgotten(tmp_path: Path) -> None:
     for n in range(20):
         world.ingest(world.notify(sink=UUri("here", n + 1, 1, 0), ttl=10_000_000))
         world.run()
-    assert len(world.dispatcher._expiring._dues) <= 2
+    assert len(world.dispatcher._deliveries._timer._dues) <= 2
     world.close()

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.core.errors import StorageError
 from penstock.dispatch import Limits, outlets
-from penstock.dispatch.outbox import common_log
-from penstock.dispatch.outbox.lanes import Lanes
-from penstock.dispatch.outbox.state_file import StateFile
+from penstock.dispatch.outbox import log
+from penstock.dispatch.outbox.state import StateFile
+from penstock.dispatch.outbox.store import Store
 from penstock.protocols.uprotocol import UPriority, UUri
 from support.dispatching import World, status
 from support.waiting import background
@@ -100,6 +100,25 @@ def test_they_stay_without_files_over_a_restart_and_what_comes_then_is_behind(
     last.close()
 
 
+@pytest.mark.parametrize(("damage", "lost"), [(b'"address"', 3), (b"1 of 0", 1)])
+def test_messages_that_are_damaged_or_whose_receiver_is_not_known_are_counted(
+    make_world: Make, tmp_path: Path, damage: bytes, lost: int
+) -> None:
+    world = make_world()
+    sent = fill(world, 2)
+    shutil.copytree(world.state, tmp_path / "damaged")
+    (segment,) = (tmp_path / "damaged" / "outbox" / "new").glob("*.fmq")
+    segment.write_bytes(segment.read_bytes().replace(damage, b"x" * len(damage), 1))
+    after = World(tmp_path / "damaged", clock=world.clock, table=world.table, **world.options)
+    copies = after.dispatcher.books().copies
+    assert (copies.stored, copies.damaged, copies.queued) == (6, lost, 6 - lost)
+    after.balance()
+    after.run()
+    assert delivered(after, 2)[1] == sent[1]
+    after.balance()
+    after.close()
+
+
 def test_what_is_settled_and_tended_does_not_come_again_after_a_crash(
     make_world: Make, tmp_path: Path
 ) -> None:
@@ -115,7 +134,26 @@ def test_what_is_settled_and_tended_does_not_come_again_after_a_crash(
     after.close()
 
 
-@pytest.mark.parametrize("where", ["_open_state", "set_lane", "save"])
+def test_one_that_is_new_after_a_crash_that_left_an_empty_common_log_has_its_message_once(
+    make_world: Make, tmp_path: Path
+) -> None:
+    world = make_world()
+    world.ingest(*(world.notify(b"%d" % i, sink=address(i)) for i in range(4)))
+    world.run()
+    tend(world)  # all of them have files, and what the common log has is not needed any more
+    after = crashed(world, tmp_path / "after")
+    after.local.always = status("UNAVAILABLE")
+    after.ingest(after.notify(b"new", sink=address(7)))
+    again = crashed(after, tmp_path / "again")
+    assert again.queued == 1
+    again.run()
+    assert again.local.payloads(address(7)) == [b"new"]
+    for each in (after, again):
+        each.balance()
+        each.close()
+
+
+@pytest.mark.parametrize("where", ["_open_state", "set_floor", "save"])
 def test_a_crash_while_the_files_are_made_loses_and_repeats_nothing(
     make_world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -127,14 +165,14 @@ def test_a_crash_while_the_files_are_made_loses_and_repeats_nothing(
 
     with monkeypatch.context() as patch:
         owner, name = {
-            "_open_state": (Lanes, "_open_state"),
-            "set_lane": (StateFile, "set_lane"),
-            "save": (Lanes, "_owned"),
+            "_open_state": (Store, "_open_state"),
+            "set_floor": (StateFile, "set_floor"),
+            "save": (Store, "_owned"),
         }[where]
         patch.setattr(owner, name, refuse)
         for outlet in world.dispatcher._outlets.all():
             with pytest.raises(StorageError):
-                outlet.outbox._lanes.make()
+                outlet.outbox._store.make()
     world.ingest(*(world.notify(b"more", sink=address(number)) for number in range(2)))
     sent = [[*each, b"more"] for each in sent]
     after = crashed(world, tmp_path / "after")
@@ -166,7 +204,7 @@ def test_large_messages_have_files_of_their_own_at_once(make_world: Make, tmp_pa
 def test_the_common_log_does_not_grow_for_one_that_stays_away(
     make_world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common_log, "_MOST_BEHIND", 4000)
+    monkeypatch.setattr(log, "_MOST_BEHIND", 4000)
     world = make_world()
     world.local.always = status("UNAVAILABLE")
     for number in range(40):
@@ -218,18 +256,18 @@ def test_a_crash_as_one_without_files_makes_room_loses_no_count(
 def test_files_that_are_made_hold_up_nobody(
     make_world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common_log, "_MOST_BEHIND", -1)
+    monkeypatch.setattr(log, "_MOST_BEHIND", -1)
     world = make_world()
     fill(world, 3)
     is_making, go_on = threading.Event(), threading.Event()
-    make = Lanes.make
+    make = Store.make
 
-    def slow(lanes: Lanes) -> None:
+    def slow(store: Store) -> None:
         is_making.set()
         assert go_on.wait(20)
-        make(lanes)
+        make(store)
 
-    monkeypatch.setattr(Lanes, "make", slow)
+    monkeypatch.setattr(Store, "make", slow)
     (first, *_) = world.dispatcher._outlets.all()
     with background(first.outbox.tend) as call:
         assert is_making.wait(10)

@@ -1,4 +1,4 @@
-"""Is what could not be decoded there to be looked at, and bounded? (spec uprotocol 10.3)."""
+"""Is what could not be decoded kept, to look at, and bounded? (docs/specs/uprotocol.md 10.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import penstock
 from penstock.dispatch import Limits
-from penstock.dispatch.quarantine import QUARANTINE, Quarantine, Stray, strays
+from penstock.dispatch.dead_letters import QUARANTINE, Quarantine, Stray, strays
 from support.dispatching import BOB, World
 
 

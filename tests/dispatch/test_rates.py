@@ -1,4 +1,4 @@
-"""Is a sender that is too fast refused, with a reason, and nobody else? (spec uprotocol 10.2)."""
+"""Is a sender that is too fast refused, and nobody else? (docs/specs/uprotocol.md 10.2)."""
 
 from __future__ import annotations
 

@@ -85,9 +85,11 @@ def test_a_streamer_loses_nothing_that_was_acknowledged_or_stored(
     assert not arriving & set(others.codes)
     assert len(cloud.distinct) + len(letters.ids) + len(others.ids) == stored
 
-    # The letters on the topic are those that are kept.
-    kept = DeadLetters(streamer.state / "dead", writable=False)
-    assert {str(letter.id) for letter in kept} == letters.ids | others.ids
+    # All letters that are kept were told of, one about each message at least. A kill between the
+    # two makes it twice: the message comes again, and is refused again.
+    kept = {str(letter.id) for letter in DeadLetters(streamer.state / "dead", writable=False)}
+    assert kept <= letters.ids | others.ids
+    assert len(kept) >= len(letters.codes) + len(others.codes)
 
     lost = count - len(cloud.distinct) - len(others.codes)
     found = {

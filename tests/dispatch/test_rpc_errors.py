@@ -1,13 +1,16 @@
-"""R13 to R17 and 10.2: is every failed request answered, once, and nothing else?"""
+"""R13 to R17 (docs/specs/uprotocol.md 10.2): is a failed request answered, and only that?"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import StorageError
 from penstock.dispatch import Access, Limits, Policy, Routes, Rule
+from penstock.dispatch.outbox import Outbox
 from penstock.protocols.uprotocol import (
     UAttributes,
     UCode,
@@ -185,6 +188,25 @@ def test_r13_one_response_for_a_request_that_fails_again_and_again(world: World)
         world.run(1)
     assert len(world.responses()) == 1
     assert world.dispatcher.books().counts.unanswered == 2
+
+
+def test_r13_a_response_that_the_disk_has_no_room_for_is_stored_when_the_request_comes_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+
+    asked = world.request(method=UUri("nowhere", 1, 1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "append", full)
+        with pytest.raises(StorageError):
+            world.ingest(asked)
+    assert world.dispatcher.books().counts.responses == 0
+    world.ingest(asked)
+    world.run(1)
+    assert len(world.responses()) == 1
+    assert world.dispatcher.books().counts.responses == 1
+    world.balance()
 
 
 def test_r13_no_response_for_each_retry(world: World) -> None:

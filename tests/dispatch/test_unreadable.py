@@ -9,7 +9,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from penstock.dispatch import Dispatcher, Routes
-from penstock.dispatch.quarantine import QUARANTINE, strays
+from penstock.dispatch.dead_letters import QUARANTINE, strays
 from penstock.protocols.uprotocol import UUID7, UCode, UMessageType, UUri, notification
 from penstock.protocols.uprotocol.transports import InProcessBus, InProcessLeg
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import PenstockError
-from penstock.dispatch.building import check
+from penstock.dispatch.bus import check
 from penstock.dispatch.config import load_bus
 from penstock.protocols.uprotocol import UCode, UStatusError, UUri, notification
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttTransport

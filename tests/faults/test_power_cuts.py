@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.core.grouped import Grouped
+from penstock.core.capabilities import Grouped
 from penstock.core.overflow import DropReason
 from penstock.dispatch import Limits, outlets
-from penstock.dispatch.outbox import Entry, Outbox, Reason, common_log
+from penstock.dispatch.outbox import Entry, Outbox, Reason, log
 from penstock.protocols.uprotocol import UMessage, UStatus, UUri
 from penstock.queue.wide.writer import WideWriter
 from support.disk_images import Disk, Image, unsynced
@@ -444,14 +444,14 @@ def test_an_outbox_loses_nothing_that_was_synced_and_settles_nothing_new(
 
 
 @pytest.mark.parametrize(
-    "images", [20, pytest.param(4000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    "images", [6, pytest.param(4000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 )
 def test_receivers_that_are_new_lose_nothing_that_was_synced(
     place: Path, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outlets, "_SEGMENT", 1 << 13)
-    monkeypatch.setattr(common_log, "_MOST_OF_ONE", 2000)
-    monkeypatch.setattr(common_log, "_MOST_BEHIND", 5000)
+    monkeypatch.setattr(log, "_MOST_OF_ONE", 2000)
+    monkeypatch.setattr(log, "_MOST_BEHIND", 5000)
     simulate(place, Bus(), OutboxBooks, images)
 
 

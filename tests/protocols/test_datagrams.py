@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
 import sys
 import threading
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import StorageError
-from penstock.protocols.datagrams import Address, DatagramSocket
+from penstock.protocols.datagrams import Address, Datagrams, DatagramServer, DatagramSocket
+from support.until import until
+
+log = logging.getLogger(__name__)
 
 
 def has_ipv6() -> bool:
@@ -216,3 +220,84 @@ def test_one_peer_that_cannot_be_reached_is_told_of_and_holds_up_no_other() -> N
         batch = [*[(b"y", ("127.0.0.1", peer.port))] * 3, *nowhere]
         assert server.send(batch, 1) == 3
         assert len(peer.receive(timeout=5).whole) == 3
+
+
+# --- while who handles them is busy -------------------------------------------------------------
+
+
+class Slow:
+    """Handles datagrams when it is let, and keeps them."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.is_busy = threading.Event()
+        self.found: list[bytes] = []
+        self.cut = 0
+
+    def __call__(self, datagrams: Datagrams) -> None:
+        self.is_busy.set()
+        assert self.may.wait(20)
+        self.found += [payload for payload, _ in datagrams.whole]
+        self.cut += len(datagrams.cut)
+
+
+def test_the_kernel_is_relieved_of_datagrams_while_others_are_handled() -> None:
+    slow = Slow()
+    sock = DatagramSocket.bind("127.0.0.1", 0, largest=1500)
+    sock.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)  # for about fifty
+    with (
+        DatagramServer("slow", sock, slow, log=log).start() as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.connect(("127.0.0.1", server.port))
+        sender.send(b"first")
+        assert slow.is_busy.wait(20)
+        sent = [b"%d" % number * 200 for number in range(1000)]
+        for at in range(0, len(sent), 10):
+            for payload in sent[at : at + 10]:
+                sender.send(payload)
+            until(lambda end=at + 10: sock.waiting >= end)  # type: ignore[misc]
+        sender.send(b"x" * 2000)
+        until(lambda: sock.waiting == 1001)
+        slow.may.set()
+        until(lambda: slow.cut == 1)
+        assert slow.found == [b"first", *sent]
+        books = server.statistics()
+    assert (books.received, books.cut, books.dropped) == (1001, 1, 0)
+    assert books.bytes_in == sum(map(len, slow.found))
+
+
+def test_what_waits_is_bounded_and_the_rest_is_counted_by_the_kernel() -> None:
+    slow = Slow()
+    sock = DatagramSocket.bind("127.0.0.1", 0, batch=16)
+    sock.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    with (
+        DatagramServer("slow", sock, slow, log=log, waiting=100_000).start() as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.connect(("127.0.0.1", server.port))
+        for _ in range(2000):
+            sender.send(b"x" * 1000)
+        time.sleep(0.1)
+        assert sock.waiting < 100 + 16
+        slow.may.set()
+        until(lambda: not sock.waiting)
+        sender.send(b"last")
+        until(lambda: slow.found and slow.found[-1] == b"last")
+        books = server.statistics()
+    assert books.dropped > 0
+    assert books.received + books.dropped == 2001
+    assert len(slow.found) == books.received
+
+
+def test_what_waits_at_the_end_is_handled() -> None:
+    slow = Slow()
+    sock = DatagramSocket.bind("127.0.0.1", 0)
+    server = DatagramServer("slow", sock, slow, log=log).start()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for number in range(500):
+            sender.sendto(b"%d" % number, ("127.0.0.1", server.port))
+    threading.Timer(0.2, slow.may.set).start()
+    server.close(grace=20)
+    assert slow.found == [b"%d" % number for number in range(500)]
+    assert server.unhandled == 0

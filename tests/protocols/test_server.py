@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -16,10 +17,9 @@ import pytest
 
 from penstock.core.errors import Malformed, StorageError
 from penstock.protocols.connection import Connection
-from penstock.protocols.datagrams import Datagrams, DatagramSocket
+from penstock.protocols.datagrams import Datagrams, DatagramServer, DatagramSocket
 from penstock.protocols.server import (
     Conversation,
-    DatagramServer,
     End,
     Limits,
     Refused,
@@ -28,7 +28,9 @@ from penstock.protocols.server import (
     listen_tcp,
     listen_unix,
 )
+from penstock.protocols.web import WebServer
 from support.certificates import Authority
+from support.until import until
 
 log = logging.getLogger("tests.server")
 HOST = "127.0.0.1"
@@ -145,13 +147,6 @@ class Client:
         self.socket.close()
 
 
-def eventually(check: Callable[[], object], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def names() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
@@ -159,11 +154,11 @@ def names() -> list[str]:
 def test_a_client_that_goes_quiet_gives_its_thread_back_and_is_served_again() -> None:
     with served() as server, Client(server) as client:
         assert client.ask(b"one\n") == b"one\n"
-        eventually(lambda: "echo-client" not in names())
+        until(lambda: "echo-client" not in names())
         assert client.ask(b"two\n") == b"two\n"
         (session,) = Echo.made
         assert session.calls == 2
-        eventually(lambda: server.statistics().bytes_out == 8)
+        until(lambda: server.statistics().bytes_out == 8)
         books = server.statistics()
         assert (books.accepted, books.open, books.bytes_in) == (1, 1, 8)
 
@@ -222,10 +217,10 @@ def test_who_is_slow_with_a_first_message_makes_room_for_who_is_not() -> None:
     ):
         one.socket.sendall(b"x")
         two.socket.sendall(b"x")
-        eventually(lambda: len(Echo.made) == 2)
+        until(lambda: len(Echo.made) == 2)
         time.sleep(0.05)
         assert good.ask(b"x\n") == b"x\n"
-        eventually(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
+        until(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
 
 
 def test_of_many_that_say_nothing_the_oldest_make_room() -> None:
@@ -260,7 +255,7 @@ def test_an_encrypted_client_is_served_and_a_plain_one_is_not(tmp_path: Path) ->
         with Client(server) as client:
             client.socket = trusting.wrap_socket(client.socket, server_hostname=HOST)
             assert client.ask(b"one\n") == b"one\n"
-            eventually(lambda: "echo-client" not in names())
+            until(lambda: "echo-client" not in names())
             assert client.ask(b"two\n") == b"two\n"
         with Client(server) as plain, Client(server) as silent:
             plain.socket.sendall(b"x\n")
@@ -269,12 +264,37 @@ def test_an_encrypted_client_is_served_and_a_plain_one_is_not(tmp_path: Path) ->
             assert silent.is_over()
 
 
+def test_a_client_in_the_middle_of_a_handshake_makes_room_or_is_stopped(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("server"))
+    trusting = ssl.create_default_context(cafile=authority.certificate)
+    with served(tls=context, max_clients=1) as server:
+        with Client(server) as slow, Client(server) as good:
+            slow.socket.sendall(b"\x16\x03\x01")
+            until(lambda: "echo-client" in names())
+            time.sleep(0.05)
+            good.socket = trusting.wrap_socket(good.socket, server_hostname=HOST)
+            assert good.ask(b"x\n") == b"x\n"
+            assert slow.is_over()
+        until(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
+        until(lambda: server.statistics().open == 0)
+        with Client(server) as slow:
+            slow.socket.sendall(b"\x16\x03\x01")
+            until(lambda: "echo-client" in names())
+            time.sleep(0.05)
+            began = time.monotonic()
+            assert server.stop(5)
+            assert time.monotonic() - began < 4
+            assert server.statistics().ended[End.STOPPED] == 1
+
+
 def test_who_takes_nothing_is_cut_off_when_all_have_too_much_to_take() -> None:
     with served(max_unsent=25_000_000) as server:
         clients = [Client(server) for _ in range(4)]
         for client in clients:
             client.socket.sendall(b"much\n")
-        eventually(lambda: server.statistics().ended[End.BEHIND] >= 2)
+        until(lambda: server.statistics().ended[End.BEHIND] >= 2)
         assert 0 < server.statistics().unsent <= 25_000_000
         with Client(server) as other:
             assert other.ask(b"x\n") == b"x\n"
@@ -285,14 +305,14 @@ def test_who_takes_nothing_is_cut_off_when_all_have_too_much_to_take() -> None:
 def test_who_takes_nothing_for_too_long_is_cut_off() -> None:
     with served(stalled=0.3) as server, Client(server) as client:
         client.socket.sendall(b"much\n")
-        eventually(lambda: server.statistics().ended[End.TIMED_OUT] == 1)
+        until(lambda: server.statistics().ended[End.TIMED_OUT] == 1)
 
 
 def test_what_is_being_answered_when_it_stops_is_answered() -> None:
     with served() as server, Client(server) as busy, Client(server) as quiet:
         assert quiet.ask(b"x\n") == b"x\n"
         busy.socket.sendall(b"slow\n")
-        eventually(lambda: len(Echo.made) == 2)
+        until(lambda: len(Echo.made) == 2)
         time.sleep(0.1)
         assert server.stop(5)
         assert busy.hear() == b"slow\n"
@@ -305,10 +325,60 @@ def test_what_is_being_answered_when_it_stops_is_answered() -> None:
 def test_what_takes_too_long_when_it_stops_is_cut() -> None:
     with served() as server, Client(server) as deaf:
         deaf.socket.sendall(b"much\n")
-        eventually(lambda: server.statistics().unsent > 0)
+        until(lambda: server.statistics().unsent > 0)
         began = time.monotonic()
         assert server.stop(0.2)
         assert time.monotonic() - began < 5
+
+
+def test_who_does_not_end_is_told_by_every_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.protocols.server._LAST", 0.01)
+    with served() as server, Client(server) as busy:
+        busy.socket.sendall(b"slow\n")
+        until(lambda: Echo.made and Echo.made[0].calls)
+        time.sleep(0.05)
+        assert not server.stop(0.01)
+        assert not server.stop(0.01)
+        until(lambda: server.stop(0.01))
+
+
+def test_many_threads_may_stop_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shut = Server._shut
+
+    def shut_slowly(server: Server) -> None:
+        time.sleep(0.05)
+        shut(server)
+
+    monkeypatch.setattr(Server, "_shut", shut_slowly)
+    for is_started in (True, False):
+        server = Server(
+            "x",
+            listen_tcp(HOST, 0),
+            lambda it: Conversation(it, lambda _: None),
+            Limits(),
+            log=log,
+        )
+        if is_started:
+            server.start()
+        with ThreadPoolExecutor(4) as pool:
+            stops = [pool.submit(server.stop) for _ in range(4)]
+        assert all(each.result() for each in stops)
+
+
+def test_a_web_server_that_does_not_start_gives_its_sockets_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.web._STARTING", 0.2)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_application.py").write_text("import time\ntime.sleep(1)\napp = None\n")
+    port = 0
+    for app in ("no_application:app", "slow_application:app"):
+        with pytest.raises(StorageError, match="did not begin") as error:
+            WebServer(app, HOST, port, name="web", log=log, extra="x")
+        port = int(error.value.path.rpartition(":")[2])
+        assert "web" not in names()
+        for each in listen_tcp(HOST, port):
+            each.close()
 
 
 def test_a_unix_socket_is_its_owners_however_long_its_path_is(tmp_path: Path) -> None:
@@ -355,7 +425,7 @@ def test_a_datagram_server_goes_on_after_a_fault(caplog: pytest.LogCaptureFixtur
         DatagramSocket.connect(HOST, server.port) as client,
     ):
         client.send([(b"fail", None)])
-        eventually(lambda: server.failures == 1)
+        until(lambda: server.failures == 1)
         client.send([(b"hello", None)])
         assert client.receive(timeout=5).whole[0][0] == b"hello"
         assert server.statistics()[:2] == (2, 9)

@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, assert_type
 import pytest
 
 from penstock import (
-    AppendOnce,
     Batch,
-    CursorInUse,
-    Held,
     InPlaceReader,
     InPlaceWriter,
     InvalidOption,
-    Listable,
     Message,
     Position,
     Reader,
     Replayable,
     Unsupported,
     Writer,
-    endpoint_of,
     find_streams,
     open_reader,
     open_writer,
 )
-from penstock.core.capabilities import Commit
+from penstock.core.capabilities import AppendOnce, Commit, Held, Listable
+from penstock.core.endpoints import endpoint_of
+from penstock.core.errors import CursorInUse
 from penstock.core.interfaces import Bounds
 from penstock.core.url import URL
 from penstock.protocols.flight import FlightServer, ServerOptions

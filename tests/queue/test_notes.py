@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import DamagedQueue, LockTimeout, Unsupported
+from penstock import Unsupported
+from penstock.core.endpoints import create, remove
+from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.queue import notes as module
 from penstock.queue.append_once import notes_of
+from support.processes import shared_memory_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +33,16 @@ def test_a_note_is_there_until_it_is_forgotten(tmp_path: Path, scheme: str) -> N
     ]
     notes.write("two", None, sync=False)
     assert notes.read() == {"one": {"batch": 3}}
+
+
+def test_a_queue_in_shared_memory_is_removed_with_its_notes(tmp_path: Path) -> None:
+    with shared_memory_path(tmp_path) as path:
+        url = f"fmq:{path}?layout=classic"
+        create(url)
+        notes_of(url).write("one", {"batch": 1}, sync=False)
+        remove(url)
+        assert notes_of(url).read() == {}
+        assert list(tmp_path.glob("*.json")) == []
 
 
 def test_writers_of_several_queries_do_not_lose_each_others_notes(tmp_path: Path) -> None:

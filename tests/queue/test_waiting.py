@@ -20,7 +20,7 @@ import penstock
 from penstock.core.errors import Closed, DamagedQueue
 from penstock.core.interfaces import Reader, Writer
 from penstock.queue.waiting import RingWaitGroup, Waiter, wait_any
-from penstock.queue.wide.queue_file import QueueFile
+from penstock.queue.wide.file import QueueFile
 from support.waiting import A_WHILE, SOON, background, waits
 
 if TYPE_CHECKING:

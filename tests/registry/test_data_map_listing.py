@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from penstock.protocols.lrose.datamapper_info import NO_LEAD, DataSetInfo
+from penstock.protocols.lrose.datamapper_wire import NO_LEAD, DataSetInfo
 from penstock.registry.data_map_listing import Columns, listed, plain, size, table, xml
 
 #: 2024-01-15 12:00:00

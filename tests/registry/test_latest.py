@@ -13,10 +13,9 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.errors import InvalidOption, LockTimeout, StorageError
-from penstock.protocols.lrose.ldata_info import LatestInfo
+from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_paths import relative_path
-from penstock.registry.latest_settings import LatestSettings
+from penstock.registry.latest_files import LatestSettings, relative_path
 from support.latest_sets import drained, latest, paths, write
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "lrose" / "ldata"

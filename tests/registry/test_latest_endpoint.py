@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from penstock import open_reader, open_writer
+from penstock import create, open_reader, open_writer
 from penstock.core import endpoints
-from penstock.core.errors import Closed, InvalidOption, InvalidURL, Malformed, NotFound
+from penstock.core.errors import (
+    AlreadyExists,
+    Closed,
+    InvalidOption,
+    InvalidURL,
+    Malformed,
+    NotFound,
+)
 from penstock.core.interfaces import Bounds
-from penstock.pipeline.ranges import Range, read_range
-from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.pipeline.source.ranges import Range, read_range
+from penstock.protocols.lrose.ldata_format import decode_xml
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_settings import LatestSettings
+from penstock.registry.latest_files import LatestSettings
 from penstock.relay import copy
 
 FORECAST: dict[str, Any] = {"forecast_lead_secs": 3600}
@@ -94,6 +101,16 @@ def test_a_directory_without_entries_is_waited_for_or_told_of(data: str) -> None
         open_reader(f"latest:{data}?wait=0.05")
 
 
+def test_a_stream_without_entries_can_be_made_and_read_from_its_beginning(data: str) -> None:
+    create(f"latest:{data}/new?format=json")
+    with open_reader(f"latest:{data}/new") as reader:
+        assert reader.read(timeout=0) is None
+        write(f"{data}/new", "a.nc")
+        assert reader.read(timeout=5) is not None
+    with pytest.raises(AlreadyExists):
+        create(f"latest:{data}/new")
+
+
 @pytest.mark.parametrize("url", ["latest:", "latest://host/dir"])
 def test_a_url_that_names_no_directory_is_refused(url: str) -> None:
     with pytest.raises(InvalidURL):
@@ -154,3 +171,12 @@ def test_a_stream_can_be_described(data: str) -> None:
     write(data, "a", "b")
     found = endpoints.describe(f"latest:{data}")
     assert (found.count, found.youngest_seq, found.slots) == (2, 1, 2500)
+
+
+def test_a_payload_may_be_the_file_itself_and_one_that_is_gone_is_counted(data: str) -> None:
+    write(data, "a.xml", "gone.xml", "large.xml", "b.xml")
+    for name, text in (("a.xml", "<a/>"), ("b.xml", "<b/>"), ("large.xml", "x" * 2000)):
+        (Path(data) / name).write_text(text)
+    with open_reader(f"latest:{data}?format=file&max_file=1k") as reader:
+        assert [message.payload for message in reader.available()] == [b"<a/>", b"<b/>"]
+        assert reader.statistics().lost == 2

@@ -16,12 +16,12 @@ import pytest
 
 from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, NotFound
 from penstock.protocols.lrose import sku
+from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.errors import RequestRefused
+from penstock.protocols.lrose.ds_server import DsServer
 from penstock.protocols.lrose.ldata_client import LdataClient
-from penstock.protocols.lrose.ldata_info import LatestInfo
-from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, LdataMessage, Mode
-from penstock.protocols.lrose.serving import DsServer
+from penstock.protocols.lrose.ldata_format import LatestInfo
+from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, LdataMessage, Mode
 from penstock.registry.latest import LatestDataInfo
 from penstock.registry.latest_server import LdataServer, LdataServerOptions
 

@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.protocols.lrose.ldata_text import decode_ascii
-from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.protocols.lrose.ldata_format import decode_ascii, decode_xml
 from penstock.registry.latest import LatestDataInfo
 
 WRITER = """

@@ -15,9 +15,9 @@ from penstock import open_writer
 from penstock.core.dead_letter import Code
 from penstock.core.errors import CursorInUse, InvalidOption, NotFound, Unsupported
 from penstock.core.retry import Backoff, RetryPolicy
-from penstock.protocols.lrose.ldata_info import LatestInfo
+from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_settings import LatestSettings
+from penstock.registry.latest_files import LatestSettings
 from penstock.registry.trigger_commands import Command, CommandFailed, CommandTimeout
 from penstock.registry.triggers import Happening, NewData, Trigger, on_new_data
 

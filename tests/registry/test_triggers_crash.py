@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_settings import LatestSettings
+from penstock.registry.latest_files import LatestSettings
 
 TESTS = str(Path(__file__).parents[1])
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 from penstock import open_reader, open_writer
 from penstock.relay import Relay, RelayStatistics, relay_options
-from penstock.relay.patience import connection_options
+from penstock.relay.outages import connection_options
 
-__all__ = ["Background", "fill", "numbers", "until"]
+__all__ = ["Background", "fill", "numbers"]
 
 
 def fill(url: str, count: int, first: int = 0) -> None:
@@ -62,10 +60,3 @@ class Background:
         self._thread.join(30)
         assert self.books is not None
         return self.books
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock import MessageTooLarge, StreamId, describe, open_reader, open_writer
-from penstock.core.errors import InvalidOption
+from penstock import StreamId, describe, open_reader, open_writer
+from penstock.core.errors import InvalidOption, MessageTooLarge
 from penstock.core.interfaces import BytesLike, Writer
 from penstock.core.statistics import WriterStatistics
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.relay import Relay, Relays, check_apart, copy, fields_lost, relay_options
+from support.until import until
 
 
 @pytest.fixture
@@ -196,6 +197,20 @@ def test_a_relay_to_its_own_source_fails_before_the_target_is_emptied(stream: st
     assert status.state == "failed"
     assert "is the stream that would be copied" in (status.trouble or "")
     assert describe(stream).count == 10
+
+
+def test_a_relay_that_does_not_follow_gives_up_a_target_that_is_not_there(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.relay.config._SHORT_OUTAGE", 0.3)
+    assert relay_options(source=stream, target=stream).longest_outage is None
+    assert relay_options(source=stream, target=stream, give_up="5s").longest_outage == 5
+    options = relay_options(source=stream, target="fmqp://127.0.0.1:1/x", follow=False)
+    assert options.longest_outage == 0.3
+    with Relays({"one": options}) as relays:
+        until(lambda: relays.are_over, 20)
+        (status,) = relays.statuses()
+    assert status.state == "failed"
 
 
 def test_a_copy_of_a_streams_files_is_another_stream(tmp_path: Path) -> None:

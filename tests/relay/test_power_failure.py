@@ -10,10 +10,11 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.relay import Relay, RelayStatistics, relay_options
-from penstock.relay.arrivals import TargetCut
+from penstock.relay.journal import TargetCut
 from protocols.flight.serving import served, server_process
-from relay.background import Background, fill, numbers, until
+from relay.background import Background, fill, numbers
 from support.machine import Machine
+from support.until import until
 
 
 @pytest.fixture(params=["fmq", "log"])

@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from penstock import MessageTooLarge, create, open_reader, open_writer
-from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
-from penstock.core.grouped import Grouped
+from penstock import create, open_reader, open_writer
+from penstock.core.capabilities import Grouped
+from penstock.core.errors import (
+    CursorInUse,
+    DamagedQueue,
+    InvalidOption,
+    MessageTooLarge,
+    Unsupported,
+)
 from penstock.core.interfaces import BytesLike, Reader, Writer
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
@@ -26,7 +32,7 @@ from penstock.core.units import format_time
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
 from penstock.relay.journal import Journal, Note
-from relay.background import until
+from support.until import until
 
 
 @pytest.fixture

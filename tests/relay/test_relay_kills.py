@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from protocols.flight.serving import ServerProcess, served, server_process, wires_to
-from relay.background import Background, fill, numbers, until
+from relay.background import Background, fill, numbers
+from support.until import until
 
 #: Forks a relay for every line, so that a life costs no start of Python.
 LIVES = """

@@ -13,7 +13,8 @@ import pytest
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.psi import REPLAY_ALL, RemoteExporter, RemoteImporter, Store
 from protocols.flight.serving import PENSTOCK, served
-from relay.background import Background, fill, numbers, until
+from relay.background import Background, fill, numbers
+from support.until import until
 
 HOST = "127.0.0.1"
 COUNT = 3_000

@@ -24,7 +24,7 @@ from penstock.core.capabilities import Commit, Staged
 from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
 from penstock.core.url import URL
-from penstock.pipeline import commits
+from penstock.pipeline.sink import commits
 from penstock.queue import append_once, notes, staging
 
 if TYPE_CHECKING:

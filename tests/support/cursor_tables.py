@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from penstock.queue import cursor_entries, cursor_file, cursors
+from penstock.queue import cursor_file, cursors
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.cursors import CursorTable
 from support.roles import Role
@@ -32,7 +32,7 @@ __all__ = [
 #: Starts another process of `support.cursor_roles`: its role, and its arguments by name.
 Start = Callable[..., Role]
 HEADER = 4096
-MODULES = {module.__file__ for module in (cursors, cursor_entries, cursor_file)}
+MODULES = {module.__file__ for module in (cursors, cursor_file)}
 
 
 @contextlib.contextmanager

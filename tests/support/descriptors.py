@@ -23,12 +23,22 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _settled_descriptors(pid: int) -> set[int]:
+    """Return those that it has once it opens and closes none for a while."""
+    found, since = open_descriptors(pid), time.monotonic()
+    while time.monotonic() - since < 0.3:
+        time.sleep(0.02)
+        now = open_descriptors(pid)
+        if now != found:
+            found, since = now, time.monotonic()
+    return found
+
+
 @contextlib.contextmanager
 def starved(pid: int, spare: int = 0) -> Iterator[None]:
     """Let a process open no descriptor but a few, from what it has now on; then as before."""
-    time.sleep(0.2)  # what it is just about to open, it has by then
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    taken = open_descriptors(pid)
+    taken = _settled_descriptors(pid)
     free = (number for number in itertools.count() if number not in taken)
     lowest = next(itertools.islice(free, spare, None))  # numbers below it are given out
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest, limits[1]))

@@ -201,8 +201,7 @@ def unsynced() -> Iterator[None]:
 
 def another_boot(folder: Path) -> None:
     """Let every queue of a folder that is in use have been so in an earlier run of the machine."""
-    assert HEADER.fields is not None
-    at = HEADER.fields["boot_id"][1]
+    at = HEADER.fields["boot_id"].offset
     for path in folder.rglob("*.fmq"):
         with path.open("r+b") as file:
             file.seek(at)

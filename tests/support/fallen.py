@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from penstock import NotFound, open_reader, open_writer
 from penstock.core.errors import PenstockError
 from penstock.pipeline import Pipeline, plan
-from penstock.pipeline.running import run
+from penstock.pipeline.run import run
 
 if TYPE_CHECKING:
     from pathlib import Path

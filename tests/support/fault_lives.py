@@ -396,8 +396,8 @@ def group(run: Run, options: str) -> Callable[[], None]:
 
 def store(run: Run) -> Callable[[], None]:
     """Write messages of two streams to a store."""
-    from penstock.protocols.psi.store_books import psi_message
-    from penstock.protocols.psi.store_set import Store
+    from penstock.protocols.psi.store.catalog import psi_message
+    from penstock.protocols.psi.store.streams import Store
 
     written: list[tuple[int, bytes]] = []
     maybe: Counter[tuple[int, bytes]] = Counter()

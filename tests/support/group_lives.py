@@ -20,8 +20,8 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock import open_reader, open_writer
+from penstock.core.capabilities import Grouped
 from penstock.core.errors import LeaseLost
-from penstock.core.grouped import Grouped
 from penstock.queue.groups.settled import runs_of
 from support.lives import Reporter, serve
 

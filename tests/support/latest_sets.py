@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from penstock.protocols.lrose.ldata_info import LatestInfo
+from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.registry.latest import LatestDataInfo
 
 __all__ = ["drained", "latest", "paths", "write"]

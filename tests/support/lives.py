@@ -16,10 +16,11 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from support.peer import hear, say
 from support.processes import Peer
+from support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,6 @@ __all__ = ["Life", "Lives", "Outcome", "Report", "Reporter", "serve", "until"]
 
 _TESTS = Path(__file__).parents[1]
 _RECORD = struct.Struct("<c3xIQQ")
-_T = TypeVar("_T")
 
 
 class Outcome(NamedTuple):
@@ -123,15 +123,6 @@ class Report:
     def wait_for(self, kind: bytes, timeout: float = 30) -> tuple[int, int, int]:
         """Return the first record of that kind, when it is there."""
         return until(lambda: next(self.records(kind), None), timeout)
-
-
-def until(get: Callable[[], _T | None], timeout: float = 30) -> _T:
-    """Return what this gives, once it gives something true."""
-    deadline = time.monotonic() + timeout
-    while not (found := get()):
-        assert time.monotonic() < deadline, f"nothing happened within {timeout} s"
-        time.sleep(0.002)
-    return found
 
 
 # --- the server -------------------------------------------------------------------------------

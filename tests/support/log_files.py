@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from penstock import open_reader, open_writer
 from penstock.queue.log.reader import LogReader
 from penstock.queue.log.writer import LogWriter
-from penstock.queue.wide.layout import HEADER, PAGE, SLOT, check_header
+from penstock.queue.wide.file import check_header
+from penstock.queue.wide.layout import HEADER, PAGE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,8 +64,7 @@ def disk(*paths: Path) -> int:
 
 def after_power_failure(path: Path) -> None:
     """Let every segment that may not be on the disk look as if its machine had gone down."""
-    assert HEADER.fields is not None
-    at = HEADER.fields["boot_id"][1]
+    at = HEADER.fields["boot_id"].offset
     for file in segment_files(path):
         with file.open("r+b") as segment:
             segment.seek(at)
@@ -77,4 +77,4 @@ def slot_offset(file: Path, seq: int) -> int:
     """Return where in a segment the slot of a message is."""
     with file.open("rb") as segment:
         geometry = check_header(str(file), segment.read(PAGE), file.stat().st_size)
-    return geometry.slots_offset + seq % geometry.slots * SLOT.itemsize
+    return geometry.slot_offset(seq)

@@ -1,6 +1,6 @@
 """What does LROSE's write algorithm do, told a second time and as simply as possible?
 
-Written from spec lrose 1.7 and 1.8 alone, so that it can contradict the queue.
+Written from docs/specs/lrose.md 1.7 and 1.8 alone, so that it can contradict the queue.
 """
 
 from __future__ import annotations

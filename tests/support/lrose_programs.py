@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConnectionLost
-from penstock.protocols.lrose.connection import ping
+from penstock.protocols.lrose.ds_client import ping
 from support.until import until
 
 __all__ = ["dsfmq_server", "needs_lrose", "program"]

@@ -53,9 +53,8 @@ class Machine:
         """Lose power while it is written, with so many messages on the disk."""
         self.sync()
         disk = path_of(self._disk, 0) if self.kind == "log" else self._disk
-        assert HEADER.fields is not None
         with disk.open("r+b") as file:
             for name, value in (("head", count.to_bytes(8, "little")), ("boot_id", b"x" * 16)):
-                file.seek(HEADER.fields[name][1])
+                file.seek(HEADER.fields[name].offset)
                 file.write(value)
         self.lose_power()

@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
-from penstock.pipeline.commits import append_once
-from penstock.pipeline.provenance import origin_of
+from penstock.pipeline.sink.commits import append_once
+from penstock.pipeline.source.checkpoint import origin_of
 from penstock.queue.staging import Staging
 from support.planner import Planner
 

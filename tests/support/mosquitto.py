@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,10 +25,14 @@ _SOON = 15.0
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody listens at just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """Return a port of the loopback that nobody listens at just now.
+
+    It is below those that the system gives to connections, so that none takes it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Mosquitto:

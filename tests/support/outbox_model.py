@@ -20,7 +20,7 @@ class Known:
 
     entry: Entry
     arrival: int
-    #: Its number in its class.
+    #: Its number in the log.
     seq: int
     key: int | None = None
     in_flight: bool = False
@@ -47,7 +47,7 @@ class OutboxModel:
     all: list[Known] = field(default_factory=list)
     passed: int = 0
     last_arrival: int = 0
-    stored: Counter[int] = field(default_factory=Counter)
+    stored: int = 0
     settled: Counter[Reason] = field(default_factory=Counter)
 
     def queued(self) -> list[Known]:
@@ -88,11 +88,12 @@ class OutboxModel:
         lower = [k for k in self.all if k.waits and k.entry.priority < entry.priority]
         same = [] if key is None else [k for k in self.all if k.waits and k.key == key]
         if len(same) >= most:
-            old = min(same, key=lambda known: known.arrival)
-            superseded = [old]
-            messages -= 1
-            size -= len(old.entry.raw)
-            lower = [known for known in lower if known is not old]
+            same.sort(key=lambda known: known.arrival)
+            superseded = same[: len(same) - most + 1]
+            messages -= len(superseded)
+            size -= sum(len(old.entry.raw) for old in superseded)
+            places = {old.place for old in superseded}
+            lower = [known for known in lower if known.place not in places]
         lower.sort(key=lambda known: known.place, reverse=True)
         for _ in range(count):
             evicted: list[Known] = []
@@ -110,8 +111,8 @@ class OutboxModel:
             all_evicted += evicted
             stored += 1
             self.last_arrival += 1
-            known = Known(entry, self.last_arrival, self.stored[entry.priority], key)
-            self.stored[entry.priority] += 1
+            known = Known(entry, self.last_arrival, self.stored, key)
+            self.stored += 1
             self.all.append(known)
         self._remove(all_evicted, Reason.QUEUE_FULL, settle=settle)
         if stored:

@@ -10,16 +10,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.rows import ROW_SCHEMA
-from penstock.pipeline.source import PenstockSource
-from penstock.pipeline.task_reading import Part
+from penstock.pipeline.source.batch import Part
+from penstock.pipeline.source.ranges import ROW_SCHEMA
+from penstock.pipeline.source.stream import PenstockSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from penstock.pipeline.stream_reading import StreamReader
+    from penstock.pipeline.source.stream import StreamReader
 
 __all__ = ["Planner", "declared"]
 

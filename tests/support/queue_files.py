@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.message import Message
 from penstock.core.position import Position
+from penstock.core.url import URL
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.layout import (
     FREE_SLOT,
@@ -19,8 +20,7 @@ from penstock.queue.classic.layout import (
 )
 from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
-from penstock.queue.classic.slots import check_slots
-from penstock.queue.classic.status import check_sizes, read_status
+from penstock.queue.classic.slots import check_sizes, check_slots, read_status
 from penstock.queue.classic.writer import ClassicWriter
 
 __all__ = [
@@ -101,11 +101,13 @@ class QueueBytes(NamedTuple):
 
 
 def writer_of(path: str, **options: object) -> ClassicWriter:
-    return ClassicWriter(f"fmq:{path}", path, ClassicOptions.model_validate(options))
+    return ClassicWriter(f"fmq:{path}", path, ClassicOptions.of(URL.parse("fmq:/x", options)))
 
 
 def reader_of(path: str, start: Position = Position.START, **options: object) -> ClassicReader:
-    return ClassicReader(f"fmq:{path}", path, start, ClassicOptions.model_validate(options))
+    return ClassicReader(
+        f"fmq:{path}", path, start, ClassicOptions.of(URL.parse("fmq:/x", options))
+    )
 
 
 def read_all(path: str, **options: Any) -> dict[int, bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.clock import ManualClock
 from penstock.core.config import parse_config
-from penstock.dispatch.building import build
+from penstock.dispatch.bus import build
 from penstock.dispatch.config import BusConfig
 from penstock.protocols.uprotocol import (
     UUID7,

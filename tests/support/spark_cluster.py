@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyspark
 
-from support.spark_lives import Program, session_of
+from support.spark_lives import Program, alone, session_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Cluster", "cluster", "connect_server"]
 
@@ -24,10 +25,14 @@ _HOST: Final = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 
 
 class Cluster:
-    """A master and workers of one core each, in processes of their own."""
+    """A master and workers of one core each, in processes of their own.
 
-    def __init__(self, folder: Path) -> None:
+    Apart: each worker has a temporary directory that nobody else sees, as on a machine of its own.
+    """
+
+    def __init__(self, folder: Path, *, apart: bool = False) -> None:
         self._folder = folder
+        self._is_apart = apart
         self._all: list[Program] = []
         self._workers: list[Program] = []
         master = self._start("master.Master", "master", *_HOST)
@@ -37,14 +42,17 @@ class Cluster:
         new = []
         for _ in range(count):
             name = f"worker-{len(self._all)}"
-            limits = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name))
-            new.append(self._start("worker.Worker", name, *_HOST, *limits, self.url))
+            folder = Path(tempfile.gettempdir()) if self._is_apart else self._folder
+            limits = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / name))
+            before = alone() if self._is_apart else ()
+            new.append(self._start("worker.Worker", name, *_HOST, *limits, self.url, before=before))
         for worker in new:
             worker.logged(r"(Successfully registered with master)")
         self._workers += new
 
-    def _start(self, what: str, name: str, *arguments: str) -> Program:
-        command = [str(_BIN / "spark-class"), f"org.apache.spark.deploy.{what}", *arguments]
+    def _start(self, what: str, name: str, *arguments: str, before: Sequence[str] = ()) -> Program:
+        command = [*before, str(_BIN / "spark-class"), f"org.apache.spark.deploy.{what}"]
+        command += arguments
         program = Program(command, self._folder / f"{name}.log", self._folder)
         self._all.append(program)
         return program
@@ -82,9 +90,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
+def cluster(folder: Path, workers: int = 2, *, apart: bool = False) -> Iterator[Cluster]:
     """Start a cluster, and end it."""
-    made = Cluster(folder)
+    made = Cluster(folder, apart=apart)
     try:
         made.add_workers(workers)
         yield made

@@ -14,22 +14,25 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.pipeline import quick_start
+from penstock.pipeline.run import java
 from support.exactly_once import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = [
+    "KEPT",
     "Program",
     "Programs",
+    "alone",
     "connecting",
     "copying",
     "environment",
@@ -38,9 +41,11 @@ __all__ = [
     "session_of",
 ]
 
+#: Where a program that is alone finds what it is to keep.
+KEPT: Final = "/mnt"
 _TESTS: Final = str(Path(__file__).parents[1])
 #: These JVMs live for seconds: what pays off after minutes only takes cores from the others.
-_SHORT_LIVED: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {quick_start.options()}"
+_SHORT_LIVED: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {java.options()}"
 
 
 def environment() -> dict[str, str]:
@@ -175,14 +180,28 @@ def programs() -> Iterator[Programs]:
         started.end()
 
 
-def copying(errors: Path, **arguments: object) -> Program:
+def alone(keep: Path | None = None) -> list[str]:
+    """Return what a command begins with that has a temporary directory which nobody else sees.
+
+    :param keep: a folder that it finds at `KEPT`, and that is left when it ends
+    """
+    steps = [f"mount -t tmpfs none {tempfile.gettempdir()}", "cd /", 'exec "$@"']
+    if keep is not None:
+        steps.insert(0, f"mount --bind {keep} {KEPT}")
+    own = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
+    return [*own, "--propagation", "private", "sh", "-c", " && ".join(steps), "sh"]
+
+
+def copying(errors: Path, before: Sequence[str] = (), **arguments: object) -> Program:
     """Start a program of `readStream.format("penstock")` and `writeStream.format("penstock")`."""
-    return _start("copy", errors, arguments)
+    return _start("copy", errors, arguments, before)
 
 
-def _start(name: str, errors: Path, arguments: Mapping[str, object]) -> Program:
+def _start(
+    name: str, errors: Path, arguments: Mapping[str, object], before: Sequence[str] = ()
+) -> Program:
     command = [sys.executable, "-m", "support.spark_lives", name, json.dumps(arguments)]
-    return Program(command, errors, errors.parent)
+    return Program([*before, *command], errors, errors.parent)
 
 
 def connecting(errors: Path, **arguments: object) -> Program:
@@ -210,20 +229,15 @@ def copy(
     settings: Mapping[str, str] | None = None,
 ) -> None:
     """Copy messages batch after batch, until so many have been read."""
-    from penstock.pipeline.session import spark_session
+    from penstock.pipeline.run.session import spark_session
 
     spark = spark_session("copy", master, checkpoint, settings)
     limits = {"maxOffsetsPerTrigger": per_batch, "minPartitions": 2}
     rows = spark.readStream.format("penstock").options(url=source, **limits).load()
-    query = (
-        hashed(rows)
-        .select("payload")
-        .writeStream.format("penstock")
-        .options(url=target, checkpointLocation=checkpoint)
-        .start()
-    )
+    writing = hashed(rows).select("payload").writeStream.format("penstock")
+    writing = writing.options(url=target, checkpointLocation=checkpoint)
     _say(event="progress", state="starting")
-    _follow(query, source, total)
+    _follow(writing, source, total)
     spark.stop()
 
 
@@ -250,12 +264,16 @@ def over_connect(remote: str, source: str, target: str, copied: str, checkpoint:
     spark.stop()
 
 
-def _follow(query: StreamingQuery, source: str, total: int) -> None:
+def _follow(writing: DataStreamWriter, source: str, total: int) -> None:
     """Tell of each batch, and stop the query when all is done."""
+    query = writing.start()
     last, end = -1, 0
     while end < total:
         if not query.isActive:
-            query.awaitTermination()  # raises what ended it
+            failure = str(query.exception())
+            if "failed to connect back" not in failure:  # in 10 s: the machine is busy
+                raise AssertionError(failure)
+            query = writing.start()
         time.sleep(0.05)
         for progress in query.recentProgress:
             if progress.batchId > last and "addBatch" in progress.durationMs:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock import open_writer
 from penstock.pipeline import Pipeline, plan
-from penstock.pipeline.running import Outcome, run
+from penstock.pipeline.run import Outcome, run
 
 __all__ = ["STAGES", "base", "once", "stages", "write"]
 

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock import open_reader, open_writer
-from support.lives import Lives, Report, until
+from support.lives import Lives, Report
+from support.until import until
 from support.wide_lives import LAST_TYPE
 from support.wide_oracle import Listing, Stored, list_queue
 

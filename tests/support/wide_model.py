@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from penstock import MessageTooLarge, QueueFull
+from penstock.core.errors import MessageTooLarge
+from penstock.core.overflow import QueueFull
 
 if TYPE_CHECKING:
     from penstock import StreamId
@@ -147,8 +148,7 @@ class Follower:
                 chosen.append(message)
             else:
                 self.filtered += 1
-        self._hand_out(chosen)
-        return chosen
+        return self._hand_out(chosen)
 
     def lend(self, model: RingModel, n: int) -> list[Stored]:
         """What a batch in place must be: those wanted of the next `n`, or of the `n` behind."""
@@ -161,10 +161,7 @@ class Follower:
             self.next = run[-1].seq + 1
             chosen = [m for m in run if self.wants(m)]
             self.filtered += len(run) - len(chosen)
-        if not chosen:
-            self.acknowledged = self.next
-        self._hand_out(chosen)
-        return chosen
+        return self._hand_out(chosen)
 
     def _catch_up(self, model: RingModel) -> None:
         """Acknowledge what was delivered before, and count what was overwritten."""
@@ -174,6 +171,9 @@ class Follower:
             self.lost += go_on - self.next
             self.next = go_on
 
-    def _hand_out(self, chosen: list[Stored]) -> None:
+    def _hand_out(self, chosen: list[Stored]) -> list[Stored]:
+        if not chosen:  # what was passed over is done
+            self.acknowledged = self.next
         self.delivered += len(chosen)
         self.size += sum(len(m.payload) for m in chosen)
+        return chosen

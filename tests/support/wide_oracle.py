@@ -30,7 +30,7 @@ SLOT_SIZE: Final = 64
 ALIGN: Final = 64
 
 WITH_CRC, MANY_WRITERS, SPARSE, KEEPS = 1, 2, 4, 8
-HAS_STREAM, HAS_ATTRIBUTES, HAS_CRC = 1, 2, 4
+HAS_STREAM, HAS_ATTRIBUTES, HAS_CRC, HAS_ORIGIN = 1, 2, 4, 8
 CODECS: Final = {1: "lz4", 2: "zstd"}
 LENGTH_SIZE: Final = 8
 
@@ -236,11 +236,13 @@ def _message(memory: mmap.mmap, header: Header, seq: int, before: Stored | None)
     )
     who = f"message {seq}"
     need(found == seq, f"{who}: seq", found)
-    need(flags < 8, f"{who}: flags", flags)
+    need(flags < 16, f"{who}: flags", flags)
     need(bool(flags & HAS_CRC) == bool(header.flags & WITH_CRC), f"{who}: flag crc", flags)
     need(attributes == 0 or bool(flags & HAS_ATTRIBUTES), f"{who}: attributes", attributes)
     stream_size = 16 if flags & HAS_STREAM else 0
-    need(block == up(stream_size + attributes, 8), f"{who}: block", (block, attributes))
+    origin_size = 8 if flags & HAS_ORIGIN else 0
+    expected = up(stream_size + attributes, 8) + origin_size
+    need(block == expected, f"{who}: block", (block, attributes))
     size = header.buffer_size
     need(position % ALIGN == 0, f"{who}: position", position)
     need(position % size + block + length <= size, f"{who}: end", (position, block, length))
@@ -252,7 +254,8 @@ def _message(memory: mmap.mmap, header: Header, seq: int, before: Stored | None)
     data = memory[start : start + block + length]
     expected = crc32c(slot[:60] + data) if flags & HAS_CRC else 0
     need(crc == expected, f"{who}: crc32c, should be {expected:#x}", hex(crc))
-    need(not any(data[stream_size + attributes : block]), f"{who}: fill", data[:block])
+    fill = data[stream_size + attributes : block - origin_size]
+    need(not any(fill), f"{who}: fill", data[:block])
     stream = data[:16] if stream_size else header.stream if any(header.stream) else None
     own = data[stream_size : stream_size + attributes] if flags & HAS_ATTRIBUTES else None
     payload = _expand(who, header, data[block:])

@@ -25,8 +25,8 @@ __all__ = ["AsyncReader", "AsyncWriter", "open_reader", "open_writer"]
 def open_reader(url: str, start: PositionLike = Position.START, **options: object) -> AsyncReader:
     """Open a stream for reading; takes and raises what `penstock.open_reader` does.
 
-    It is opened in the caller's own thread. Where that waits (`wait=true`), do not hold up the
-    event loop: `await asyncio.to_thread(aio.open_reader, url)`.
+    It is opened in the caller's thread. If that may wait (`wait=true`), do not block the event
+    loop: `await asyncio.to_thread(aio.open_reader, url)`.
     """
     return AsyncReader(endpoints.open_reader(url, start, **options))
 
@@ -34,6 +34,6 @@ def open_reader(url: str, start: PositionLike = Position.START, **options: objec
 def open_writer(url: str, **options: object) -> AsyncWriter:
     """Open a stream for writing; takes and raises what `penstock.open_writer` does.
 
-    It is opened in the caller's own thread, as in `open_reader`.
+    It is opened in the caller's thread, as in `open_reader`.
     """
     return AsyncWriter(endpoints.open_writer(url, **options))

@@ -1,4 +1,4 @@
-"""How does an asyncio task read a stream, and lose nothing when it is cancelled?"""
+"""How does an asyncio task read a stream, without losing messages on cancellation?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock.core.batch import Batch
-    from penstock.core.grouped import Delivered
+    from penstock.core.capabilities import Delivered
     from penstock.core.interfaces import Reader
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
@@ -29,12 +29,11 @@ _Taken = TypeVar("_Taken", bound="Sized")
 class AsyncReader:
     """Reads the messages of one stream in order, in any number of tasks of one event loop.
 
-    The reader given is its own from then on. No message is lost when a read is cancelled or
-    times out: what was taken for it comes with the next read. What tasks read at the same time
-    is shared out among them, each message to one.
+    It owns the given reader. No message is lost when a read is cancelled or times out: the next
+    read returns it. Concurrent reads share the messages, each message to one task.
 
-    Of a queue that waits for its readers (`hold=NAME`), what a read returned is given back by the
-    next read or by closing; not when `async with` ends by an exception.
+    With `hold=NAME`, the next read or closing acknowledges the messages of a read; an `async with`
+    that ends by an exception does not.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -45,12 +44,12 @@ class AsyncReader:
         self._let_run = 0.0
 
     async def read(self, timeout: float | None = None) -> Message | None:  # noqa: ASYNC109
-        """Return the next message; wait for ever (None), not at all (0), or some seconds.
+        """Return the next message, or None after `timeout` seconds.
 
-        Returns None when the time is over.
+        A `timeout` of None waits for ever, 0 not at all.
 
-        :raises DamagedQueue: what is stored is not readable.
-        :raises Closed: the reader was closed, before or while it waited.
+        :raises DamagedQueue: the stored data is not readable.
+        :raises Closed: the reader was closed, before or during the wait.
         """
         messages = await self._read(1, timeout, self._source.take_many)
         return messages[0] if messages else None
@@ -69,32 +68,32 @@ class AsyncReader:
 
     async def __anext__(self) -> Message:
         message = await self.read()
-        assert message is not None  # without a timeout there is none to return None for
+        assert message is not None  # without a timeout it is never None
         return message
 
     async def ack(self, messages: Delivered) -> None:
-        """Settle messages that a reader of a group has leased; see `Grouped.ack`."""
+        """Settle messages leased to this reader of a group; see `Grouped.ack`."""
         await asyncio.to_thread(self._source.settle, lambda reader: reader.ack(messages))
 
     async def nack(self, messages: Delivered, delay: float = 0.0) -> None:
-        """Give messages of a group back; see `Grouped.nack`."""
+        """Return messages to the group; see `Grouped.nack`."""
         await asyncio.to_thread(self._source.settle, lambda reader: reader.nack(messages, delay))
 
     async def seek(self, position: PositionLike) -> None:
-        """Stand at a position, also while a task waits: the next message comes from there.
+        """Move to a position, also while a task waits: the next message comes from there.
 
-        :raises PositionError: there is no such position in this stream; it stands as before.
+        :raises PositionError: there is no such position; the reader does not move.
         :raises Closed: the reader was closed.
         """
         self._source.seek(position)
         watcher.look_again()
 
     def statistics(self) -> ReaderStatistics:
-        """Return what was delivered, filtered and lost so far."""
+        """Return the counters of delivered, filtered and lost messages."""
         return self._source.statistics()
 
     async def aclose(self) -> None:
-        """Give everything back; tasks that wait get `Closed`. Closing twice is fine."""
+        """Release all resources; waiting tasks get `Closed`. Idempotent."""
         self._close()
 
     def _close(self, failure: BaseException | None = None) -> None:
@@ -123,30 +122,30 @@ class AsyncReader:
     ) -> _Taken:
         await self._let_others_run()
         can_wait = n > 0 and (timeout is None or timeout > 0)
-        if not can_wait or not self._turn.locked():  # whoever can wait stands in line
+        if not can_wait or not self._turn.locked():  # reads that may wait are served in order
             taken = take(n)
             if len(taken) or not can_wait:
                 return taken
         try:
             async with asyncio.timeout(timeout) as limit, self._turn:
-                # Look again after waiting: a seek may have thrown away what had come.
+                # Check again after waiting: a seek may have discarded the messages.
                 while not len(taken := take(n)):
                     await self._wait(n)
                 return taken
         except TimeoutError:
             if not limit.expired():
-                raise  # the reader's own
+                raise  # raised by the reader
             return take(n)
 
     async def _let_others_run(self) -> None:
-        # Before a message is taken: whoever is cancelled here leaves nothing behind.
+        # Before a message is taken: a cancellation here loses nothing.
         clock = asyncio.get_running_loop().time
         if clock() - self._let_run > _LONGEST_RUN:
             await asyncio.sleep(0)
             self._let_run = clock()
 
     async def _wait(self, limit: int) -> None:
-        """Wait until the watcher has found something for us."""
+        """Wait until the watcher has found a message or an error."""
         wait = Wait(self._source, limit)
         watcher.add(wait)
         try:

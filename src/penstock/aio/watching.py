@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.batch import Batch, batch_from_messages
+from penstock.core.capabilities import Grouped
 from penstock.core.errors import PenstockError, Unsupported
-from penstock.core.grouped import Grouped
 from penstock.core.interfaces import FIRST_PAUSE, LONGEST_SLEEP, WaitGroup, between_looks
 from penstock.core.worker import Worker
 
@@ -29,40 +29,40 @@ __all__ = ["Source", "Wait", "call_in", "watcher"]
 
 log = logging.getLogger(__name__)
 
-#: While nothing comes, look this often (seconds) at each queue that has to be polled.
+#: While idle, poll each queue without wake-ups this often (seconds).
 _LONGEST_PAUSE = 0.02
-#: Pause so long (seconds) when a queue has something, and others are reading it just now, or its
-#: reader passed over it.
+#: Pause this long (seconds) when a queue has messages that another task is reading now, or that
+#: its reader skipped.
 _IN_USE = 0.001
 
 
 class Source:
-    """A reader, and what was taken from it and not delivered yet. Safe to share between threads.
+    """A reader, and the messages taken from it but not delivered yet. Thread-safe.
 
-    What the watcher takes is held here, and the one who waits is only told to fetch it. So a
-    read can be cancelled at any moment, and there is nothing to lose.
+    Messages taken by the watcher are held here, and the waiting task is woken to fetch them. So a
+    read can be cancelled at any moment without losing messages.
     """
 
     def __init__(self, reader: Reader) -> None:
-        #: To be waited for. Everything else goes through here.
+        #: For waiting only. All other calls go through this class.
         self.reader = reader
-        #: Whoever touches the reader or what is held has this. Nobody waits for messages with
-        #: it, so it is never held longer than one look at the queue takes.
+        #: Guards the reader and the held messages. Never held while waiting for messages, so never
+        #: longer than one check of the queue.
         self._lock = threading.Lock()
         self._held: deque[Message] = deque()
         self._failure: BaseException | None = None
         self._is_closed = False
-        # Held messages that were given up by a seek: the reader counted them as delivered.
+        # Held messages discarded by a seek: the reader counted them as delivered.
         self._given_up = 0
         self._given_up_bytes = 0
 
     def take_many(self, n: int) -> list[Message]:
-        """Return up to `n` messages that are there now."""
+        """Return up to `n` available messages."""
         with self._lock:
             return self._take_held(n) or self.reader.read_many(n, 0)
 
     def take_batch(self, n: int) -> Batch:
-        """Return up to `n` messages that are there now, as the reader makes a batch of them."""
+        """Return up to `n` available messages as one Arrow batch."""
         with self._lock:
             held = self._take_held(n)
             return batch_from_messages(held) if held else self.reader.read_batch(n, 0)
@@ -74,13 +74,13 @@ class Source:
         return [self._held.popleft() for _ in range(min(n, len(self._held)))]
 
     def look(self, limit: int) -> bool:
-        """Hold what is there now, up to `limit` messages or an error; tell if there is any."""
+        """Take and hold up to `limit` available messages, or an error; tell if there is any."""
         if not self._lock.acquire(blocking=False):
-            return False  # it is in use: other queues need not wait for that
+            return False  # in use: other queues must not wait for it
         try:
             if not self._held and self._failure is None:
                 self._held.extend(self.reader.read_many(limit, 0))
-        except BaseException as error:  # noqa: BLE001 - it belongs to the one who waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             self._failure = error
         finally:
             found = bool(self._held) or self._failure is not None
@@ -88,13 +88,13 @@ class Source:
         return found
 
     def look_around(self) -> bool:
-        """Let the reader notice what nobody would wake it for; tell if that is an error."""
+        """Let the reader check for changes that do not wake it; tell if that is an error."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if not self._is_closed:
-                self.reader._idle()  # noqa: SLF001 - for whoever waits for readers
-        except BaseException as error:  # noqa: BLE001 - it belongs to the one who waits
+                self.reader._idle()  # noqa: SLF001 - meant for code that waits for readers
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting task
             self._failure = error
         finally:
             failed = self._failure is not None
@@ -102,9 +102,9 @@ class Source:
         return failed
 
     def settle(self, call: Callable[[Grouped], None]) -> None:
-        """Acknowledge messages of a group, or give them back.
+        """Acknowledge messages of a group, or return them.
 
-        :raises Unsupported: the reader is no member of a group.
+        :raises Unsupported: the reader is not a member of a group.
         """
         with self._lock:
             if not isinstance(self.reader, Grouped):
@@ -125,7 +125,7 @@ class Source:
         self._failure = None
 
     def statistics(self) -> ReaderStatistics:
-        """Return the reader's books; what is held is not delivered yet."""
+        """Return the reader's statistics; held messages do not count as delivered."""
         with self._lock:
             books = self.reader.statistics()
             held = len(self._held)
@@ -138,10 +138,10 @@ class Source:
             )
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Close the reader. The watcher finds it closed, and so do those who wait.
+        """Close the reader. The watcher and waiting tasks then find it closed.
 
-        What is held comes again to a reader that keeps its position, and after a failure
-        also what was delivered since the last read.
+        A reader with a named position gets the held messages again, and after a failure also
+        those of the last read.
         """
         with self._lock:
             if self._held and failure is None:
@@ -169,9 +169,9 @@ class Wait:
             self.over.set_result(None)
 
     def look(self) -> bool:
-        """Look whether there is something to wake the task for; True when the wait is over.
+        """Check for messages or an error, and wake the task; True when the wait is over.
 
-        Called by the watcher, also once after the task went away.
+        Called by the watcher, also once after the task has left.
         """
         if self.loop.is_closed():
             return True
@@ -181,7 +181,7 @@ class Wait:
         return True
 
     def look_around(self) -> bool:
-        """Look for what nobody would wake the watcher for; True when the wait is over."""
+        """Check for changes that do not wake the watcher; True when the wait is over."""
         if self.loop.is_closed():
             return True
         if not self._source.look_around():
@@ -191,7 +191,7 @@ class Wait:
 
 
 class _InTurns(WaitGroup):
-    """Sleeps for nobody: what has to be polled is looked at between."""
+    """A group without wake-ups, for readers that must be polled."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -214,18 +214,17 @@ class _InTurns(WaitGroup):
 class _Watcher:
     """The one thread that waits for all readers.
 
-    Those that have a `WaitGroup` are slept for. As long as there are others as well, it looks at
-    those in turns, and pauses.
+    It sleeps in the `WaitGroup` of readers that have one. Others are polled, with pauses.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start with nothing: a forked process has neither the thread nor those who wait."""
+        """Reset all state: a forked process has neither the thread nor the waiting tasks."""
         self._lock = threading.Lock()
         self._waits: set[Wait] = set()
-        # Those that came or went since the thread looked last.
+        # Waits added or removed since the thread's last round.
         self._changed: list[Wait] = []
         self._worker: Worker | None = None
         self._group: WaitGroup = _InTurns()
@@ -250,10 +249,10 @@ class _Watcher:
                 self._waits.remove(wait)
                 self._changed.append(wait)
                 if not self._waits:
-                    self._group.wake()  # it need not stay
+                    self._group.wake()  # the thread may end
 
     def look_again(self) -> None:
-        """Look at all readers now: something was done to one of them."""
+        """Check all readers now: one of them was changed."""
         with self._lock:
             self._group.wake()
 
@@ -284,7 +283,7 @@ class _Watcher:
         reader, kind = wait.reader, wait.reader.wait_group
         if kind is not None and not self._asleep:
             self._use(kind())
-        # There is a second wait for one reader when an event loop ended in the midst of the first.
+        # A reader has a second wait if an event loop ended during the first.
         if kind is type(self._group) and reader not in self._asleep:
             self._asleep[reader] = wait
             self._group.add(reader)
@@ -303,7 +302,7 @@ class _Watcher:
             self._group = group
 
     def _round(self, pause: float) -> list[Wait]:
-        """Sleep until there may be something for somebody; return the waits that are over."""
+        """Sleep until a reader may have messages; return the waits that are over."""
         only_asleep = self._asleep and not self._polled
         ready = self._group.sleep(LONGEST_SLEEP if only_asleep else pause)
         told = [self._asleep[reader] for reader in ready]
@@ -323,7 +322,7 @@ os.register_at_fork(after_in_child=watcher.reset)
 
 
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Call back in an event loop of another thread, unless it was closed."""
+    """Call back in the event loop of another thread, unless it is closed."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:

@@ -29,13 +29,13 @@ _T = TypeVar("_T")
 class AsyncWriter:
     """Appends messages to one stream, in the order of the calls, from any number of tasks.
 
-    The writer given is its own from then on. A write may wait for a lock or for room, so it runs
-    in a thread, one for each writer at most.
+    It owns the given writer. A write may wait for a lock or for room, so it runs in a thread, at
+    most one per writer.
 
-    A write that was begun cannot be taken back. When its task is cancelled, the write goes on, is
-    counted, and keeps its place before later ones; if it fails then, the failure is counted as
+    A started write cannot be cancelled. When its task is cancelled, the write continues, is
+    counted, and keeps its place before later ones; if it then fails, the failure is counted as
     refused and logged. So `asyncio.timeout` limits how long a task waits, not whether the message
-    is written: that is what the `timeout` of a blocking queue is for.
+    is written: use the `timeout` of a blocking queue for that.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -58,9 +58,9 @@ class AsyncWriter:
     ) -> int:
         """Append one message and return its sequence number; see `Writer.write`.
 
-        :raises MessageTooLarge: it can never fit; nothing was touched.
-        :raises WriteTimeout: the queue stayed full for the time allowed.
-        :raises LockTimeout: another writer held the queue for the time allowed.
+        :raises MessageTooLarge: it can never fit; nothing was changed.
+        :raises WriteTimeout: the queue stayed full for the timeout.
+        :raises LockTimeout: another writer held the lock for the timeout.
         :raises Closed: the writer was closed.
         """
         return await self._run(
@@ -74,9 +74,9 @@ class AsyncWriter:
     ) -> int | None:
         """Append many messages of one kind; return the last one's number (None if none).
 
-        Raises as `write` does; those before the one that failed are written.
+        Raises as `write` does; messages before the failed one are written.
         """
-        all_payloads = tuple(payloads)  # here: an iterable of the caller's runs in its own thread
+        all_payloads = tuple(payloads)  # here: the caller's iterable runs in the caller's thread
         return await self._run(lambda: self._writer.write_many(all_payloads, type, subtype))
 
     async def write_batch(self, batch: Batch) -> int | None:
@@ -87,15 +87,15 @@ class AsyncWriter:
         return await self._run(lambda: self._writer.write_batch(batch))
 
     async def flush(self) -> None:
-        """Hand over everything written so far."""
+        """Flush everything written so far."""
         await self._run(self._writer.flush)
 
     def statistics(self) -> WriterStatistics:
-        """Return what was written and refused, as of the last call that finished."""
+        """Return the counters of written and refused messages, as of the last finished call."""
         return self._books
 
     async def aclose(self) -> None:
-        """Finish the writes begun, then give everything back. Closing twice is fine."""
+        """Finish the started writes, then release all resources. Idempotent."""
         if self._closing is None:
             self._closing = self._worker.submit(self._do, self._writer.close)
             self._worker.shutdown(wait=False)
@@ -124,12 +124,12 @@ class AsyncWriter:
         try:
             return call()
         finally:
-            # By this thread: a writer is not safe to share.
+            # In this thread: a writer is not thread-safe.
             self._books = self._writer.statistics()
 
 
 async def _outcome(job: Future[_T], url: str) -> _T:
-    """Wait for what a worker does, which goes on when the task that waits is cancelled."""
+    """Wait for a job, which continues if the waiting task is cancelled."""
     loop = asyncio.get_running_loop()
     finished = loop.create_future()
 

@@ -15,7 +15,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from penstock.cli.output import console, error_console, note
+from penstock.cli.console import console, error_console
+from penstock.cli.output import note
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, parse_duration, parse_size
 
@@ -212,7 +213,7 @@ def _parsed_if_given(
 
 
 def _run(router: FaultRouter, run_for: float | None, *, as_json: bool) -> None:
-    """Show what passes until a signal or the time comes, and then what passed."""
+    """Show the counters until a signal or the time limit, and then the totals."""
     stop = _stop_on_signals()
     said = f"routing {router}"
     if as_json:
@@ -239,7 +240,7 @@ def _run(router: FaultRouter, run_for: float | None, *, as_json: bool) -> None:
 
 
 def _stop_on_signals() -> threading.Event:
-    """Return what Ctrl-C and SIGTERM set. A second Ctrl-C ends at once."""
+    """Return an event that Ctrl-C and SIGTERM set. A second Ctrl-C ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -254,7 +255,7 @@ def _stop_on_signals() -> threading.Event:
 
 
 def _is_over(stop: threading.Event, deadline: float | None) -> bool:
-    """Wait until it is time to draw again; tell whether it is time to end."""
+    """Wait until the next redraw; tell whether to end."""
     left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
     return left <= 0 or stop.wait(left)
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.losses import losses_named, name_losses
-from penstock.cli.messages import LOST, Follow, From, Register, writer_to
-from penstock.cli.output import error_console, note
-from penstock.cli.stopping import progress_told, stop_on_signal, tell_interrupted
-from penstock.core.endpoints import open_reader
+from penstock.cli.cat import By, open_at, position_of
+from penstock.cli.console import error_console
+from penstock.cli.messages import (
+    LOST,
+    Follow,
+    From,
+    Register,
+    progress_told,
+    tell_interrupted,
+    tell_range,
+    writer_to,
+)
+from penstock.cli.output import losses_named, name_losses, note
+from penstock.cli.signals import stop_on_signal
 from penstock.core.errors import Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
@@ -26,10 +36,11 @@ from penstock.relay import (
     fields_lost,
     relay_options,
 )
-from penstock.relay.patience import connection_options
+from penstock.relay.outages import connection_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from penstock.core.interfaces import Reader, Writer
     from penstock.relay import RelayOptions
@@ -38,6 +49,8 @@ __all__ = ["add_to", "describe"]
 
 #: Seconds between two lines of JSON.
 _LINE_EVERY = 1.0
+#: Shown while a playback is paused.
+_PAUSED = ", paused: the space bar goes on"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,9 +69,10 @@ def cp(
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="The last message: end, a sequence number, or a time when it was appended.",
+            help="The last message, which is copied, too: end, a sequence number, or a time.",
         ),
     ] = None,
+    by: By = "append",
     follow: Follow = False,
     state: Annotated[
         Path | None,
@@ -79,6 +93,17 @@ def cp(
         str | None,
         typer.Option(metavar="RATE", help="Payload bytes per second at most, such as 1MB/s."),
     ] = None,
+    speed: Annotated[
+        str,
+        typer.Option(
+            metavar="1|10|max",
+            help="Play back as fast as it was recorded, by the messages' times, or so many times "
+            "as fast.",
+        ),
+    ] = "max",
+    loop: Annotated[
+        bool, typer.Option("--loop", help="Begin again at --from when it is over, until Ctrl-C.")
+    ] = False,
     batch: Annotated[
         int, typer.Option(metavar="N", help="Messages moved at a time, fewer where they are large.")
     ] = 8192,
@@ -102,6 +127,14 @@ def cp(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse if the target cannot carry every field.")
     ] = False,
+    decode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Columns of payloads in a parquet:, arrow:, csv:, jsonl: or mcap: file, as of "
+            "cat: 'struct:<dHH', 'json:id BIGINT', …",
+        ),
+    ] = None,
     register: Register = False,
     progress: Annotated[
         Literal["auto", "json", "none"],
@@ -110,54 +143,116 @@ def cp(
 ) -> None:
     """Copy a stream to another, of whatever kind.
 
-    Messages that were lost are named on stderr, and the exit code is then 3.
+    Messages that were lost are named on stderr, and the exit code is then 3. On a terminal, the
+    space bar pauses what is played with --speed, and lets it go on.
     """
+    if loop and (follow or state is not None):
+        raise typer.BadParameter("--loop begins again, and goes with neither --follow nor --state")
+    place = position_of(start)
     options = relay_options(
         source=source,
         target=target,
-        start=Position.of(start),
+        start=place if isinstance(place, Position) else Position.START,
         end=None if end is None else Position.of(end),
+        by=by,
         follow=follow,
         state=state,
         policy=policy,
         quota=quota,
+        speed=speed,
         batch=batch,
         clock_offset=clock_offset,
         give_up=give_up,
         refused="drop" if drop_refused else "stop",
         strict=strict,
     )
+    # Messages are stored in append order: other times are searched from the start.
+    first = Position.START if by != "append" and options.start.anchor == "time" else place
     with (
-        open_reader(source, options.start, **connection_options(source)) as reader,
+        open_at(source, first, **connection_options(source)) as reader,
         losses_named(reader, live=follow),
-        _target(options, register) as writer,
+        _target(options, register, decode) as writer,
     ):
         _tell_fields_lost(reader, writer, strict)
+        begins = reader.statistics().next_seq
+        played = _Playback(reader, writer, options)
 
         def held_up() -> None:
-            tell_interrupted(_copied(relay.statistics()))
+            tell_interrupted(_copied(played.statistics()))
             name_losses(reader.statistics())
 
         with stop_on_signal(held_up=held_up) as stop, _progress(progress) as shown:
             take = _display(progress, shown)
-            relay = Relay(reader, writer, options, should_stop=stop, on_progress=take)
-            with progress_told(lambda: _copied(relay.statistics())):
-                done = relay.run()
-                if stop() and not follow:
+            with (
+                progress_told(lambda: _copied(played.statistics())),
+                _pause_key(shown, enabled=options.speed is not None) as is_paused,
+            ):
+                while played.run(stop, is_paused, take) and loop and not stop():
+                    reader.seek(Position.START if begins is None else begins)
+                if stop() and not follow and not loop:
                     raise KeyboardInterrupt
-        lost = reader.statistics().lost
+        done, lost = played.statistics(), reader.statistics().lost
     if progress == "json":
         state_now = "stopped" if stop() else "done"
         typer.echo(_json_line("end", RelayStatus("cp", state_now, None, done)))
     else:
         typer.echo(describe(done))
+    if not done.copied and not follow and (start != "start" or end is not None):
+        tell_range(source, f"from {start}" + (f" to {end}" if end else ""))
     if lost or done.missing:
         raise typer.Exit(LOST)
 
 
-def _target(options: RelayOptions, register: bool) -> Writer:
+class _Playback:
+    """Copies a stream once or in a loop, and keeps the counters of all rounds."""
+
+    def __init__(self, reader: Reader, writer: Writer, options: RelayOptions) -> None:
+        self._reader, self._writer, self._options = reader, writer, options
+        self._relay: Relay | None = None
+        self._earlier = RelayStatistics(0, 0, 0, {}, 0, 0, 0, 0, 0)
+
+    def run(
+        self,
+        should_stop: Callable[[], bool],
+        is_paused: Callable[[], bool],
+        show: Callable[[RelayStatistics], None] | None,
+    ) -> bool:
+        """Copy the stream; tell whether there were any messages."""
+        self._earlier, self._relay = self.statistics(), None
+        self._relay = Relay(
+            self._reader,
+            self._writer,
+            self._options,
+            should_stop=should_stop,
+            on_progress=None if show is None else lambda _: show(self.statistics()),
+            is_paused=is_paused,
+        )
+        return self._relay.run().read > 0
+
+    def statistics(self) -> RelayStatistics:
+        if self._relay is None:
+            return self._earlier
+        return self._relay.statistics().behind(self._earlier)
+
+
+def _pause_key(shown: Progress, *, enabled: bool) -> AbstractContextManager[Callable[[], bool]]:
+    """Let the space bar pause a playback, and show that in the progress line."""
+    if not enabled:
+        return nullcontext(lambda: False)
+    from penstock.cli.display import PauseKey  # noqa: PLC0415 - most are not played
+
+    def say(is_paused: bool) -> None:
+        for task in shown.tasks:
+            said = str(task.description).removesuffix(_PAUSED)
+            shown.update(task.id, description=said + (_PAUSED if is_paused else ""))
+
+    return PauseKey(say)
+
+
+def _target(options: RelayOptions, register: bool, decode: str | None) -> Writer:
     check_apart(options.source, options.target)  # to open it may empty it
-    return writer_to(options.target, register, **connection_options(options.target))
+    more = {} if decode is None else {"decode": decode}
+    return writer_to(options.target, register, **connection_options(options.target), **more)
 
 
 def _tell_fields_lost(reader: Reader, writer: Writer, strict: bool) -> None:
@@ -209,7 +304,7 @@ def _json_line(event: str, status: RelayStatus) -> str:
 
 
 def describe(so_far: RelayStatistics) -> str:
-    """Say what became of the messages of a relay."""
+    """Describe the counters of a relay: copied, dropped and lost messages."""
     parts = [_copied(so_far)]
     parts += [f"{n:,} dropped ({reason.value})" for reason, n in so_far.dropped.items()]
     for count, what in (

@@ -15,9 +15,8 @@ from penstock.core.units import format_time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.dispatch.administration import Place
-    from penstock.dispatch.letters import Letter
-    from penstock.dispatch.quarantine import Stray
+    from penstock.dispatch.control import Place
+    from penstock.dispatch.dead_letters import Letter, Stray
 
 __all__ = ["add_to"]
 
@@ -75,9 +74,12 @@ def ls(
     as_json: _JsonOption = False,
 ) -> None:
     """List dead letters, the oldest first."""
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
-    from penstock.dispatch.quarantine import Stray  # noqa: PLC0415
-    from penstock.dispatch.reports import described_letter, described_stray  # noqa: PLC0415
+    from penstock.dispatch.control import (  # noqa: PLC0415 - loads protobuf
+        described_letter,
+        described_stray,
+        find_place,
+    )
+    from penstock.dispatch.dead_letters import Stray  # noqa: PLC0415
 
     if undecodable and (code or receiver):
         raise InvalidOption("--undecodable", True, "these have neither code nor receiver")
@@ -102,8 +104,11 @@ def show(
     undecodable: _StrayOption = False,
 ) -> None:
     """Show all of a dead letter, the payload as hexadecimal digits, as JSON."""
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
-    from penstock.dispatch.reports import described_letter, described_stray  # noqa: PLC0415
+    from penstock.dispatch.control import (  # noqa: PLC0415 - loads protobuf
+        described_letter,
+        described_stray,
+        find_place,
+    )
 
     if undecodable:
         for stray in find_place(place).strays():
@@ -151,7 +156,7 @@ def drop(
 def _chosen(
     place: Path, ids: list[str] | None, code: str | None, receiver: str | None, *, every: bool
 ) -> tuple[Place, list[Letter]]:
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.control import find_place  # noqa: PLC0415 - loads protobuf
 
     found = find_place(place)
     if ids and every:

@@ -14,15 +14,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.console import console
 from penstock.cli.display import LOOK, Display
-from penstock.cli.output import console, note
-from penstock.cli.stopping import stop_on_signal
+from penstock.cli.output import note
+from penstock.cli.signals import stop_on_signal
 from penstock.core.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.dispatch.running import Running
+    from penstock.dispatch.bus import Running
 
 __all__ = ["add_to", "status_view"]
 
@@ -73,10 +74,9 @@ def run(
     What it was given and has not delivered yet is in its state, and goes on with the next run.
     Without a terminal it says a line every few seconds on standard error.
     """
-    from penstock.dispatch.building import check as check_bus  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.bus import Running, devote  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.bus import check as check_bus  # noqa: PLC0415
     from penstock.dispatch.config import load_bus  # noqa: PLC0415
-    from penstock.dispatch.interpreter import devote  # noqa: PLC0415
-    from penstock.dispatch.running import Running  # noqa: PLC0415
 
     config = load_bus(file)
     if check:
@@ -84,7 +84,7 @@ def run(
         legs = ", ".join(f"{name} ({leg.kind})" for name, leg in config.legs.items())
         typer.echo(f"{config.dispatcher}: authority {config.authority}, legs {legs}")
         return
-    # Signals are heard from before it has begun: a SIGTERM while a leg connects ends it, too.
+    # Signals are handled before the start: a SIGTERM while a leg connects ends it, too.
     with stop_on_signal(config.grace + 15) as is_stopping, Running(config) as running:
         running.start()
         devote()
@@ -133,7 +133,7 @@ def status(
 
     A dispatcher that runs is asked; of one that does not, the files are read.
     """
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.control import find_place  # noqa: PLC0415 - loads protobuf
 
     found = find_place(place).status()
     if as_json:
@@ -162,7 +162,7 @@ def stop(
     Its messages wait meanwhile, as long as their time to live and the queue allow. When the
     command returns none is delivered any more.
     """
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.control import find_place  # noqa: PLC0415 - loads protobuf
     from penstock.protocols.uprotocol import UUri  # noqa: PLC0415
 
     found = find_place(place)
@@ -183,7 +183,7 @@ def start(
 
     The exit code is 1 if it was not stopped.
     """
-    from penstock.dispatch.administration import find_place  # noqa: PLC0415 - loads protobuf
+    from penstock.dispatch.control import find_place  # noqa: PLC0415 - loads protobuf
     from penstock.protocols.uprotocol import UUri  # noqa: PLC0415
 
     found = find_place(place)
@@ -214,7 +214,7 @@ def _tell(what: dict[str, Any], *, as_json: bool) -> None:
 
 
 def status_view(found: Status) -> Group:
-    """Draw what a dispatcher says of itself."""
+    """Draw the status of a dispatcher."""
     parts: list[Any] = []
     if found["legs"]:
         parts.append(_legs_table(found["legs"]))

@@ -18,29 +18,34 @@ from rich.table import Table
 from rich.text import Text
 
 import penstock
-from penstock.cli.output import console
+from penstock.cli.console import console
 from penstock.core.endpoints import schemes
 from penstock.core.units import format_size
-from penstock.pipeline import quick_start
-from penstock.pipeline.java import MissingJava, find_java, java_version
+from penstock.pipeline.run import java
+from penstock.pipeline.run.java import MissingJava, find_java, java_version
 
-__all__ = ["doctor"]
+__all__ = ["add_to"]
 
 _LIBRARIES = ("numpy", "pyarrow", "pydantic", "PyYAML", "typer", "rich")
-#: Linux says a number above this when there is no limit.
+#: Linux reports a larger number if there is no limit.
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     found: str
-    #: None: not needed for what is installed.
+    #: None: not needed by the installed extras.
     is_fine: bool | None
-    #: What to do if it is not.
+    #: What to do if it fails.
     advice: str = ""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command of this file to the application."""
+    app.command(rich_help_panel="This machine")(doctor)
 
 
 def doctor(
@@ -74,7 +79,7 @@ def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, show_header=False)
     for finding in findings:
         advice = "" if finding.is_fine else finding.advice
-        # As text: brackets in it are no markup.
+        # As text: brackets are not markup.
         row = Text(finding.what), Text(finding.found), Text(advice, style="dim")
         table.add_row(marks[finding.is_fine], *row)
     return table
@@ -128,13 +133,13 @@ def _java() -> Finding:
 
 def _spark() -> Finding:
     try:
-        file = quick_start.archive()
+        file = java.archive()
     except MissingJava:
         file = None
     if file is None:
         return Finding("spark", "missing", is_fine=None, advice="pip install 'penstock[spark]'")
     found = importlib.metadata.version("pyspark")
-    if quick_start.options():
+    if java.options():
         return Finding("spark", f"{found}, prepared to start quickly", is_fine=True)
     return Finding("spark", found, is_fine=None, advice="penstock prepare: it starts more quickly")
 

@@ -14,26 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import triggers
+from penstock.cli.options import AllowShutdown, Host, MaxClients, Quiet, checked_options
 from penstock.cli.output import note, one_line
-from penstock.cli.server_options import AllowShutdown, Host, MaxClients, Quiet, checked_options
-from penstock.cli.serving_lrose import serve_until_stopped
-from penstock.cli.stopping import stop_on_signal
+from penstock.cli.signals import serve_until_stopped, stop_on_signal
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import ConnectionLost, InvalidOption
 from penstock.core.units import format_duration, format_time, parse_duration, parse_time
-from penstock.registry.latest_paths import data_path, relative_path
+from penstock.registry.latest_files import data_path, relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.protocols.lrose.ldata_client import LdataClient
-    from penstock.protocols.lrose.ldata_info import LatestInfo
+    from penstock.protocols.lrose.ldata_format import LatestInfo
     from penstock.registry.latest import LatestDataInfo
 
 __all__ = ["add_to", "serve_ldata"]
 
 _SECOND = 1_000_000_000
-#: While following, look this often (seconds) whether to stop; and ask a server this often.
+#: Seconds between two checks whether to stop, and between two requests to a server.
 _PATIENCE = 0.2
 
 Place = Annotated[
@@ -71,7 +70,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _open_here(place: str, name: str, label: str | None = None, **options: Any) -> LatestDataInfo:
     from penstock.registry.latest import LatestDataInfo  # noqa: PLC0415 - for these commands only
-    from penstock.registry.latest_settings import LatestSettings  # noqa: PLC0415
+    from penstock.registry.latest_files import LatestSettings  # noqa: PLC0415
 
     return LatestDataInfo(place, settings=LatestSettings(name=name), label=label, **options)
 
@@ -79,7 +78,7 @@ def _open_here(place: str, name: str, label: str | None = None, **options: Any) 
 def _open_there(
     place: str, name: str, label: str | None = None, *, from_start: bool = False
 ) -> LdataClient | None:
-    """Return the directory behind a server, if the place is one."""
+    """Return the directory of a server, if the place is a server's URL."""
     if not place.startswith("ldatap:"):
         return None
     from penstock.protocols.lrose.ldata_client import LdataClient  # noqa: PLC0415
@@ -204,7 +203,7 @@ def watch(
 def _reading(
     place: str, name: str, label: str | None, max_age: str | None, from_start: bool
 ) -> Iterator[Callable[[float, bool], LatestInfo | None]]:
-    """Give what returns the next entry: within so many seconds, or, forced, the last one again."""
+    """Yield a function that returns the next entry within a timeout or, forced, the last one."""
     age = None if max_age is None else parse_duration(max_age)
     there = _open_there(place, name, label, from_start=from_start)
     if there is not None:
@@ -222,7 +221,7 @@ def _reading(
 
 
 class _Asking:
-    """Asks a server, which does not tell by itself when there is something."""
+    """Polls a server, which does not notify clients."""
 
     def __init__(self, there: LdataClient, age: float | None) -> None:
         self._there = there
@@ -237,7 +236,7 @@ class _Asking:
         return info
 
     def _answer(self, forced: bool, *, may_be_away: bool) -> LatestInfo | None:
-        """Return what is new; who waits for it goes on waiting while a server starts anew."""
+        """Return the answer of a server; while waiting, tolerate a server that restarts."""
         try:
             info = self._there.read(self._age, forced=forced)
         except ConnectionLost as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import sys
 from pathlib import Path
@@ -10,12 +11,20 @@ from typing import Annotated
 import typer
 
 from penstock.cli.messages import LOST
-from penstock.cli.server_options import Host, MaxClients, Quiet, checked_options
-from penstock.cli.stopping import Ending
+from penstock.cli.options import Host, MaxClients, Quiet, checked_options
+from penstock.cli.signals import Ending
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.lhhttt.server import DEFAULT_PORT, LhhtttServer, ServerOptions
 
 __all__ = ["serve_lhhttt"]
+
+
+class _Policy(enum.StrEnum):
+    """What a full queue does: datagrams cannot wait."""
+
+    FAIL = OverflowPolicy.FAIL.value
+    DROP_OLDEST = OverflowPolicy.DROP_OLDEST.value
+    DROP_NEWEST = OverflowPolicy.DROP_NEWEST.value
 
 
 def serve_lhhttt(
@@ -30,8 +39,8 @@ def serve_lhhttt(
         str, typer.Option(metavar="SIZE", help="Bytes that the queue holds.")
     ] = "128M",
     policy: Annotated[
-        OverflowPolicy, typer.Option(help="What a full queue does: fail, drop_oldest, drop_newest.")
-    ] = OverflowPolicy.FAIL,
+        _Policy, typer.Option(help="What a full queue does with one more.")
+    ] = _Policy.FAIL,
     journal: Annotated[
         str | None,
         typer.Option(metavar="URL", help="The log that keeps messages: log:/path/name."),
@@ -65,7 +74,7 @@ def serve_lhhttt(
         "unix": unix,
         "capacity": capacity,
         "capacity_bytes": capacity_bytes,
-        "policy": policy,
+        "policy": OverflowPolicy(policy.value),
         "journal": journal,
         "lease": lease,
         "deliveries": deliveries,

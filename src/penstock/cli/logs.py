@@ -9,7 +9,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from penstock.cli.output import console, error_console, note
+from penstock.cli.console import console, error_console
+from penstock.cli.output import note
 from penstock.core.position import Position
 from penstock.core.units import format_size, format_time, parse_duration, parse_size
 from penstock.queue.log import endpoint as log
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-#: Faults named one by one; a person reads no more.
+#: The most faults listed one by one.
 _NAMED = 20
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The log, such as log:/path/name.")]
@@ -82,7 +83,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
 
 
 def _second(time_ns: int | None) -> str:
-    """Show a time to the second: a person compares days and hours here."""
+    """Format a time to the second."""
     return "-" if time_ns is None else format_time(time_ns // 1_000_000_000 * 1_000_000_000)
 
 
@@ -145,7 +146,7 @@ def trim(
 
 
 def _before(text: str | None) -> tuple[int | None, int | None]:
-    """Return the number or the moment that is meant."""
+    """Parse a sequence number or a time."""
     if text is None:
         return None, None
     place = Position.of(text)

@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from penstock.cli.output import console, note, one_line
-from penstock.cli.server_options import AllowShutdown, Host, MaxClients, Quiet, checked_options
-from penstock.cli.serving_lrose import serve_until_stopped
-from penstock.cli.stopping import StopSign, stop_on_signal
+from penstock.cli.console import console
+from penstock.cli.options import AllowShutdown, Host, MaxClients, Quiet, checked_options
+from penstock.cli.output import note, one_line
+from penstock.cli.signals import StopSign, serve_until_stopped, stop_on_signal
 from penstock.core.errors import PenstockError
 from penstock.protocols.lrose.datamapper_client import DataMapClient, below_data_dir
 from penstock.queue.storage import storage_errors
@@ -29,18 +29,18 @@ from penstock.registry import data_map_listing as listing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.protocols.lrose.datamapper_info import DataSetInfo
+    from penstock.protocols.lrose.datamapper_wire import DataSetInfo
 
 __all__ = ["add_to", "serve_datamapper"]
 
-#: Seconds between two looks, unless told otherwise.
+#: Default seconds between two updates.
 _LOOK_EVERY = 1.0
-#: Latest data of this age (seconds) and below are shown as fresh, and as not so fresh.
+#: Ages in seconds up to which data are shown as fresh, and as fairly fresh.
 _FRESH, _RECENT = 120, 3600
 
 
 class _LroseSpelling(TyperCommand):
-    """Takes options as LROSE's programs do, too: `-all` for `--all`, `-later_than N`."""
+    """Also accepts options in the style of LROSE: `-all` for `--all`, `-later_than N`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {
@@ -58,7 +58,7 @@ class _LroseSpelling(TyperCommand):
             if is_option:
                 argument = known[name.replace("-", "_")] + equals + value  # noqa: PLW2901
             spelled.append(argument)
-            # Its number may be left out at the end of the line.
+            # Its number is optional at the end of the line.
             if argument in {"--cont", "-c"} and number == len(args) - 1:
                 spelled.append(str(_LOOK_EVERY))
         return super().parse_args(ctx, spelled)
@@ -150,7 +150,7 @@ def show_map(
 
 
 class _Look:
-    """What the map said, and how to show it."""
+    """An answer of the map, and how to show it."""
 
     def __init__(
         self,
@@ -169,11 +169,11 @@ class _Look:
             wanted = replace(wanted, status=True)
         self._wanted = wanted
         self._is_default = is_default
-        #: When the server answered, which may have another clock.
+        #: Time of the answer, by the server's clock.
         self.at = infos[0].check_time if infos else self.now
 
     def text(self, form: str) -> str:
-        """Return it as PrintDataMap prints it."""
+        """Return the text that PrintDataMap prints."""
         if form == "xml":
             return listing.xml(self.infos, self.hosts)
         if form == "plain":
@@ -182,7 +182,7 @@ class _Look:
         return listing.table(self.infos, self.shown, wanted, self.hosts, self.now)
 
     def table(self) -> Table:
-        """Return it for a terminal."""
+        """Return a table for a terminal."""
         host = self.hosts.rpartition(":")[2]
         through = f", through {self.hosts.rpartition(':')[0]}" if host != self.hosts else ""
         hidden = len(self.infos) - len(self.shown)
@@ -199,7 +199,7 @@ class _Look:
             padding=(0, 1, 0, 0),
         )
         columns = listing.columns(self._wanted, self.infos)
-        if self._is_default:  # a column that nobody has anything in is no use to a person
+        if self._is_default:  # omit columns without values
             columns = [each for each in columns if any(map(each.value, self.shown))]
         for column in columns:
             justify: Literal["right", "left"] = "right" if column.width else "left"
@@ -268,7 +268,7 @@ def _pause(seconds: float, stop: StopSign) -> None:
 
 
 def _write_file(look: _Look, form: str, folder: Path) -> None:
-    """Write a file as PrintDataMap does, and say so in the directory's latest_data_info."""
+    """Write a file as PrintDataMap does, and announce it in latest_data_info."""
     from penstock.registry.latest import LatestDataInfo  # noqa: PLC0415 - most need none
 
     if not str(folder).startswith((os.sep, ".")):
@@ -324,8 +324,10 @@ def serve_datamapper(
 
     LROSE's programs and Penstock's register here what they write; `penstock map` shows it.
     """
-    from penstock.registry.data_map_options import MapServerOptions  # noqa: PLC0415 - as needed
-    from penstock.registry.data_map_server import DataMapServer  # noqa: PLC0415
+    from penstock.registry.data_map_server import (  # noqa: PLC0415 - as needed
+        DataMapServer,
+        MapServerOptions,
+    )
 
     if not quiet:
         logging.getLogger("penstock.registry").setLevel(logging.INFO)

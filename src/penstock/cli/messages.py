@@ -1,42 +1,55 @@
-"""The commands that write and read messages: `put` and `cat`."""
+"""The command that writes messages, `put`; and what commands about messages have in common."""
 
 from __future__ import annotations
 
-import base64
-import json
+import contextlib
 import os
+import stat
 import sys
-from enum import StrEnum
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from penstock.cli.json_lines import message_from_json, read_lines
-from penstock.cli.losses import losses_named, name_losses
-from penstock.cli.output import message_line, standard_output
-from penstock.cli.stopping import progress_told, stop_on_signal
-from penstock.core.batch import batch_from_messages
-from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import StorageError
-from penstock.core.units import format_size
+from penstock.cli.output import is_terminal, note
+from penstock.cli.payloads import unescaped
+from penstock.core.endpoints import describe, open_writer, storage_of
+from penstock.core.errors import NotFound, PenstockError, StorageError, Unsupported
+from penstock.core.json_lines import chunks_of, message_from_json, read_lines
+from penstock.core.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from penstock.cli.decoded_lines import DecodedLines
     from penstock.core.interfaces import Writer
-    from penstock.core.message import Message
     from penstock.core.statistics import WriterStatistics
 
-__all__ = ["LOST", "Follow", "From", "Register", "add_to", "writer_to"]
+__all__ = [
+    "LEAST",
+    "LOST",
+    "MOST",
+    "Follow",
+    "From",
+    "Register",
+    "Url",
+    "add_to",
+    "progress_told",
+    "tell_interrupted",
+    "tell_range",
+    "writer_to",
+]
 
 #: Exit code when messages were lost before they could be read.
-LOST = 3
+LOST: Final = 3
 
-_AT_ONCE = 256
-#: While following, look this often (seconds) whether to stop.
-_PATIENCE = 0.5
+#: Types and subtypes have 32 bits.
+LEAST: Final = -(2**31)
+MOST: Final = 2**31 - 1
+#: Seconds between two updates on a terminal.
+_SHOWN_EVERY: Final = 0.25
+#: With a rate, messages due within this time (seconds) are written together.
+_SLICE: Final = 0.02
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
 From = Annotated[
@@ -44,7 +57,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="POSITION",
-        help="Where to start: start, end, last, a sequence number or an ISO 8601 time.",
+        help="Where to start: start, end, last, a sequence number, -10 (from the end), or a time: "
+        "2026-05-01T12:00Z, 12:00, yesterday, -10m.",
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")]
@@ -57,63 +71,198 @@ Register = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands of this file to the application."""
-    for command in (put, cat):
-        app.command(rich_help_panel="Messages")(command)
-
-
-# --- put ------------------------------------------------------------------------------------
+    """Add the command of this file to the application."""
+    app.command(rich_help_panel="Messages")(put)
 
 
 def put(
     url: Url,
     text: Annotated[
-        list[str] | None, typer.Option("--text", "-t", help="A message of this text; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--text", "-t", help="A message of this text; repeatable. -: a line of stdin each."
+        ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", help="A message of this file's bytes; repeatable."),
+        typer.Option("--file", help="A message of this file's bytes, -: of stdin; repeatable."),
     ] = None,
     jsonl: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|-",
-            help='Messages as JSON lines: {"payload_b64": …, "type": 0, "subtype": 0, '
-            '"time_ns": optional}. What cat --json prints will do.',
+            help='Messages as JSON lines: {"payload": …, "type": 0, "subtype": 0, "time_ns": '
+            "optional}; a payload is text or any JSON value, payload_b64 any bytes. What cat "
+            "--json prints will do.",
         ),
     ] = None,
-    type: Annotated[int, typer.Option(help="Type of the messages.")] = 0,
-    subtype: Annotated[int, typer.Option(help="Subtype of the messages.")] = 0,
+    type: Annotated[int, typer.Option(help="Type of the messages.", min=LEAST, max=MOST)] = 0,
+    subtype: Annotated[int, typer.Option(help="Subtype of the messages.", min=LEAST, max=MOST)] = 0,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What ends a message of stdin, if not a newline."),
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="A zero byte ends a message of stdin.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Messages per second, at most.", min=0.001)
+    ] = None,
     register: Register = False,
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
-    Order: all --text, all --file, then --jsonl.
+    Without --text, --file and --jsonl, a line of standard input is a message:
+    seq 1 100 | penstock put fmq:/tmp/demo/numbers
+
+    Order: all --text, all --file, then --jsonl. Exit code 3: a queue that it made is too small for
+    what was put, and has overwritten some.
     """
-    if not text and not file and jsonl is None:
-        raise typer.BadParameter("give at least one of --text, --file and --jsonl")
-    payloads = [os.fsencode(each) for each in text or []]
-    payloads += [_read_file(each) for each in file or []]
+    is_piped = not (text or file or jsonl) and _has_input()
+    if not (text or file or jsonl or is_piped):
+        raise typer.BadParameter("give --text, --file or --jsonl, or lines by a pipe")
+    if delimiter == "":
+        raise typer.BadParameter("--delimiter is empty")
+    ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
+    is_new = not _is_there(url)
     with writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
-        writer.write_many(payloads, type, subtype)
+        paced = _Pace(writer, rate)
+        for each in text or []:
+            if each == "-":
+                _put_lines(paced, ending, type, subtype)
+            else:
+                _put_pieces(paced, [os.fsencode(each)], type, subtype)
+        for path in file or []:
+            _put_pieces(paced, [_read_file(path)], type, subtype)
+        if is_piped:
+            _put_lines(paced, ending, type, subtype)
         if jsonl is not None:
-            for lines in read_lines(jsonl):
-                messages = [
-                    message_from_json(line, jsonl, number, type, subtype) for number, line in lines
-                ]
-                writer.write_batch(batch_from_messages(messages))
+            _put_json_lines(paced, jsonl, type, subtype)
         writer.flush()
-        typer.echo(_written(writer.statistics()))
+        paced.end()
+        written = writer.statistics()
+        typer.echo(_written(written))
+    if is_new and _has_overwritten(url, written.messages):
+        raise typer.Exit(LOST)
+
+
+def _has_input() -> bool:
+    """Tell whether standard input is a pipe, a socket or a file."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
+
+
+def _put_pieces(paced: _Pace, payloads: list[bytes], type: int, subtype: int) -> None:
+    for part in paced.parts(payloads):
+        paced.writer.write_many(part, type, subtype)
+
+
+def _put_lines(paced: _Pace, ending: bytes, type: int, subtype: int) -> None:
+    """Write standard input, split at `ending`, as it arrives."""
+    for chunk in chunks_of("-", ending):
+        if paced.is_limited:
+            _put_pieces(paced, chunk.split(ending), type, subtype)
+        else:
+            paced.writer.write_split(chunk, ending, type, subtype)
+            paced.show()
+
+
+def _put_json_lines(paced: _Pace, path: str, type: int, subtype: int) -> None:
+    from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
+
+    for lines in read_lines(path):
+        messages = [message_from_json(line, path, number, type, subtype) for number, line in lines]
+        for part in paced.parts(messages):
+            paced.writer.write_batch(batch_from_messages(part))
 
 
 def writer_to(url: str, register: bool, **options: object) -> Writer:
-    """Open a stream for writing, and put it on the data map if that is asked for."""
+    """Open a stream for writing; with `register`, put it on the data map."""
     writer = open_writer(url, **options)
     if not register:
         return writer
-    from penstock.registry.registered import registered  # noqa: PLC0415 - most need none
+    from penstock.registry.registration import registered  # noqa: PLC0415 - most need none
 
     return registered(writer)
+
+
+def tell_range(url: str, asked: str) -> None:
+    """Print the range of a stream that has none of the requested messages."""
+    try:
+        found = describe(url)
+    except Unsupported:  # its range is unknown
+        return
+    held = "it has none"
+    if found.youngest_seq is not None and found.oldest_seq is not None:
+        held = f"it has {found.oldest_seq} to {found.youngest_seq}"
+        times = [found.oldest_time_ns, found.youngest_time_ns]
+        known = [format_time(moment) for moment in times if moment is not None]
+        if len(known) == len(times):
+            held += f", appended from {known[0]} to {known[1]}"
+    note(f"penstock: {url} has no message {asked}: {held}")
+
+
+@contextlib.contextmanager
+def progress_told(progress: Callable[[], str]) -> Iterator[None]:
+    """Report the progress if the block ends early: as a note of the error, or after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell_interrupted(progress())
+        raise
+    except Exception as error:
+        error.add_note(progress())
+        raise
+
+
+def tell_interrupted(progress: str) -> None:
+    """Print that a command was interrupted, and its progress."""
+    note(f"penstock: interrupted; {progress}")
+
+
+_T = TypeVar("_T")
+
+
+class _Pace:
+    """Keeps to a rate, and shows the progress on a terminal."""
+
+    def __init__(self, writer: Writer, rate: float | None) -> None:
+        self.writer = writer
+        self._rate = rate
+        self._began = time.monotonic()
+        self._shown = self._began
+        self._is_shown = False
+
+    @property
+    def is_limited(self) -> bool:
+        return self._rate is not None
+
+    def parts(self, items: list[_T]) -> Iterator[list[_T]]:
+        """Yield the items in parts, each when it is due."""
+        size = len(items) if self._rate is None else max(1, int(self._rate * _SLICE))
+        for at in range(0, len(items), max(1, size)):
+            if self._rate is not None:
+                due = self._began + self.writer.statistics().messages / self._rate
+                time.sleep(max(0.0, due - time.monotonic()))
+            yield items[at : at + size]
+            self.show()
+
+    def show(self) -> None:
+        """Show the progress on a terminal, every `_SHOWN_EVERY` seconds."""
+        now = time.monotonic()
+        if now - self._shown >= _SHOWN_EVERY and is_terminal(sys.stderr):
+            done = self.writer.statistics().messages
+            self._shown, self._is_shown = now, True
+            sys.stderr.write(f"\r\x1b[K{done:,} messages, {done / (now - self._began):,.0f}/s")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Clear the progress line."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
 
 
 def _written(so_far: WriterStatistics) -> str:
@@ -123,105 +272,39 @@ def _written(so_far: WriterStatistics) -> str:
 
 def _read_file(path: Path) -> bytes:
     try:
+        if str(path) == "-":
+            return sys.stdin.buffer.read()
         return path.read_bytes()
     except OSError as error:
         raise StorageError("reading", str(path), error) from error
 
 
-# --- cat ------------------------------------------------------------------------------------
+# --- queues that are too small --------------------------------------------------------------------
 
 
-class _Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    RAW = "raw"
-    HEX = "hex"
+def _is_there(url: str) -> bool:
+    try:
+        if storage_of(url) is None:  # or it cannot tell
+            describe(url)
+    except NotFound:
+        return False
+    except PenstockError:  # it cannot be asked, or is not to be written: opening it will tell
+        return True
+    return True
 
 
-def cat(
-    url: Url,
-    start: From = "start",
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=0, help="Stop after so many messages.")
-    ] = None,
-    follow: Follow = False,
-    type: Annotated[int | None, typer.Option(help="Only messages of this type.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The payloads, nothing between.")] = False,
-    hex: Annotated[bool, typer.Option("--hex", help="A payload a line, in hex.")] = False,
-    decode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OPTIONS",
-            help="The columns of payloads as JSON, as in '{format: struct, layout: \"<dHH\"}'.",
-        ),
-    ] = None,
-) -> None:
-    """Read messages from a stream and print them.
+def _has_overwritten(url: str, written: int) -> bool:
+    """Tell, and report, whether a queue that this command created has overwritten messages.
 
-    Messages that were lost are named on stderr, and the exit code is then 3. With --decode it is 1
-    if a payload does not decode; its line says why.
+    No reader can have been waiting for them: the queue did not exist before.
     """
-    if as_json + raw + hex + (decode is not None) > 1:
-        raise typer.BadParameter("give at most one of --json, --raw, --hex and --decode")
-    chosen = {as_json: _Format.JSON, raw: _Format.RAW, hex: _Format.HEX}.get(True, _Format.TEXT)
-    encode = _ENCODERS[chosen]
-    decoded = None if decode is None else _decoded_lines(decode)
-    options = {} if type is None else {"type": type}
-    with (
-        open_reader(url, start, **options) as reader,
-        losses_named(reader, live=follow),
-        standard_output() as out,
-        stop_on_signal(held_up=lambda: name_losses(reader.statistics())) as stop,
-    ):
-        newest = None if follow else reader.newest_seq()
-        left = sys.maxsize if count is None else count
-        while left > 0 and not stop():
-            messages = reader.read_many(min(left, _AT_ONCE), _PATIENCE if follow else 0)
-            if decoded is None:
-                out.writelines(encode(message) for message in messages)
-            else:
-                out.writelines(decoded.of(messages))
-            left -= len(messages)
-            if messages and follow:
-                out.flush()
-                reader.acknowledge()
-            if not follow and (not messages or (newest is not None and messages[-1].seq >= newest)):
-                break
-        out.flush()
-        reader.acknowledge()
-        if stop() and not follow:
-            raise KeyboardInterrupt
-        lost = reader.statistics().lost
-    if lost:
-        raise typer.Exit(LOST)
-    if decoded is not None and decoded.failed:
-        raise typer.Exit(1)
-
-
-def _decoded_lines(options: str) -> DecodedLines:
-    from penstock.cli.decoded_lines import DecodedLines  # noqa: PLC0415 - loads Arrow's parsers
-
-    return DecodedLines(options)
-
-
-def _as_json(message: Message) -> bytes:
-    fields: dict[str, Any] = {
-        "seq": message.seq,
-        "time_ns": message.time_ns,
-        "created_ns": message.created_ns,
-        "type": message.type,
-        "subtype": message.subtype,
-        "stream": None if message.stream is None else message.stream.hex(),
-        "size": message.size,
-        "payload_b64": base64.b64encode(message.payload).decode(),
-    }
-    return json.dumps(fields).encode() + b"\n"
-
-
-_ENCODERS: dict[_Format, Callable[[Message], bytes]] = {
-    _Format.TEXT: lambda message: message_line(message).encode() + b"\n",
-    _Format.JSON: _as_json,
-    _Format.RAW: lambda message: message.payload,
-    _Format.HEX: lambda message: message.payload.hex().encode() + b"\n",
-}
+    kept = describe(url)
+    if not kept.slots or kept.count >= written:
+        return False
+    size = format_size(max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2))
+    larger = f"penstock create '{kept.url.partition('?')[0]}?slots={written}&size={size}'"
+    note(
+        f"penstock: the queue holds {kept.slots:,} messages: the first {written - kept.count:,} "
+        f"are overwritten (hint: make it larger first: {larger})"
+    )
+    return True

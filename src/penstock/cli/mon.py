@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cli.console import console
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, console, note
-from penstock.cli.stopping import StopSign, stop_on_signal
+from penstock.cli.output import bar, note
+from penstock.cli.signals import StopSign, stop_on_signal
 from penstock.core import endpoints
 from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
 from penstock.core.redaction import shown
@@ -27,13 +28,13 @@ from penstock.core.units import format_size, format_time, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.core.info import StreamInfo
+    from penstock.core.interfaces import StreamInfo
 
 __all__ = ["add_to"]
 
-#: Messages taken at a time.
+#: Messages per read.
 _AT_ONCE = 1000
-#: Look this often (seconds) whether to stop.
+#: Seconds between two checks whether to stop.
 _PATIENCE = 0.2
 #: Intervals on the screen.
 _SHOWN = 15
@@ -48,7 +49,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 class _Sample(NamedTuple):
-    """What happened in one interval."""
+    """The measurements of one interval."""
 
     #: When it ended, nanoseconds since 1970.
     time_ns: int
@@ -56,13 +57,13 @@ class _Sample(NamedTuple):
     messages: int
     #: Bytes in the messages; None where they were not read.
     bytes: int | None
-    #: Bytes that they take where they are stored, framing included; None where nobody says.
+    #: Bytes in the storage, framing included; None: unknown.
     stored_bytes: int | None
-    #: Messages gone before this monitor got to them.
+    #: Messages lost before this monitor could read them.
     lost: int
-    #: Messages there at the end that this monitor had not got to.
+    #: Messages that this monitor had not read at the end.
     backlog: int
-    #: How far the slowest other reader was behind; None where there is none that shows itself.
+    #: How far the slowest other reader was behind; None: no other reader is known.
     slowest: int | None
 
 
@@ -106,8 +107,8 @@ def _samples(
     number = 0
     while not stop() and (count is None or number < count):
         number += 1
-        # By the clock, and not by the end of the last one: reports do not drift. Those that were
-        # missed, while this was stopped, are not made up for.
+        # By the clock, and not by the end of the last one: reports do not drift.
+        # Intervals missed while the process was suspended are not caught up.
         due = max(due, time.monotonic() - every / 2) + every
         sample = watcher.watch(due, stop)
         if not stop():
@@ -120,11 +121,11 @@ def _samples(
 class _Watcher(ABC):
     @abstractmethod
     def watch(self, until: float, stop: StopSign) -> _Sample:
-        """Watch up to a moment of the monotonic clock."""
+        """Watch until a time of the monotonic clock, and return the sample."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 def _watcher(url: str, *, look: bool) -> _Watcher:
@@ -147,7 +148,7 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
 
 
 def _is_delicate(seen: StreamInfo) -> bool:
-    """Tell whether a reader more would let the writer go on."""
+    """Tell whether reading would unblock the writer, which waits for its one reader."""
     is_so = seen.layout == "classic" and seen.blocking
     if is_so:
         note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
@@ -155,14 +156,14 @@ def _is_delicate(seen: StreamInfo) -> bool:
 
 
 class _Stored:
-    """Counts the bytes that messages take, from looks at the stream."""
+    """Counts stored bytes, from the status of the stream."""
 
     def __init__(self, url: str, first: StreamInfo | None) -> None:
         self.url = url
         self.last = first
 
     def since_last(self, seen: StreamInfo | None) -> tuple[int | None, int | None]:
-        """Return the messages and the bytes that were added since the last look."""
+        """Return the messages and bytes added since the last call."""
         before, self.last = self.last, seen
         if before is None or seen is None:
             return None, None
@@ -170,10 +171,10 @@ class _Stored:
         last = -1 if seen.youngest_seq is None else seen.youngest_seq
         is_another = before.details.get("epoch") != seen.details.get("epoch")
         is_same = last >= first and not (is_another and not seen.oldest_seq)
-        added = last - first if is_same else last + 1  # else it was created anew
+        added = last - first if is_same else last + 1  # else it was recreated
         if is_same and before.oldest_seq in {None, seen.oldest_seq} and seen.count >= added:
             return added, max(0, seen.bytes - before.bytes)
-        # Some are gone by now: those that are there tell the size of the others.
+        # Some are gone by now: estimate their size from the stored ones.
         return added, round(seen.bytes / seen.count * added) if seen.count else 0
 
 
@@ -185,7 +186,7 @@ class _Reading(_Watcher):
         self._stored = _Stored(url, seen)
         self._can_look = can_look
         self._began = time.monotonic()
-        #: Takes over when the writer begins to wait for its reader.
+        #: Takes over when the writer starts to wait for its reader.
         self._instead: _Looking | None = None
 
     def watch(self, until: float, stop: StopSign) -> _Sample:
@@ -220,14 +221,14 @@ class _Reading(_Watcher):
         try:
             return endpoints.describe(self._stored.url)
         except PenstockError:
-            return None  # it is the reader's to say what is wrong
+            return None  # the reader will raise the error
 
     def close(self) -> None:
         self._reader.close()
 
 
 class _Looking(_Watcher):
-    """Reads nothing, and takes what the stream says of itself."""
+    """Reads nothing, and uses the status of the stream."""
 
     def __init__(self, url: str, seen: StreamInfo) -> None:
         self._stored = _Stored(url, seen)
@@ -237,7 +238,7 @@ class _Looking(_Watcher):
         while not stop() and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _PATIENCE))
         seen: StreamInfo | None = None
-        with suppress(NotFound):  # removed, and perhaps about to be made anew
+        with suppress(NotFound):  # removed, and perhaps about to be recreated
             seen = endpoints.describe(self._stored.url)
         now = time.monotonic()
         seconds, self._began = now - self._began, now
@@ -258,7 +259,7 @@ class _Looking(_Watcher):
 
 
 def _slowest(seen: StreamInfo | None) -> int | None:
-    """Return how far the slowest reader is behind that the stream knows of, but for this one."""
+    """Return how far the slowest other known reader is behind, or None."""
     if seen is None:
         return None
     details = seen.details

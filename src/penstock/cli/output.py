@@ -1,53 +1,47 @@
-"""How does the command show things to a person?"""
+"""How does the command print notes, errors and losses?"""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
-from penstock.core.config import ConfigErrors
-from penstock.core.errors import ConfigError, PenstockError, StorageError
+from penstock.core.errors import ConfigError, ConfigErrors, PenstockError, StorageError
 from penstock.core.redaction import shown
-from penstock.core.units import format_time
+from penstock.core.statistics import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
+    from typing import BinaryIO, TextIO
 
-    from penstock.core.message import Message
+    from penstock.core.interfaces import Reader
+    from penstock.core.statistics import ReaderStatistics
 
 __all__ = [
     "bar",
-    "console",
     "drop_output",
-    "error_console",
-    "message_line",
+    "is_terminal",
+    "losses_named",
+    "name_losses",
     "note",
     "one_line",
     "standard_output",
 ]
 
-console = Console(highlight=False)
-error_console = Console(highlight=False, stderr=True)
-
-_PREVIEW = 48
-
 
 def note(text: str) -> None:
-    """Say something beside the output."""
+    """Print a line on standard error."""
     with contextlib.suppress(OSError):  # there is no other place to say it
         typer.echo(shown(text), err=True)
 
 
 def one_line(error: Exception) -> str:
-    """Say on one line what went wrong, how far it came, and what to do next."""
+    """Return an error as one line: the reason, the progress, and a hint."""
     text, hint = str(error), None
     if isinstance(error, PenstockError):
         hint = error.hint
@@ -72,9 +66,10 @@ def one_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[BinaryIO]:
-    """Give standard output for bytes, and hand all of them over at the end.
+    """Yield standard output for bytes, and flush it at the end.
 
-    :raises StorageError: it does not take them.
+    :raises typer.Exit: the reader of the pipe has closed it, as in `cat … | head`.
+    :raises StorageError: it cannot be written.
     """
     try:
         if sys.stdout is None:
@@ -82,8 +77,11 @@ def standard_output() -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     except KeyboardInterrupt:
-        drop_output()  # it may be what held us up
+        drop_output()  # it may be what blocked
         raise
+    except BrokenPipeError:
+        drop_output()
+        raise typer.Exit from None  # the reader has enough
     except OSError as error:
         if isinstance(error, PenstockError):
             raise
@@ -93,36 +91,64 @@ def standard_output() -> Iterator[BinaryIO]:
         ) from error
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is a terminal; None is a closed stream."""
+    return stream is not None and stream.isatty()
+
+
 def drop_output() -> None:
-    """Forget what standard output did not take: Python would try again at exit, and complain."""
+    """Discard unwritten standard output: Python would retry at exit, and print an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def bar(share: float, width: int = 30) -> str:
-    """Draw a share of 0 to 1."""
+    """Draw a share from 0 to 1 as a bar."""
     full = round(min(max(share, 0), 1) * width)
     return "█" * full + "░" * (width - full)
 
 
-def message_line(message: Message) -> str:
-    """Show one message on one line."""
-    kind = f"{message.type}/{message.subtype}"
-    return (
-        f"{message.seq:>10}  {format_time(message.time_ns):<20}  {kind:>9}  "
-        f"{message.size:>9,} B  {_preview(message.payload)}"
-    )
+# --- losses -------------------------------------------------------------------------------------
+
+#: The most ranges listed one by one.
+_NAMED = 20
 
 
-def _preview(payload: bytes) -> str:
-    head = payload[:_PREVIEW]
-    is_cut = len(payload) > _PREVIEW
+@contextlib.contextmanager
+def losses_named(reader: Reader, *, live: bool) -> Iterator[None]:
+    """Print the losses of a reader at the end of the block, also after an error.
+
+    `live`: keep the reader's own warnings, which come at once but not for every loss.
+    """
+    handlers = [] if live else logging.getLogger().handlers
+    for handler in handlers:
+        handler.addFilter(_names_no_loss)
     try:
-        # A character that the cut goes through is left out.
-        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=not is_cut)
-    except UnicodeDecodeError:
-        text = ""
-    if text.isprintable() and (text or not payload):
-        return text + ("…" if is_cut else "")
-    return head[: _PREVIEW // 3].hex(" ") + ("…" if len(payload) > _PREVIEW // 3 else "")
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_names_no_loss)
+        name_losses(reader.statistics())
+
+
+def name_losses(statistics: ReaderStatistics) -> None:
+    """Print lost ranges and their total on stderr; nothing without losses."""
+    if not statistics.lost:
+        return
+    losses = statistics.losses
+    forgotten = statistics.lost - sum(loss.count for loss in losses)
+    if forgotten:
+        note(
+            f"penstock: {forgotten:,} messages lost early on: "
+            f"only the last {len(losses):,} ranges are remembered"
+        )
+    for loss in losses[:_NAMED]:
+        note(f"penstock: {loss}")
+    if more := len(losses[_NAMED:]):
+        note(f"penstock: and {more:,} more range{'' if more == 1 else 's'}")
+    note(f"penstock: {statistics.lost:,} message{'' if statistics.lost == 1 else 's'} lost in all")
+
+
+def _names_no_loss(record: logging.LogRecord) -> bool:
+    return not any(isinstance(argument, Loss) for argument in record.args or ())

@@ -13,10 +13,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.console import console
 from penstock.cli.messages import LOST
-from penstock.cli.output import console, note
-from penstock.cli.server_options import Host, MaxClients, Quiet
-from penstock.cli.stopping import Ending
+from penstock.cli.options import Host, MaxClients, Quiet
+from penstock.cli.output import note
+from penstock.cli.signals import Ending
 from penstock.core.errors import InvalidOption
 from penstock.core.units import format_size, format_time
 from penstock.protocols.psi.errors import DamagedStore
@@ -24,12 +25,12 @@ from penstock.protocols.psi.ticks import MIN_NS
 
 if TYPE_CHECKING:
     from penstock.protocols.psi.metadata import StreamMetadata
-    from penstock.protocols.psi.store import StoreCheck
-    from penstock.protocols.psi.store_export import StoreSource
+    from penstock.protocols.psi.store.export import StoreSource
+    from penstock.protocols.psi.store.psi_files import StoreCheck
 
 __all__ = ["add_to", "serve_psi"]
 
-#: Damaged places that are named one by one.
+#: The most damaged places listed one by one.
 _LINES: Final = 20
 
 Salvage = Annotated[
@@ -53,7 +54,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List stores and their streams: type, messages, size, and from when to when."""
-    from penstock.protocols.psi.store_export import open_sources  # noqa: PLC0415 - loads Parquet
+    from penstock.protocols.psi.store.export import open_sources  # noqa: PLC0415 - loads Parquet
 
     with open_sources(folder) as sources:
         listed = [
@@ -61,7 +62,7 @@ def ls(
             for source in sources
             for stream in source.streams()
         ]
-        # One that was never closed was read whole to be counted, and can be looked at whole.
+        # A store that was never closed was read completely to count it, so check all of it.
         damaged = [
             _tell_damage(source)
             for source in sources
@@ -80,7 +81,7 @@ def _is_closed(source: StoreSource) -> bool:
 
 
 def _tell_damage(source: StoreSource, salvage: bool = False) -> StoreCheck:
-    """Say what of a store is missing."""
+    """Print the damaged places of a store."""
     check = source.check()
     for line in check.lines()[:_LINES]:
         note(f"penstock: {source.name}: {line}")
@@ -153,7 +154,7 @@ def export(
 
     Of a damaged store it is said what is missing, and the exit code is 3.
     """
-    from penstock.protocols.psi.store_export import (  # noqa: PLC0415 - loads Parquet
+    from penstock.protocols.psi.store.export import (  # noqa: PLC0415 - loads Parquet
         export_streams,
         open_sources,
     )
@@ -203,7 +204,7 @@ def serve_psi(
     if clients could not get messages that it once had, the exit code is 3.
     """
     from penstock.protocols.psi.exporter import RemoteExporter  # noqa: PLC0415 - as needed
-    from penstock.protocols.psi.store_opening import open_store  # noqa: PLC0415
+    from penstock.protocols.psi.store import open_store  # noqa: PLC0415
 
     if not quiet:
         logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)

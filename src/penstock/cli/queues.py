@@ -9,23 +9,32 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cli.console import console
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, console, note
+from penstock.cli.output import bar, note
 from penstock.core import endpoints
 from penstock.core.units import format_duration, format_size, format_time
 from penstock.core.url import URL
 from penstock.queue import endpoint as fmq
 
 if TYPE_CHECKING:
-    from penstock.core.info import StreamInfo
+    from penstock.core.interfaces import StreamInfo
 
 __all__ = ["add_to"]
 
-#: Options that people give to `create` and expect to find kept. A queue has no place for them.
+#: Options that users expect `create` to store, but that a queue does not keep.
 _OF_EACH_WRITER = {
     "classic": ("blocking", "compress"),
     "wide": ("hold", "policy", "timeout", "keep", "sync"),
 }
+
+
+#: Details of a stream shown as tables.
+_TABLES = {"readers", "cursors", "groups"}
+#: Details in bytes, and in seconds.
+_SIZES = {"bytes_on_disk", "retain"}
+_DURATIONS = {"retain_age"}
+_TITLES = {"bytes_on_disk": "on disk", "retain": "keeps at most", "retain_age": "keeps for"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -72,7 +81,7 @@ def info(
         typer.echo(json.dumps(found.as_dict()))
     else:
         console.print(_info_table(found))
-        if readers := found.details.get("readers"):
+        if readers := found.details.get("readers") or found.details.get("cursors"):
             console.print(_readers_table(readers, found))
         if groups := found.details.get("groups"):
             console.print(_groups_table(groups))
@@ -87,10 +96,12 @@ def _info_table(found: StreamInfo) -> Table:
     table.add_column(style="bold")
     table.add_column()
     table.add_row("layout", f"{found.layout}, in {_place(found)}")
-    if found.slots:  # not every protocol tells
+    if "segments" in found.details:  # it grows, and is never full
+        table.add_row("size", format_size(found.bytes))
+    elif found.slots:  # not every protocol tells
         slots = bar(found.count / found.slots)
         table.add_row("slots", f"{slots} {found.count:,} of {found.slots:,}")
-    if found.buffer_size:
+    if found.buffer_size and "segments" not in found.details:
         buffer = bar(found.bytes / found.buffer_size)
         held = f"{format_size(found.bytes)} of {format_size(found.buffer_size)}"
         table.add_row("buffer", f"{buffer} {held}")
@@ -99,18 +110,33 @@ def _info_table(found: StreamInfo) -> Table:
     blocking = "yes: the writer waits for its reader" if found.blocking else "no"
     table.add_row("blocking", blocking)
     for name, value in found.details.items():
-        if value not in (None, [], {}) and name not in {"readers", "groups"}:
-            table.add_row(
-                name.removesuffix("_ns").replace("_", " "), _shown(name, value), style="dim"
-            )
+        if value not in (None, [], {}) and name not in _TABLES:
+            table.add_row(_title(name), escape(_shown(name, value)), style="dim")
     return table
 
 
+def _title(name: str) -> str:
+    plain = name.removesuffix("_ns").removesuffix("_pid").replace("_", " ")
+    return _TITLES.get(name, plain)
+
+
 def _shown(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if name.endswith("_ns") and isinstance(value, int):
-        return format_time(value)
+    """Format a detail of a stream."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int() if name.endswith("_ns"):
+            return format_time(value)
+        case int() if name in _SIZES:
+            return format_size(value)
+        case int() | float() if name in _DURATIONS:
+            return format_duration(value)
+        case int() if name.endswith("_pid"):
+            return f"process {value}"
+        case int() if name != "epoch":
+            return f"{value:,}"
+        case list() | tuple():
+            return ", ".join(str(item) for item in value)
     return str(value)
 
 
@@ -148,7 +174,7 @@ def _readers_table(readers: list[dict[str, Any]], found: StreamInfo) -> Table:
 
 def _range(found: StreamInfo) -> str:
     if found.youngest_seq is None:
-        return "none"
+        return f"{found.count:,}" if found.count else "none"
     return f"{found.count:,}, seq {found.oldest_seq} to {found.youngest_seq}"
 
 

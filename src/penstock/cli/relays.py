@@ -18,7 +18,7 @@ from penstock.cli.copying import describe
 from penstock.cli.display import LOOK, Display
 from penstock.cli.messages import LOST
 from penstock.cli.output import note
-from penstock.cli.stopping import stop_on_signal
+from penstock.cli.signals import stop_on_signal
 from penstock.core.units import format_size
 from penstock.relay import Relays, load_relays
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-#: Seconds that relays have to finish what they have in hand after Ctrl-C.
+#: Seconds for relays to finish their current batch after Ctrl-C.
 _GRACE = 10.0
 
 
@@ -126,7 +126,7 @@ class _Display(Display):
 
 
 class _Rates:
-    """How many a second, over the last second or so."""
+    """Messages per second, over about the last second."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int, float]] = {}

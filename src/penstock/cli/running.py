@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich import box
@@ -13,26 +14,30 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.console import console, error_console
 from penstock.cli.messages import LOST
-from penstock.cli.output import bar, console, error_console, note
-from penstock.cli.stopping import stop_on_signal
+from penstock.cli.output import bar, note
+from penstock.cli.signals import stop_on_signal
+from penstock.core.errors import InvalidOption
 from penstock.pipeline import load_pipelines
 from penstock.pipeline import plan as plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, Row
 
-    from penstock.pipeline import Plan
-    from penstock.pipeline.running import Outcome, Progress
+    from penstock.pipeline import Pipeline, Plan
+    from penstock.pipeline.run import Backfill, Outcome, Progress
+    from penstock.pipeline.run.reload import Changes
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "run_pipelines"]
 
-#: Seconds that batches under way have to get done after Ctrl-C.
+#: Seconds for batches in progress to finish after Ctrl-C.
 _GRACE = 45.0
 #: Seconds between two lines for a log file.
 _LINE_EVERY = 5.0
+_LAST_PORT: Final = 65535
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,44 +64,167 @@ def run(
         Literal["auto", "json", "none"],
         typer.Option(help="What to show while it runs: a table, JSON lines, or nothing."),
     ] = "auto",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Backfill: work on what came from this time on, beside the live run, and end. "
+            "2026-05-01T12:00Z, 12:00, yesterday, -10m.",
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TIME", help="Up to this time; now unless given."),
+    ] = None,
+    by: Annotated[
+        Literal["append", "source"],
+        typer.Option(help="Which time --from and --to mean: of appending, or when it happened."),
+    ] = "append",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Answer GET /metrics in Prometheus' format; to this machine unless HOST is given.",
+        ),
+    ] = None,
+    ui: Annotated[
+        bool, typer.Option(help="Have Spark's pages, on this machine only; not on a cluster.")
+    ] = True,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="When the file has changed and is good, begin anew with it."),
+    ] = False,
 ) -> None:
     """Run pipelines on Spark, until they end or Ctrl-C.
 
     Ctrl-C finishes the batches under way. Run it again, and each query goes on where it was.
     """
-    from penstock.pipeline.running import run as run_plan  # noqa: PLC0415 - loads Spark
+    if end is not None and start is None:
+        raise typer.BadParameter("give --from, too", param_hint="--to")
+    if reload and (once or start is not None):
+        raise typer.BadParameter("is for a run that goes on", param_hint="--reload")
+    now = time.time_ns()
+    changes = _changes(file) if reload else None
+    _run(
+        plan_of(load_pipelines(file)) if changes is None else changes.plan,
+        changes,
+        progress,
+        metrics,
+        master=master,
+        checkpoint=checkpoint,
+        once=once,
+        ui=ui,
+        # First of all: an invalid range is reported without starting Spark.
+        backfill=None if start is None else _backfill(start, end or "now", by, now),
+    )
 
-    plan = plan_of(load_pipelines(file))
-    for warning in plan.warnings:
-        note(f"penstock: warning: {warning}")
-    shown = _display(progress, plan)
-    with stop_on_signal(_GRACE) as stop, shown:
-        outcome = run_plan(
-            plan,
-            master=master,
-            checkpoint=checkpoint,
-            once=once,
-            on_progress=shown.take,
-            should_stop=stop,
-            show=shown.rows,
-            say=lambda text: note(f"penstock: {text}"),
-        )
-    shown.finish(outcome)
-    if outcome.lost or outcome.lost_unknown:
-        if progress != "auto":  # which has said it
-            note(f"penstock: {_losses(outcome)}")
+
+def run_pipelines(
+    pipelines: Sequence[Pipeline],
+    master: str | None,
+    checkpoint: str | None,
+    progress: str,
+    *,
+    once: bool,
+) -> None:
+    """Run pipelines, show their progress, and exit with the right code."""
+    _run(plan_of(pipelines), None, progress, None, master=master, checkpoint=checkpoint, once=once)
+
+
+def _backfill(start: str, end: str, by: Literal["append", "source"], now_ns: int) -> Backfill:
+    from penstock.pipeline.run import Backfill  # noqa: PLC0415 - loads Spark
+
+    return Backfill.parse(start, end, by, now_ns)
+
+
+def _changes(file: Path) -> Changes:
+    from penstock.pipeline.run.reload import Changes  # noqa: PLC0415 - loads Spark
+
+    return Changes(file, _say)
+
+
+def _run(
+    plan: Plan, changes: Changes | None, progress: str, metrics: str | None, **how: Any
+) -> None:
+    has_lost = False
+    with ExitStack() as stack:
+        measured = _measured(metrics, stack)
+        stop = stack.enter_context(stop_on_signal(_GRACE))
+        while True:
+            for warning in plan.warnings:
+                note(f"penstock: warning: {warning}")
+            outcome = _run_until(plan, progress, measured, stop, changes, how)
+            if outcome.lost or outcome.lost_unknown:
+                has_lost = True
+                if progress != "auto":  # which has said it
+                    note(f"penstock: {_losses(outcome)}")
+            if changes is None or not changes.is_changed or stop():
+                break
+            changes.begin_anew()
+            plan = changes.plan
+    if has_lost:
         raise typer.Exit(LOST)
 
 
+def _run_until(
+    plan: Plan,
+    progress: str,
+    measured: Callable[[Progress], None],
+    stop: Callable[[], bool],
+    changes: Changes | None,
+    how: Mapping[str, Any],
+) -> Outcome:
+    """Run a plan until it ends, it is stopped, or its file has changed."""
+    from penstock.pipeline.run import run as run_plan  # noqa: PLC0415 - loads Spark
+
+    shown = _display(progress, plan)
+
+    def take(now: Progress) -> None:
+        measured(now)
+        shown.take(now)
+
+    with shown:
+        outcome = run_plan(
+            plan,
+            on_progress=take,
+            should_stop=lambda: stop() or (changes is not None and changes.are_good()),
+            show=shown.rows,
+            say=_say,
+            **how,
+        )
+    shown.finish(outcome)
+    return outcome
+
+
+def _say(text: str) -> None:
+    note(f"penstock: {text}")
+
+
+def _measured(where: str | None, stack: ExitStack) -> Callable[[Progress], None]:
+    """Start the metrics server if requested; return the function that updates it."""
+    if where is None:
+        return lambda _: None
+    from penstock.pipeline.run import Metrics, MetricsServer  # noqa: PLC0415 - loads Spark
+
+    host, _, port = where.rpartition(":")
+    if not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidOption("--metrics", where, "expected [HOST:]PORT, as in 9400")
+    metrics = Metrics()
+    server = stack.enter_context(MetricsServer(metrics, host or "127.0.0.1", int(port)))
+    _say(f"metrics are at {server.address}")
+    return metrics.take
+
+
 class _Silent:
-    """Shows nothing while it runs; the base of what does."""
+    """Shows no progress; base of the other displays."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def take(self, progress: Progress) -> None:
-        """Show how far a query is."""
+        """Show the progress of a query."""
 
     def rows(self, name: str, frame: DataFrame) -> None:
         """Show rows that a pipeline writes to the console."""
@@ -111,11 +239,11 @@ class _Silent:
         console.print(table)
 
     def finish(self, outcome: Outcome) -> None:
-        """Show how it ended."""
+        """Show the result of the run."""
 
 
 class _Json(_Silent):
-    """One JSON object on a line for every batch."""
+    """A line of JSON for every batch."""
 
     def take(self, progress: Progress) -> None:
         typer.echo(json.dumps({"event": "progress", **progress.as_dict()}))
@@ -144,7 +272,7 @@ class _Json(_Silent):
 
 
 class _Lines(_Silent):
-    """A line now and then, for a log file."""
+    """A line every few seconds, for a log file."""
 
     def __init__(self, plan: Plan) -> None:
         self._said: dict[str, float] = {query.name: 0.0 for query in plan.queries}
@@ -163,7 +291,7 @@ class _Lines(_Silent):
 
 
 class _Live(_Lines):
-    """A table that changes while it runs."""
+    """A live table of the queries."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -246,8 +374,8 @@ knows how many went with it"
 
 
 def _first_of(frame: DataFrame) -> tuple[list[Row], bool]:
-    """Return the rows for the screen, and whether there are no others."""
-    from penstock.pipeline.running import SHOWN  # noqa: PLC0415 - loads Spark
+    """Return the rows to show, and whether these are all."""
+    from penstock.pipeline.run import SHOWN  # noqa: PLC0415 - loads Spark
 
     rows = frame.collect()
     return rows[:SHOWN], len(rows) <= SHOWN

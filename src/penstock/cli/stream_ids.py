@@ -22,9 +22,9 @@ from penstock.core.stream_id import (
 )
 from penstock.core.stream_names import StreamNames, advice, default_names_file
 
-__all__ = ["app"]
+__all__ = ["add_to"]
 
-app = typer.Typer(help="Make, explain and compare stream ids.", no_args_is_help=True)
+_ids = typer.Typer(help="Make, explain and compare stream ids.", no_args_is_help=True)
 
 Destination = Annotated[str, typer.Option("--dest", help="none, udp, any or a number (0-127).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -33,7 +33,12 @@ NoRegister = Annotated[
 ]
 
 
-@app.command()
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    app.add_typer(_ids, name="id", rich_help_panel="Streams")
+
+
+@_ids.command()
 def generate(
     path: Annotated[str | None, typer.Option(help="Creator of the stream; any if omitted.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the stream; any if omitted.")] = None,
@@ -48,7 +53,7 @@ def generate(
     _issue(stream, path, name, register=not no_register, as_json=as_json)
 
 
-@app.command()
+@_ids.command()
 def codelet(
     deployment: str,
     codeletset: str,
@@ -65,7 +70,7 @@ def codelet(
     _issue(stream, path, channel, register=not no_register, as_json=as_json)
 
 
-@app.command("app")
+@_ids.command("app")
 def for_app(
     app_name: Annotated[str, typer.Argument(metavar="APP")],
     stream_name: Annotated[str, typer.Argument(metavar="STREAM")],
@@ -78,7 +83,7 @@ def for_app(
     _issue(stream, app_name, stream_name, register=not no_register, as_json=as_json)
 
 
-@app.command()
+@_ids.command()
 def explain(
     text: Annotated[str, typer.Argument(metavar="ID", help="32 hex digits, dashed or not.")],
     as_json: AsJson = False,
@@ -113,7 +118,7 @@ def explain(
         typer.echo("'penstock id generate' remembers those of the ids that it makes.")
 
 
-@app.command()
+@_ids.command()
 def match(
     stream: Annotated[str, typer.Argument(metavar="ID", help="The stream.")],
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="What is subscribed to.")],
@@ -127,7 +132,7 @@ def match(
         raise typer.Exit(1)
 
 
-@app.command()
+@_ids.command()
 def names() -> None:
     """List the paths and names that are known."""
     file = default_names_file()
@@ -156,7 +161,7 @@ def _destination(text: str) -> int:
 def _issue(
     stream: StreamId, path: str | None, name: str | None, *, register: bool, as_json: bool
 ) -> None:
-    # Only streams are registered: a misspelt request must not take the place of a stream.
+    # Only streams are registered: a misspelt request must not replace a stream.
     if register and stream.is_concrete and path is not None and name is not None:
         with StreamNames.updating(default_names_file()) as known:
             known.register(stream.fwd_dst, stream.device_id, path, name, ver=stream.ver)

@@ -115,7 +115,7 @@ def on(
 
 @contextlib.contextmanager
 def _stopped_between_files() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM end it after the run under way; a second one at once."""
+    """Let Ctrl-C and SIGTERM end it after the current run; a second signal at once."""
     asked: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,1 +1,1 @@
-"""What every room shares: messages, stream ids, the two interfaces, errors and policies."""
+"""Shared by all packages: messages, stream ids, reader and writer interfaces, errors, policies."""

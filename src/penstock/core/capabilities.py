@@ -1,8 +1,8 @@
 """What can a stream do beside being read and written?
 
-`Reader` and `Writer` are what all have. A class that can do more says so by one of these, and
-whoever needs it asks: `isinstance(reader, Replayable)`, `isinstance(endpoint_of(url), AppendOnce)`.
-Nobody concludes it from a scheme.
+All streams have `Reader` and `Writer`. A class that can do more inherits from one of these, and
+callers ask for it: `isinstance(reader, Replayable)`, `isinstance(endpoint_of(url), AppendOnce)`.
+Never derive a capability from a scheme.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeAlias
 
-import pyarrow as pa
-
-from penstock.core.errors import NotFound, StorageError
+from penstock.core.errors import NotFound, PenstockError, StorageError
+from penstock.core.message import Message
 from penstock.core.provenance import Origin, ranges_to_json
 
 if TYPE_CHECKING:
@@ -23,25 +22,44 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    import pyarrow as pa
+
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader
-    from penstock.core.message import Message
+    from penstock.core.statistics import Loss
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
 
 __all__ = [
     "COMPARED",
+    "AllOrNone",
     "AppendOnce",
     "Capability",
     "Commit",
+    "Delivered",
+    "GroupStatistics",
+    "Grouped",
     "Held",
     "InPlaceReader",
     "InPlaceWriter",
+    "InUse",
+    "KeepsOrigin",
     "Listable",
     "Noted",
+    "OriginTimed",
+    "Removable",
     "Replayable",
     "Reservation",
+    "Resizable",
+    "SourceTimed",
     "Staged",
+    "StagedPart",
+    "Stages",
+    "StagingFull",
+    "Tabular",
+    "Tended",
+    "Worded",
+    "numbers_of_delivered",
 ]
 
 
@@ -59,36 +77,36 @@ class Capability(ABC):  # noqa: B024 - each of them has its own methods
 
 
 class Replayable(Capability):
-    """A reader whose positions mean the same message later: what was read can be read again.
+    """A reader with stable positions: messages can be read again.
 
-    Name it before `Reader` among the bases, whose `bounds` says that it cannot.
+    List it before `Reader` among the bases: `Reader.bounds` raises `Unsupported`.
     """
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that the number of the next message counts in; None: only `bounds` can tell."""
+        """The epoch of the next message's sequence number; None: only `bounds` knows it."""
         return None
 
     @abstractmethod
     def bounds(self) -> Bounds:
-        """Return what can be read again by `seek` now."""
+        """Return the range of messages that `seek` can reach now."""
 
 
 class Held(Capability):
-    """A reader whose place may have a name (`hold=NAME`), which the writer or retention respects.
+    """A reader with a named position (`hold=NAME`), which the writer or retention respects.
 
-    The place outlives the reader. What a call returned is done with the next call, with
-    `acknowledge` and by closing; so what was being worked on when a process died comes again.
+    The position outlives the reader. The next read, `acknowledge` and `close` acknowledge the
+    messages of the last read; so messages in work when a process died are redelivered.
     """
 
     @property
     @abstractmethod
     def hold(self) -> str | None:
-        """The name of its place; None: it was opened without."""
+        """The name of its position; None: opened without one."""
 
     @abstractmethod
     def acknowledge(self) -> None:
-        """Say that everything read so far is done."""
+        """Acknowledge everything read so far."""
 
 
 class InPlaceReader(Capability):
@@ -96,10 +114,10 @@ class InPlaceReader(Capability):
 
     @abstractmethod
     def view(self, timeout: float | None = None) -> AbstractContextManager[Message | None]:
-        """Lend the next message, its payload a memoryview of the queue: nothing is copied.
+        """Lend the next message, with its payload as a memoryview of the queue: no copy.
 
-        What was computed from it counts only when the block ends without `Overrun`. With
-        `hold=NAME` and a writer that waits for it, that cannot happen.
+        Results computed from it are valid only if the block ends without `Overrun`. With
+        `hold=NAME` and a writer that waits for it, `Overrun` cannot happen.
 
         :raises Overrun: the writer overwrote it meanwhile; it is counted as lost.
         """
@@ -108,29 +126,70 @@ class InPlaceReader(Capability):
     def view_batch(self, n: int, timeout: float | None = 0) -> AbstractContextManager[Batch]:
         """Lend up to `n` messages as an Arrow batch whose payloads are views of the queue.
 
-        The column `payload` is of type `binary_view`; the others are copies. As `view`.
+        The column `payload` is of type `binary_view`; the others are copies. See `view`.
 
         :raises Overrun: the writer overwrote some of them meanwhile; those are counted as lost.
         """
 
 
-class Reservation(Protocol):
-    """Memory of a queue for one payload. Nobody sees it before it is committed.
+class AllOrNone(Capability):
+    """A writer whose messages become visible on `close`, all at once, as those of a file.
 
-    As a context manager it commits at the end, and aborts when an error ends it.
+    Nothing is durable before that; so do not acknowledge the messages to their source earlier.
     """
 
-    #: The payload's place, to be written to.
+
+class SourceTimed(Capability):
+    """A reader that finds messages by originating time, without reading all of them."""
+
+    @abstractmethod
+    def next_happened(self, seq: int, start_ns: int, end_ns: int) -> int | None:
+        """Return the first sequence number from `seq` on with a time in `start_ns` to `end_ns`.
+
+        None: there is no such message now. The end is exclusive. The position does not change.
+        """
+
+
+class OriginTimed(Capability):
+    """A reader that finds copies by `origin_ns`, without reading all of them."""
+
+    @abstractmethod
+    def next_originated(self, seq: int, start_ns: int, end_ns: int) -> int | None:
+        """Return the first sequence number from `seq` on with an `origin_ns` in this range.
+
+        See `next_happened`.
+        """
+
+
+class KeepsOrigin(Capability):
+    """A writer that keeps the column `origin_ns` of a batch, where it has one."""
+
+
+class Worded(Capability):
+    """A reader that can describe a message for people."""
+
+    @abstractmethod
+    def in_words(self, message: Message) -> str:
+        """Describe the content of a message on one line."""
+
+
+class Reservation(Protocol):
+    """Memory of a queue for one payload, invisible to readers until `commit`.
+
+    As a context manager it commits at the end, and aborts on an exception.
+    """
+
+    #: The payload's memory, writable.
     buffer: memoryview
 
     def commit(self, size: int | None = None) -> int:
-        """Append the message, with all of the buffer or its first `size` bytes; return its number.
+        """Append the message: all of the buffer or its first `size` bytes; return its number.
 
-        :raises ValueError: it was committed or aborted before, or has not that many bytes.
+        :raises ValueError: it was committed or aborted before, or `size` exceeds the buffer.
         """
 
     def abort(self) -> None:
-        """Give it up; there is no message then. Again, or after commit: nothing."""
+        """Discard it, without a message. Idempotent; after `commit` a no-op."""
 
     def __enter__(self) -> Self: ...
 
@@ -143,7 +202,7 @@ class Reservation(Protocol):
 
 
 class InPlaceWriter(Capability):
-    """A writer in whose queue a message can be made, instead of being copied there."""
+    """A writer that can build a message in the queue's memory, without a copy."""
 
     @abstractmethod
     def reserve(
@@ -156,15 +215,15 @@ class InPlaceWriter(Capability):
         stream: StreamId | None = None,
         attributes: bytes | None = None,
     ) -> Reservation:
-        """Give memory of the queue for a payload of `size` bytes, to be filled in and committed.
+        """Reserve queue memory for a payload of `size` bytes; fill it in and commit it.
 
             with writer.reserve(len(image)) as place:
                 place.buffer[:] = image
 
-        Nothing else can be written meanwhile.
+        Nothing else can be written before it is committed or aborted.
 
         :raises MessageTooLarge: it can never fit.
-        :raises WriteTimeout: a held reader is behind, and stayed so for the time allowed.
+        :raises WriteTimeout: a held reader stayed behind for the timeout.
         """
 
 
@@ -174,46 +233,114 @@ class InPlaceWriter(Capability):
 class Listable(Capability):
     """An endpoint whose streams can be found by a pattern: `*`, `?` and `[…]` in the path.
 
-    As in a shell, they stand for a part of a name and not for directories.
+    As in a shell, wildcards match part of a name and no `/`.
     """
 
     @abstractmethod
     def find(self, pattern: URL) -> Iterable[str]:
-        """Return the URLs of the streams that are there now, each with the pattern's options."""
+        """Return the URLs of the matching streams, each with the pattern's options."""
 
 
-#: What of a message has to be the same when it is appended again. Its time may be that of then.
+class InUse(PenstockError):
+    """A stream cannot be removed while readers or writers have it open."""
+
+    def __init__(self, url: str, users: Sequence[str]) -> None:
+        hint = "end them first; --force removes it all the same"
+        super().__init__(f"{url} is in use: {', '.join(users)}", hint=hint)
+        self.url = url
+        #: The writers and readers, in words.
+        self.users = list(users)
+
+
+class Removable(Capability):
+    """An endpoint whose streams can be removed with all their messages."""
+
+    @abstractmethod
+    def remove(self, url: URL, *, force: bool = False) -> None:
+        """Remove a stream.
+
+        :param force: also while readers or writers have it open. A writer notices within a second,
+            logs how many messages were removed, and recreates the stream.
+        :raises InUse: a reader or writer has it open, and `force` is not set.
+        :raises NotFound: no stream has this URL.
+        """
+
+
+class Resizable(Capability):
+    """An endpoint whose streams have a size that can be changed."""
+
+    @abstractmethod
+    def resize(self, url: URL) -> None:
+        """Resize a stream to the size in the URL's options, and keep its messages.
+
+        Readers keep their position, whether they are open now or return later.
+
+        :raises InvalidOption: its messages do not fit.
+        :raises LockTimeout: a writer holds the lock.
+        """
+
+
+class Tabular(Capability):
+    """An endpoint that makes messages from rows: a pipeline passes all of its columns."""
+
+    @abstractmethod
+    def messages_of(self, url: URL, rows: pa.RecordBatch) -> Batch:
+        """Convert rows to messages.
+
+        :raises Malformed: a column is missing, or does not fit.
+        """
+
+
+class Tended(Capability):
+    """An endpoint whose streams need maintenance also while there are no writes.
+
+    A process that keeps a stream open for long, as a pipeline does, calls `tend` periodically.
+    """
+
+    @abstractmethod
+    def tend(self, url: URL) -> None:
+        """Do the maintenance that is due, and return soon.
+
+        :raises StorageError: no space, or no permission; the next call tries again.
+        """
+
+
+#: Fields that must be equal when a message is appended again. Its times may differ.
 COMPARED: Final = ("payload", "type", "subtype", "stream", "attributes")
 
 
 class Staged(NamedTuple):
-    """Messages for one stream in a file of Arrow batches, as one task of a batch made it."""
+    """Messages for one stream in a file of Arrow batches, written by one task of a batch."""
 
     url: str
     path: str
     partition: int
     messages: int
+    #: It is staged with the stream, under that name; see `Stages`.
+    is_there: bool = False
 
 
 class Commit(NamedTuple):
-    """A batch that is to be in a stream once, however often its writer tries."""
+    """A batch to be appended to a stream exactly once, however often its writer tries."""
 
-    #: Who appends: the same name after every restart.
+    #: The writer's name, the same after every restart.
     writer: str
     #: The number that the writer gives it. After a mistake, another batch may have it.
     batch: int
     #: The messages. The files stay until the batch is in the stream.
     files: Sequence[Staged] = ()
-    #: What it is made of.
+    #: Its provenance.
     origin: Origin = Origin()
-    #: A file for notes about a stream that keeps none itself; earlier releases did so for some.
+    #: A file for notes about a stream that keeps none itself, as in earlier releases.
     notes: Path | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield the messages, in the order of the tasks.
 
-        :raises NotFound: a file is not to be seen from here.
+        :raises NotFound: a file is not visible from this machine.
         """
+        import pyarrow as pa  # noqa: PLC0415 - not needed to query capabilities
+
         for file in sorted(self.files, key=lambda file: (file.partition, file.path)):
             try:
                 with pa.OSFile(file.path, "rb") as opened:
@@ -229,7 +356,9 @@ class Commit(NamedTuple):
                 raise StorageError("reading", file.path, error) from error
 
     def digest(self) -> str:
-        """Return a digest of the messages in their order, however they are cut into batches."""
+        """Return a digest of the messages in order, independent of batch boundaries."""
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
         hashes = {name: (blake2b(digest_size=16), blake2b(digest_size=16)) for name in COMPARED}
         for batch in self.batches():
             for name, (sizes, data) in hashes.items():
@@ -247,19 +376,19 @@ class Commit(NamedTuple):
         return whole.hexdigest()
 
     def made_of(self) -> str:
-        """Return what it is made of as text: for a stream that keeps no more of a batch than that.
+        """Return its provenance as text, for streams that keep only this about a batch.
 
-        The ranges of its sources; or a digest, if nobody knows them.
+        That is the ranges of its sources, or a digest if these are unknown.
         """
         ranges = ranges_to_json(self.origin.ranges)
         return self.digest() if ranges is None else json.dumps(ranges, sort_keys=True)
 
 
 class Noted(NamedTuple):
-    """What a stream knows of a batch."""
+    """A stream's note about a batch."""
 
     is_done: bool
-    #: The files that an attempt needs to be completed, which is not done.
+    #: The files that an unfinished append needs to be completed.
     files: Sequence[str] = ()
     #: The run of its writer that appended it; see `Origin`.
     run: str | None = None
@@ -268,31 +397,157 @@ class Noted(NamedTuple):
 class AppendOnce(Capability):
     """An endpoint whose streams keep a note of the batches appended under a writer's name.
 
-    So a writer that was killed tries again, and neither loses nor doubles a message.
+    So a writer that was killed can retry without losing or duplicating a message.
     """
 
     @abstractmethod
     def append_once(self, url: URL, commit: Commit) -> int:
-        """Append a batch unless it is there already; return how many messages were new.
+        """Append a batch unless the stream has it already; return how many messages were new.
 
-        The same again is skipped, and one of which a part is there is completed.
+        A batch that was appended before is skipped; a partial one is completed.
 
-        :raises AnotherBatch: what was appended under its number was made of something else.
+        :raises AnotherBatch: the batch appended under this number has another provenance.
         """
 
     @abstractmethod
     def noted(self, url: URL, commit: Commit) -> Noted | None:
-        """Return what the stream knows of a batch, whose files do not matter; None: nothing."""
+        """Return the stream's note about a batch, or None; the files of `commit` are not read."""
 
     @abstractmethod
     def has_batches(self, url: URL) -> bool:
-        """Tell whether batches of any writer are in the stream."""
+        """Tell whether the stream has batches of any writer."""
 
     @abstractmethod
     def reread(self, url: URL) -> Reader:
-        """Open what the URL of a writer names, to look at what is in it: a `Replayable` reader.
+        """Open the stream of a writer's URL for inspection: a `Replayable` reader.
 
-        It starts with the oldest message, and leaves no traces.
+        It starts at the oldest message, and changes nothing in the stream.
 
-        :raises NotFound: there is none yet.
+        :raises NotFound: the stream does not exist yet.
         """
+
+
+#: What `ack` and `nack` accept: a message, several messages, or an Arrow batch.
+Delivered: TypeAlias = "Message | Iterable[Message] | Batch"
+
+
+class GroupStatistics(NamedTuple):
+    """Counters of a group, over all members. A message is fresh, leased, waiting or settled."""
+
+    #: Readers that are open, in all processes.
+    members: int
+    #: Sequence number of the next message that was never delivered.
+    next_seq: int
+    #: All messages below this one are settled.
+    floor: int
+    #: Messages that are not settled.
+    lag: int
+    #: Messages leased to a member.
+    leased: int
+    #: Messages that wait for redelivery, or for an earlier message with their key.
+    waiting: int
+    #: Messages that a member acknowledged.
+    acked: int
+    #: Deliveries of a message after its first.
+    redelivered: int
+    #: Messages that went to the dead-letter stream.
+    dead: int
+    #: Messages that the stream no longer had, or whose bytes are damaged.
+    lost: int
+    #: Settled messages that the stream then lost by a power failure.
+    reverted: int
+    #: The latest lost ranges, oldest first.
+    losses: tuple[Loss, ...]
+
+
+class Grouped(Capability):
+    """A reader that shares a stream with the other members of its group.
+
+    A read leases messages to this reader, and `ack` settles them. A message is redelivered, to any
+    member, after `nack`, or when the lease expires, the reader is closed or its process dies.
+    """
+
+    @abstractmethod
+    def ack(self, messages: Delivered) -> None:
+        """Settle messages leased to this reader: they are not redelivered.
+
+        :raises LeaseLost: some are no longer leased to this reader; the others are settled.
+        :raises StorageError: the operating system refuses.
+        """
+
+    @abstractmethod
+    def nack(self, messages: Delivered, delay: float = 0.0) -> None:
+        """Return messages, to be redelivered after `delay` seconds.
+
+        :raises LeaseLost: some are no longer leased to this reader; the others are returned.
+        :raises StorageError: the operating system refuses.
+        """
+
+    @abstractmethod
+    def group(self) -> GroupStatistics:
+        """Return the counters of the whole group."""
+
+
+def numbers_of_delivered(messages: Delivered) -> list[int]:
+    """Return the sequence numbers of the messages passed to `ack` or `nack`."""
+    if isinstance(messages, Message):
+        return [messages.seq]
+    import pyarrow as pa  # noqa: PLC0415 - not needed to wait for readers
+
+    if isinstance(messages, pa.RecordBatch):
+        numbers: list[int] = messages.column("seq").to_pylist()
+        return numbers
+    return [message.seq for message in messages]
+
+
+class StagedPart(Protocol):
+    """The output of one task attempt for one stream, invisible before `finish`."""
+
+    def add(self, batch: Batch) -> None:
+        """Add messages.
+
+        :raises StorageError: no space, or no permission.
+        """
+
+    def finish(self) -> Staged:
+        """Hand over all messages, and return what to commit.
+
+        :raises ConnectionLost: the stream's machine cannot be reached.
+        :raises StagingFull: the staging area is full.
+        """
+
+    def discard(self) -> None:
+        """Discard it: the task has failed."""
+
+
+class Stages(AppendOnce):
+    """An endpoint that stores the staged output of a batch's tasks beside the stream.
+
+    So tasks on several machines, and the committer, need no shared folder.
+    """
+
+    @abstractmethod
+    def stage(self, url: URL, writer: str, batch: int, partition: int) -> StagedPart:
+        """Start to stage the output of a task.
+
+        :raises Unsupported: this stream has no staging; stage in a folder.
+        """
+
+    @abstractmethod
+    def unstage(self, url: URL, commit: Commit, *, is_done: bool) -> None:
+        """Remove the staged files of a batch, except those that a started append needs.
+
+        :param is_done: the batch is appended: remove all of its files, and those of earlier batches
+        """
+
+    @abstractmethod
+    def forget(self, url: URL, writer: str) -> None:
+        """Remove the note of a writer that will not return."""
+
+
+class StagingFull(PenstockError):
+    """The staging area of a stream is full."""
+
+    def __init__(self, limit: int, *, hint: str | None = None) -> None:
+        super().__init__(f"what tasks have staged would be more than {limit:,} bytes", hint=hint)
+        self.limit = limit

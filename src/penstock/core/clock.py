@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import Protocol
@@ -20,7 +19,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Return seconds since some fixed moment. Never goes back: measure durations with it."""
+        """Return seconds since a fixed moment. Never goes back: measure durations with it."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -51,12 +50,12 @@ class SystemClock:
         time.sleep(seconds)
 
     async def sleep_async(self, seconds: float) -> None:
-        _refuse_negative(seconds)  # asyncio takes a negative wait for none
-        await asyncio.sleep(seconds)
+        _refuse_negative(seconds)  # asyncio treats a negative wait as 0
+        await _sleep(seconds)
 
 
 class ManualClock:
-    """A clock that moves only when told, or when somebody sleeps on it.
+    """A clock that moves only by `advance` or by a sleep.
 
     Sleeping returns at once and moves the clock by the time slept, so that hours of back-off
     take no time in a test. Safe to share between threads.
@@ -78,7 +77,7 @@ class ManualClock:
 
     async def sleep_async(self, seconds: float) -> None:
         self.advance(seconds)
-        await asyncio.sleep(0)  # a sleeper always gives the other tasks their turn
+        await _sleep(0)  # a sleep always yields to other tasks
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward, to the nearest nanosecond.
@@ -95,5 +94,11 @@ def _refuse_negative(seconds: float) -> None:
         raise ValueError(f"cannot sleep for {seconds} seconds")
 
 
-#: The clock to use where nobody asks for another.
+#: The default clock.
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+async def _sleep(seconds: float) -> None:
+    import asyncio  # noqa: PLC0415 - most programs have no tasks
+
+    await asyncio.sleep(seconds)

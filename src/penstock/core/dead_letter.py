@@ -1,4 +1,4 @@
-"""What is kept of a message that could not be delivered?"""
+"""What is stored of a message that could not be delivered?"""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that one receiver did not get, whole, and why.
+    """A complete message that one receiver did not get, and the reason.
 
-    Texts that are too long are cut and end in an ellipsis; what UTF-8 cannot carry becomes `?`.
+    Long texts are cut and end in an ellipsis; characters that UTF-8 cannot encode become `?`.
     """
 
     #: The message as it was to be delivered.
@@ -58,7 +58,7 @@ class DeadLetter:
     code: Code
     #: Why it failed, for people. At most 1,024 characters.
     reason: str
-    #: Who should have got it. At most 512 characters.
+    #: The intended receiver. At most 512 characters.
     receiver: str
     #: How many times delivery was tried.
     attempts: int
@@ -70,7 +70,7 @@ class DeadLetter:
     dead_ns: int
 
     def __post_init__(self) -> None:
-        # The way to set a field of a frozen dataclass while it is being made.
+        # The way to set a field of a frozen dataclass during construction.
         object.__setattr__(self, "reason", _bounded(self.reason, _LONGEST_REASON))
         object.__setattr__(self, "receiver", _bounded(self.receiver, _LONGEST_RECEIVER))
 
@@ -154,7 +154,7 @@ class _Strict(BaseModel):
 
 
 class _Header(_Strict):
-    """The original's header, as it stands in the JSON."""
+    """The original's header in the JSON."""
 
     seq: Annotated[int, Field(ge=0, lt=2**64)]
     time_ns: _Nanoseconds
@@ -166,7 +166,7 @@ class _Header(_Strict):
 
 
 class _Record(_Strict):
-    """What `to_message` writes. Another shape of it needs another number of its version."""
+    """The JSON of `to_message`. A change of its fields needs a new version number."""
 
     penstock_dead_letter: Literal[1]
     code: Annotated[int, Field(ge=min(Code), le=max(Code))]

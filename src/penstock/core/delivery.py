@@ -1,7 +1,7 @@
 """How are messages held for a receiver that is slower than its sender?
 
-The policies are those of psi (spec psi 8): how many wait at most, how old they may get, when the
-sender has to wait, and which of them are never dropped.
+The policies are those of psi (docs/specs/psi.md 8): how many messages wait, how old they may be,
+when the sender must wait, and which messages are never dropped.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _FORMS: Final = (
     "use unlimited, latest, throttle, synchronous, queue-size:N, queue-size:N:throttle, "
     "queue-size:N:synchronous, queue-throttled:N or latency:TIME"
 )
-#: What may stand behind `queue-size:N`.
+#: Suffixes of `queue-size:N`.
 _MORE: Final = (["throttle"], ["synchronous"], ["throttle", "synchronous"])
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPolicy:
-    """How many messages wait for a receiver, and what happens to those that do not fit.
+    """How many messages may wait for a receiver, and what happens to the excess.
 
     :raises InvalidOption: a number is out of its range.
     """
 
-    #: Messages that wait at most; one more drops the oldest. None: no limit.
+    #: The most messages that wait; one more drops the oldest. None: no limit.
     max_size: int | None = None
     #: A message older than this (seconds) when it is taken is dropped instead. None: no limit.
     max_latency: float | None = None
-    #: The sender waits while so many messages wait. None: it never does.
+    #: The sender waits while this many messages wait. None: it never waits.
     throttle_at: int | None = None
-    #: Run the receiver on the sender's thread where nothing waits and it is free.
+    #: Run the receiver on the sender's thread if no message waits and it is free.
     is_synchronous: bool = False
-    #: Tells of a message whether it must never be dropped.
+    #: Tells whether a message must never be dropped.
     is_guaranteed: Callable[[Any], bool] | None = None
 
     UNLIMITED: ClassVar[DeliveryPolicy]
@@ -69,7 +69,7 @@ class DeliveryPolicy:
     def queue_size_constrained(
         cls, size: int, *, throttle_when_full: bool = False, is_synchronous: bool = False
     ) -> DeliveryPolicy:
-        """Hold so many messages; drop the oldest for a new one, or let the sender wait."""
+        """Hold up to `size` messages; when full, drop the oldest or throttle the sender."""
         return cls(
             max_size=size,
             throttle_at=size if throttle_when_full else None,
@@ -78,18 +78,18 @@ class DeliveryPolicy:
 
     @classmethod
     def queue_size_throttled(cls, size: int) -> DeliveryPolicy:
-        """Let the sender wait while so many messages wait. Nothing is dropped."""
+        """Throttle the sender while `size` messages wait. Nothing is dropped."""
         return cls(throttle_at=size)
 
     @classmethod
     def latency_constrained(cls, seconds: float) -> DeliveryPolicy:
-        """Drop what is older than that when its turn comes."""
+        """Drop messages that are older than `seconds` when they are taken."""
         return cls(max_latency=seconds)
 
     def with_guarantees(self, is_guaranteed: Callable[[Any], bool]) -> DeliveryPolicy:
-        """Return this policy, but never drop the messages that the function says yes to.
+        """Return this policy, but never drop messages for which `is_guaranteed` returns True.
 
-        What was guaranteed before stays guaranteed.
+        Existing guarantees stay.
         """
         before = self.is_guaranteed
         if before is None:
@@ -125,7 +125,7 @@ class DeliveryPolicy:
 
     @property
     def can_drop(self) -> bool:
-        """Whether a message may leave other than by delivery."""
+        """Whether the policy may drop a message."""
         drops_oldest = self.max_size is not None and (
             self.throttle_at is None or self.throttle_at > self.max_size
         )
@@ -163,13 +163,13 @@ def _count(text: str) -> int:
 
 
 class DeliveryQueue(BoundedBuffer[T], Generic[T]):
-    """Messages that wait for a receiver, under a delivery policy.
+    """A queue of messages for one receiver, under a delivery policy.
 
-    Any number of threads may put and take. The books are those of `BoundedBuffer`: what was
-    accepted was delivered, dropped for a reason, or is held.
+    Thread-safe. The counters are those of `BoundedBuffer`: an accepted message was delivered,
+    dropped for a reason, or is held.
 
-    `time_of` gives the originating time of an item in nanoseconds; a limit of latency needs it.
-    `receive` is for a policy that attempts to deliver synchronously; others take with `get`.
+    `time_of` returns the originating time of an item in nanoseconds; a latency limit needs it.
+    `receive` is the receiver of a synchronous policy; for others, call `get`.
 
     :raises InvalidOption: the policy needs `time_of` or `receive`, which is not given.
     """
@@ -190,19 +190,19 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
         self._time_of = time_of
         self._receive = receive
         self._clock = clock
-        #: Held by whoever runs the receiver.
+        #: Held by the thread that runs the receiver.
         self._receiving = threading.Lock()
         self._last: T | None = None
 
     # --- the sender's side ------------------------------------------------------------------------
 
     def put(self, item: T, timeout: float | None = None) -> bool:
-        """Add an item; return False where the policy dropped it instead.
+        """Add an item; return False if the policy dropped it instead.
 
-        Only a policy that throttles waits: for ever without a timeout, not at all with 0. One
-        that is synchronous runs the receiver here, if nothing waits and the receiver is free.
+        Only a throttling policy waits: for ever without a timeout, not at all with 0. A
+        synchronous policy runs the receiver here, if no item waits and the receiver is free.
 
-        :raises WriteTimeout: the sender is throttled, and was so for that time.
+        :raises WriteTimeout: the sender was throttled for `timeout` seconds.
         :raises Closed: the queue was closed, before or while waiting.
         """
         if self._receive is not None and self.delivery.is_synchronous and self._deliver_now(item):
@@ -210,9 +210,9 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
         return super().put(item, timeout)
 
     def put_last(self, item: T) -> None:
-        """Add the message that ends its source: it is never dropped, and throttles nobody.
+        """Add the last message of a source: it is never dropped and never throttled.
 
-        What waits and happened after it goes (needs `time_of`).
+        Waiting messages with a later time are dropped (needs `time_of`).
 
         :raises Closed: the queue was closed.
         """
@@ -233,7 +233,7 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether a sender should do nothing until the receiver got on."""
+        """Whether senders should wait until the receiver has caught up."""
         return self.delivery.throttle_at is not None and self._is_full()
 
     def _deliver_now(self, item: T) -> bool:
@@ -243,7 +243,7 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
         try:
             with self._lock:
                 if self._items or self._closed:
-                    return False  # those that wait come first; `put` says what closed means
+                    return False  # waiting items come first; `put` handles a closed queue
                 self._accepted += 1
                 self._delivered += 1
             self._receive(item)
@@ -269,7 +269,7 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
     def get_many(self, limit: int, timeout: float | None = None) -> list[T]:
         """Wait for one item, then take all there are, oldest first, up to `limit`.
 
-        What is too old by now is dropped on the way. Returns an empty list on timeout.
+        Expired items are dropped on the way. Returns an empty list on timeout.
 
         :raises Closed: the queue was closed and everything in it was taken.
         """
@@ -302,12 +302,12 @@ class DeliveryQueue(BoundedBuffer[T], Generic[T]):
         return bool(items)
 
     def peek(self) -> T | None:
-        """Return the item that waits longest, and leave it there; None: there is none."""
+        """Return the oldest item without removing it, or None."""
         with self._lock:
             return self._items[0] if self._items else None
 
     def _take_fresh(self, limit: int) -> tuple[list[T], int]:
-        """Return what is not too old, and how many left in all. The lock is held."""
+        """Remove up to `limit` fresh items; return them and the number removed. Needs the lock."""
         latency, time_of = self.delivery.max_latency, self._time_of
         taken: list[T] = []
         passed = 0

@@ -7,12 +7,12 @@ import difflib
 import fnmatch
 import os
 from functools import lru_cache
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
-from penstock.core.capabilities import Listable
+from penstock.core.capabilities import Listable, Removable, Resizable
 from penstock.core.errors import InvalidURL, UnknownScheme, Unsupported
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, PositionLike
@@ -20,12 +20,12 @@ from penstock.core.redaction import is_secret, shown
 from penstock.core.url import URL, escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from penstock.core.info import StreamInfo
-    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.interfaces import Reader, StreamInfo, Writer
 
 __all__ = [
+    "OWN_ENDPOINTS",
     "Endpoint",
     "Identity",
     "are_same_stream",
@@ -38,19 +38,50 @@ __all__ = [
     "is_pattern",
     "open_reader",
     "open_writer",
+    "remove",
+    "resize",
     "schemes",
     "storage_of",
 ]
 
+#: The endpoints that come with Penstock, by scheme. Not entry points: to look those up takes
+#: longer than to put a message.
+OWN_ENDPOINTS: Final[Mapping[str, str]] = {
+    "arrow": "penstock.protocols.files.endpoint:ArrowEndpoint",
+    "cfgrid": "penstock.radar.file_endpoints:CfGridEndpoint",
+    "cfradial": "penstock.radar.file_endpoints:CfRadialEndpoint",
+    "csv": "penstock.protocols.files.endpoint:CsvEndpoint",
+    "flight": "penstock.protocols.flight.endpoint:FlightEndpoint",
+    "flight+tls": "penstock.protocols.flight.endpoint:FlightEndpoint",
+    "fmq": "penstock.queue.endpoint:FmqEndpoint",
+    "fmqp": "penstock.protocols.lrose.endpoint:FmqpEndpoint",
+    "iwrf": "penstock.radar.iwrf.endpoint:IwrfEndpoint",
+    "iwrf+fmq": "penstock.radar.iwrf.endpoint:IwrfQueueEndpoint",
+    "iwrf+fmqp": "penstock.radar.iwrf.endpoint:IwrfQueueEndpoint",
+    "iwrf+tcp": "penstock.radar.iwrf.endpoint:IwrfTcpEndpoint",
+    "jrtc+tcp": "penstock.protocols.jrtc.endpoint:JrtcEndpoint",
+    "jrtc+udp": "penstock.protocols.jrtc.endpoint:JrtcEndpoint",
+    "jsonl": "penstock.protocols.files.endpoint:JsonLinesEndpoint",
+    "latest": "penstock.registry.latest_endpoint:LatestEndpoint",
+    "lhhttt": "penstock.protocols.lhhttt.endpoint:LhhtttEndpoint",
+    "lhhttt+tcp": "penstock.protocols.lhhttt.endpoint:LhhtttEndpoint",
+    "lhhttt+unix": "penstock.protocols.lhhttt.endpoint:LhhtttEndpoint",
+    "log": "penstock.queue.log.endpoint:LogEndpoint",
+    "mcap": "penstock.protocols.files.endpoint:McapEndpoint",
+    "parquet": "penstock.protocols.files.endpoint:ParquetEndpoint",
+    "psi": "penstock.protocols.psi.endpoint:PsiEndpoint",
+    "up+mqtt": "penstock.protocols.uprotocol.endpoint:UpMqttEndpoint",
+    "up+zenoh": "penstock.protocols.uprotocol.endpoint:UpZenohEndpoint",
+}
 #: Packages add a scheme by an entry point of this group that names an `Endpoint` subclass.
-ENTRY_POINT_GROUP = "penstock.endpoints"
+ENTRY_POINT_GROUP: Final = "penstock.endpoints"
 
 
 class Identity(NamedTuple):
-    """Where a stream is, whatever the options by which it is reached."""
+    """The location of a stream, independent of access options."""
 
     kind: str
-    #: The path on this machine, with no link in it; or `//host:port/path`. As in a URL.
+    #: The path on this machine, with links resolved; or `//host:port/path`. Escaped as in a URL.
     place: str
 
     @classmethod
@@ -63,10 +94,10 @@ class Identity(NamedTuple):
         port: int | None = None,
         options: Iterable[str] = (),
     ) -> Identity:
-        """Return the identity of what a URL names.
+        """Return the identity of the stream at a URL.
 
-        :param port: the one that is meant where the URL has none
-        :param options: those that say which stream it is
+        :param port: the default port
+        :param options: names of the options that select the stream
         """
         path = url.path if path is None else path
         if url.host is None:
@@ -81,7 +112,7 @@ class Identity(NamedTuple):
 
     @property
     def path(self) -> Path | None:
-        """Where it is on this machine; None: it is on another."""
+        """The path on this machine; None: it is on another machine."""
         if self.place.startswith("//"):
             return None
         return Path(unquote(self.place.partition("?")[0], errors="surrogateescape"))
@@ -91,13 +122,13 @@ class Identity(NamedTuple):
 
 
 class Endpoint:
-    """One scheme of URLs: how its readers and writers are opened.
+    """One URL scheme: opens its readers and writers.
 
-    A scheme overrides what it can do; the rest says clearly that it cannot. What only some can do
-    is in `capabilities`: `class MyEndpoint(Listable, Endpoint)`.
+    A subclass overrides what it supports; the rest raises `Unsupported`. Optional features are
+    in `capabilities`: `class MyEndpoint(Listable, Endpoint)`.
     """
 
-    #: What becomes of the oldest messages of its streams.
+    #: Why the oldest messages of its streams are dropped.
     oldest_go_by: ClassVar[DropReason] = DropReason.OVERRUN
 
     def open_reader(self, url: URL, start: Position) -> Reader:  # noqa: ARG002
@@ -113,24 +144,24 @@ class Endpoint:
         raise Unsupported(f"{url.scheme}: has nothing to show ({url})")
 
     def identity(self, url: URL) -> Identity:
-        """Return where a stream is, by its URL alone. It is the same for ever.
+        """Return the location of a stream, from its URL alone. It never changes.
 
-        As it is here, every option but a secret says which stream is meant; leave out those that
+        By default all options except secrets select the stream; a subclass leaves out those that
         do not.
         """
         return Identity.of(url, options=[name for name in url.options if not is_secret(name)])
 
     def storage_of(self, url: URL) -> str | None:  # noqa: ARG002
-        """Return a token of what is behind a URL now: the same for all URLs of one stream.
+        """Return a token of the storage at a URL now: the same for all URLs of one stream.
 
-        None: there is nothing yet, or it cannot be told.
+        None: the stream does not exist yet, or its storage is unknown.
 
         :raises ConnectionLost: its server cannot be reached.
         """
         return None
 
     def relay_options(self, url: URL) -> dict[str, str]:  # noqa: ARG002
-        """Return options for whoever moves large batches, and waits for the other side itself."""
+        """Return options for a caller that moves large batches and handles outages itself."""
         return {}
 
 
@@ -139,8 +170,8 @@ def open_reader(url: str, start: PositionLike = Position.START, **options: objec
 
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     :raises InvalidOption: an option is unknown or its value does not fit.
-    :raises NotFound: there is no such stream.
-    :raises DamagedQueue: there is one, and it is not readable.
+    :raises NotFound: the stream does not exist.
+    :raises DamagedQueue: the stream is not readable.
     """
     parsed = URL.parse(url, options)
     return endpoint_of(parsed).open_reader(parsed, Position.of(start))
@@ -151,7 +182,7 @@ def open_writer(url: str, **options: object) -> Writer:
 
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     :raises InvalidOption: an option is unknown or its value does not fit.
-    :raises DamagedQueue: there is one, and it is not writable as it is.
+    :raises DamagedQueue: the stream is damaged and not writable.
     """
     parsed = URL.parse(url, options)
     return endpoint_of(parsed).open_writer(parsed)
@@ -160,21 +191,47 @@ def open_writer(url: str, **options: object) -> Writer:
 def create(url: str, *, replace: bool = False, **options: object) -> None:
     """Create a stream.
 
-    :raises AlreadyExists: there is one already, and `replace` is not set.
+    :raises AlreadyExists: the stream exists, and `replace` is not set.
     """
     parsed = URL.parse(url, options)
     endpoint_of(parsed).create(parsed, replace=replace)
 
 
+def remove(url: str, *, force: bool = False) -> None:
+    """Remove a stream with all its messages.
+
+    :raises Unsupported: this kind of stream cannot be removed from here.
+    :raises InUse: a reader or writer has it open, and `force` is not set.
+    :raises NotFound: no stream has this URL.
+    """
+    endpoint, parsed = endpoint_of(url), URL.parse(url)
+    if not isinstance(endpoint, Removable):
+        raise Unsupported(f"{parsed.scheme}: cannot be removed from here ({parsed})")
+    endpoint.remove(parsed, force=force)
+
+
+def resize(url: str, **options: object) -> None:
+    """Resize a stream, and keep its messages.
+
+    :raises Unsupported: this kind of stream has no size.
+    :raises InvalidOption: its messages do not fit.
+    :raises LockTimeout: a writer holds the lock.
+    """
+    endpoint, parsed = endpoint_of(url), URL.parse(url, options)
+    if not isinstance(endpoint, Resizable):
+        raise Unsupported(f"{parsed.scheme}: has no size that can be changed ({parsed})")
+    endpoint.resize(parsed)
+
+
 def describe(url: str, **options: object) -> StreamInfo:
-    """Tell what a stream holds now."""
+    """Describe a stream's content and size."""
     parsed = URL.parse(url, options)
     found = endpoint_of(parsed).describe(parsed)
     return dataclasses.replace(found, url=shown(found.url))
 
 
 def storage_of(url: str, **options: object) -> str | None:
-    """Return a token of where a stream is stored, the same however it is named; None: unknown.
+    """Return a token of a stream's storage, the same for all its URLs; None: unknown.
 
     :raises ConnectionLost: its server cannot be reached.
     """
@@ -183,7 +240,7 @@ def storage_of(url: str, **options: object) -> str | None:
 
 
 def identity(url: str) -> Identity:
-    """Return where a stream is: what checkpoints, notes and states are kept under.
+    """Return the location of a stream: the key of its checkpoints, notes and states.
 
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     """
@@ -191,7 +248,7 @@ def identity(url: str) -> Identity:
 
 
 def are_same_stream(one: str, other: str) -> bool:
-    """Tell whether two URLs name one stream, as far as can be known.
+    """Tell whether two URLs name one stream, as far as is known.
 
     :raises ConnectionLost: a server cannot be reached.
     """
@@ -201,16 +258,16 @@ def are_same_stream(one: str, other: str) -> bool:
         stored = storage_of(one)
         return stored is not None and stored == storage_of(other)
     except InvalidURL:
-        return False  # of a reader or writer that no endpoint has opened
+        return False  # a reader or writer not opened by an endpoint
 
 
 def is_pattern(url: str) -> bool:
-    """Tell whether a URL stands for any number of streams: `fmq:/data/*`."""
+    """Tell whether a URL is a pattern for any number of streams: `fmq:/data/*`."""
     return URL.parse(url).has_wildcards and isinstance(endpoint_of(url), Listable)
 
 
 def find_streams(url: str) -> list[str]:
-    """Return the URLs of the streams that a pattern finds now, in order; of any other URL itself.
+    """Return the URLs of the streams that match a pattern, sorted; any other URL as it is.
 
     :raises ConnectionLost: a server cannot be reached.
     """
@@ -221,14 +278,14 @@ def find_streams(url: str) -> list[str]:
 
 
 def is_named_by(url: str, pattern: str) -> bool:
-    """Tell whether a URL names a stream that another one names, or may find if it is a pattern."""
+    """Tell whether `pattern` names the stream of `url`, or may match it."""
     one, other = identity(url), identity(pattern)
     if one == other:
         return True
     return (
         is_pattern(pattern)
         and one.kind == other.kind
-        # A wildcard stands for a part of a name, as in a shell, and not for directories.
+        # A wildcard matches part of a name and no `/`, as in a shell.
         and one.place.count("/") == other.place.count("/")
         and fnmatch.fnmatchcase(one.place, other.place)
     )
@@ -236,19 +293,28 @@ def is_named_by(url: str, pattern: str) -> bool:
 
 def schemes() -> list[str]:
     """Return the schemes that are installed."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+    from importlib.metadata import entry_points  # noqa: PLC0415 - reads all installed packages
+
+    added = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    return sorted({*OWN_ENDPOINTS, *added})
 
 
 @lru_cache(maxsize=256)  # bounded: a URL from outside may name any scheme
 def _load(scheme: str) -> Endpoint | None:
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
-        endpoint: Endpoint = entry.load()()
+    if (own := OWN_ENDPOINTS.get(scheme)) is not None:
+        module, _, name = own.partition(":")
+        endpoint: Endpoint = getattr(import_module(module), name)()
         return endpoint
+    from importlib.metadata import entry_points  # noqa: PLC0415 - as above
+
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
+        added: Endpoint = entry.load()()
+        return added
     return None
 
 
 def endpoint_of(url: str | URL) -> Endpoint:
-    """Return what has the scheme of a URL, to ask what it can do.
+    """Return the endpoint of a URL's scheme, to query its capabilities.
 
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     """

@@ -13,6 +13,7 @@ __all__ = [
     "AlreadyExists",
     "Closed",
     "ConfigError",
+    "ConfigErrors",
     "ConnectionLost",
     "CursorInUse",
     "CursorTableFull",
@@ -46,8 +47,8 @@ class PenstockError(Exception):
         self.hint = None if hint is None else shown(hint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python's own way calls the class with the finished message, which is not what those
-        # with fields are made from. Errors travel between processes: put one together as it is.
+        # By default pickle calls the class with the finished message, which is wrong for errors
+        # with fields. Errors pass between processes: restore one field by field.
         state = dict(self.__dict__)
         if isinstance(self, OSError):
             state["errno"] = self.errno  # kept by the interpreter, outside __dict__
@@ -55,7 +56,7 @@ class PenstockError(Exception):
 
 
 def _blank(kind: type[PenstockError], args: tuple[object, ...]) -> PenstockError:
-    """Make an error without its fields, which follow: the first half of unpickling."""
+    """Construct an error without its fields: the first step of unpickling."""
     error = kind.__new__(kind)
     error.args = args
     return error
@@ -73,7 +74,7 @@ class InvalidURL(PenstockError, ValueError):
 
 
 class UnknownScheme(InvalidURL):
-    """No installed endpoint answers to this scheme."""
+    """No installed endpoint has this scheme."""
 
 
 class InvalidOption(PenstockError, ValueError):
@@ -93,7 +94,7 @@ class InvalidOption(PenstockError, ValueError):
 class PositionError(PenstockError, ValueError):
     """The reader cannot be placed there.
 
-    Where a number is out of range: `seq` was asked for, the stream has `oldest` up to `end` - 1.
+    If a number is out of range: `seq` was requested, the stream has `oldest` to `end` - 1.
     """
 
     def __init__(
@@ -135,7 +136,10 @@ class StreamIdCollision(PenstockError):
 
 
 class ConfigError(PenstockError, ValueError):
-    """A configuration file is not right; says the file, the line and the field."""
+    """A fault in a configuration file, with the file, the line and the field.
+
+    `column` is set if the fault is a known part of a long text.
+    """
 
     def __init__(
         self,
@@ -145,15 +149,41 @@ class ConfigError(PenstockError, ValueError):
         reason: str,
         *,
         hint: str | None = None,
+        column: int | None = None,
     ) -> None:
         reason = as_written(reason)
-        place = file if line is None else f"{file}:{line}"
+        place = ":".join(str(part) for part in (file, line, column) if part is not None)
         what = reason if field is None else f"{field}: {reason}"
         super().__init__(f"{place}: {what}", hint=hint)
         self.file = file
         self.line = line
+        self.column = column
         self.field = field
         self.reason = reason
+
+
+class ConfigErrors(ConfigError):
+    """Several faults in a configuration file; the fields are those of the first.
+
+    `errors` has all of them, in the order of the file; the message has one per line.
+    """
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(
+            first.file,
+            first.line,
+            first.field,
+            first.reason,
+            hint=first.hint,
+            column=first.column,
+        )
+        self.errors = tuple(errors)
+        self.args = (
+            "\n".join(
+                str(error) if error.hint is None else f"{error} ({error.hint})" for error in errors
+            ),
+        )
 
 
 class Unsupported(PenstockError):
@@ -177,7 +207,7 @@ class Malformed(PenstockError, ValueError):
 
 
 class DamagedQueue(Malformed):
-    """A queue's bytes are not those of a queue: names the field, its offset and its value."""
+    """A queue's bytes are not valid; has the field, its offset and its value."""
 
     def __init__(
         self,
@@ -198,11 +228,11 @@ class DamagedQueue(Malformed):
 
 
 class NotFound(PenstockError, FileNotFoundError):
-    """There is nothing at that URL."""
+    """The URL names nothing that exists."""
 
 
 class AlreadyExists(PenstockError, FileExistsError):
-    """There is something at that URL already."""
+    """The URL names something that exists already."""
 
 
 # --- what happened while it ran -------------------------------------------------------------
@@ -229,11 +259,11 @@ class Overrun(PenstockError):
 
 
 class WriteTimeout(PenstockError, TimeoutError):
-    """The queue stayed full (or its reader stayed away) for the time allowed."""
+    """The queue stayed full, or its reader stayed away, for the timeout."""
 
 
 class LockTimeout(PenstockError, TimeoutError):
-    """Another writer held the lock for the time allowed."""
+    """Another writer held the lock for the timeout."""
 
 
 class Closed(PenstockError):
@@ -241,7 +271,7 @@ class Closed(PenstockError):
 
 
 class CursorInUse(PenstockError):
-    """Somebody else reads from this named position; pid 0 where the process is not known."""
+    """Another reader has this named position; `pid` is 0 if its process is unknown."""
 
     def __init__(self, name: str, pid: int, *, hint: str | None = None) -> None:
         owner = f"process {pid}" if pid else "another process"
@@ -251,9 +281,9 @@ class CursorInUse(PenstockError):
 
 
 class LeaseLost(PenstockError):
-    """Messages are not leased to this reader of a group: others may have got them by now.
+    """Messages are no longer leased to this reader of a group; others may have got them.
 
-    What was done with them may be done again. The other messages of the same call are settled.
+    They may be processed twice. The other messages of the same call are settled.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]], *, hint: str | None = None) -> None:
@@ -263,13 +293,13 @@ class LeaseLost(PenstockError):
             f"message {first} is" if count == 1 else f"{count:,} messages ({first} to {last}) are"
         )
         super().__init__(f"{which} not leased to this reader", hint=hint)
-        #: The first and the last number of each run of them, and how many they are.
+        #: The first and the last number of each run, and the number of messages.
         self.ranges = tuple(ranges)
         self.count = count
 
 
 class CursorTableFull(PenstockError):
-    """There is no room for another named position."""
+    """The table of named positions is full."""
 
     def __init__(self, count: int, *, hint: str | None = None) -> None:
         super().__init__(f"all {count} cursors are taken", hint=hint)
@@ -289,7 +319,7 @@ class ConnectionLost(PenstockError, ConnectionError):
 
 
 class Unacknowledged(ConnectionLost):
-    """The connection broke during a write, and nobody knows what became of its last messages."""
+    """The connection broke during a write; the fate of its last messages is unknown."""
 
     def __init__(
         self, server: str, reason: str, *, acknowledged: int, in_doubt: int, hint: str | None = None
@@ -300,14 +330,14 @@ class Unacknowledged(ConnectionLost):
             "it is not known",
             hint=hint,
         )
-        #: Messages of the call that were surely appended: its first ones.
+        #: Messages of the call that were certainly appended: its first ones.
         self.acknowledged = acknowledged
-        #: Messages after those that may have been appended, none, some or all of them.
+        #: Messages after those of which none, some or all were appended.
         self.in_doubt = in_doubt
 
 
 class ServerBusy(PenstockError):
-    """The server has as many clients as it takes."""
+    """The server is at its limit of clients."""
 
     def __init__(self, limit: int, *, hint: str | None = None) -> None:
         super().__init__(f"the server has {limit:,} clients, and takes no more", hint=hint)

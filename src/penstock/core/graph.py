@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 __all__ = ["Graph"]
 
@@ -16,8 +16,8 @@ _Node = TypeVar("_Node", bound="Hashable")
 class Graph(Generic[_Node]):
     """A directed graph, given by the parents of each node. It never changes.
 
-    Whatever it returns is in the order in which the nodes were given, as far as that is free.
-    Parents that are not nodes themselves are left out. Nothing recurses: a graph may be deep.
+    Results keep the order in which the nodes were given, where they can. Parents that are not
+    nodes are ignored. No method recurses: a graph may be deep.
     """
 
     def __init__(self, parents: Mapping[_Node, Iterable[_Node]]) -> None:
@@ -46,11 +46,11 @@ class Graph(Generic[_Node]):
         return [(parent, node) for node, above in self._parents.items() for parent in above]
 
     def ancestors(self, *nodes: _Node) -> set[_Node]:
-        """Return these nodes and all that lead to them."""
+        """Return these nodes and all their ancestors."""
         return self._reach(nodes, self._parents)
 
     def descendants(self, *nodes: _Node) -> set[_Node]:
-        """Return these nodes and all that they lead to."""
+        """Return these nodes and all their descendants."""
         return self._reach(nodes, self._children)
 
     def topological_order(self) -> list[_Node]:
@@ -68,7 +68,7 @@ class Graph(Generic[_Node]):
         return order
 
     def depths(self) -> dict[_Node, int]:
-        """Return how many edges lead to each node on the longest way, without those in cycles."""
+        """Return the longest path length to each node, without nodes in or behind cycles."""
         waiting = {node: len(above) for node, above in self._parents.items()}
         depth = {node: 0 for node, count in waiting.items() if count == 0}
         ready = list(depth)
@@ -82,7 +82,7 @@ class Graph(Generic[_Node]):
         return {node: depth[node] for node, count in waiting.items() if count == 0}
 
     def knots(self) -> list[list[_Node]]:
-        """Return the sets of nodes that can all reach each other and themselves: every cycle."""
+        """Return the strongly connected components that contain a cycle."""
         knots: list[list[_Node]] = []
         seen: set[_Node] = set()
         for node in self._rest():
@@ -94,11 +94,30 @@ class Graph(Generic[_Node]):
         return knots
 
     def cycles(self) -> list[list[_Node]]:
-        """Return one cycle, a shortest one, of every knot; its first node is not repeated."""
+        """Return one shortest cycle of each knot; its first node is not repeated."""
         return [self._shortest_cycle(knot[0], set(knot)) for knot in self.knots()]
 
+    def back_edges(self) -> set[tuple[_Node, _Node]]:
+        """Return the back edges of a depth-first search: without them the graph has no cycle."""
+        found: set[tuple[_Node, _Node]] = set()
+        done: set[_Node] = set()
+        # From the roots first, so that an edge into a cycle is none of them.
+        for start in sorted(self._parents, key=lambda node: bool(self._parents[node])):
+            way: dict[_Node, Iterator[_Node]] = {start: iter(self._children[start])}
+            while way and start not in done:
+                node = next(reversed(way))
+                child = next(way[node], None)
+                if child is None:
+                    done.add(node)
+                    del way[node]
+                elif child in way:
+                    found.add((node, child))
+                elif child not in done:
+                    way[child] = iter(self._children[child])
+        return found
+
     def components(self) -> list[list[_Node]]:
-        """Return the sets of nodes that hang together, whichever way the edges point."""
+        """Return the weakly connected components."""
         components: list[list[_Node]] = []
         seen: set[_Node] = set()
         neighbours = {node: self._parents[node] + self._children[node] for node in self._parents}
@@ -110,7 +129,7 @@ class Graph(Generic[_Node]):
         return components
 
     def _rest(self) -> list[_Node]:
-        """Return the nodes that are in a cycle or behind one."""
+        """Return the nodes in cycles and their descendants."""
         depth = self.depths()
         return [node for node in self._parents if node not in depth]
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
-from penstock.core.batch import Batch, batch_from_messages, messages_from_batch
-from penstock.core.closing import Closable
-from penstock.core.errors import Unsupported
+from penstock.core.errors import Closed, Unsupported
+from penstock.core.statistics import WriterStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
 
+    from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
-    from penstock.core.statistics import ReaderStatistics, WriterStatistics
+    from penstock.core.statistics import ReaderStatistics
     from penstock.core.stream_id import StreamId
 
 __all__ = [
@@ -23,30 +25,113 @@ __all__ = [
     "LONGEST_PAUSE",
     "LONGEST_SLEEP",
     "Ancestor",
+    "BookedWriter",
     "Bounds",
     "BytesLike",
+    "Closable",
+    "Concluding",
     "Reader",
+    "StreamInfo",
     "WaitGroup",
     "Writer",
     "between_looks",
 ]
 
-#: What a payload may be given as.
+
+class Closable(ABC):
+    """An object that a `with` statement closes."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Concluding(Closable):
+    """An object whose `close` acknowledges its work, except after an exception in a `with`.
+
+    Work in progress at an exception is not acknowledged, and is redelivered.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _close(self, *, finished: bool) -> None:
+        """Release all resources; acknowledge the work if `finished`. Idempotent."""
+
+    def close(self) -> None:
+        """Acknowledge everything so far, and release all resources. Idempotent."""
+        self._close(finished=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close(finished=kind is None)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A snapshot of a stream: its layout, content and fill level."""
+
+    url: str
+    #: `classic`, `wide`, …
+    layout: str
+    #: Where the bytes are: `files`, `shared memory`, …
+    storage: str
+    slots: int
+    buffer_size: int
+    #: None when the stream is empty.
+    oldest_seq: int | None
+    youngest_seq: int | None
+    count: int
+    #: Bytes that the messages occupy, framing included.
+    bytes: int
+    #: The range of the times at which they were appended.
+    oldest_time_ns: int | None
+    youngest_time_ns: int | None
+    #: The fuller of slots and buffer, 0 to 1.
+    fill: float
+    #: True when the writer waits for its reader.
+    blocking: bool
+    #: What only this kind of stream has.
+    details: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
+
+
+#: Types accepted as a payload.
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
-#: Polling starts with this pause (seconds) and doubles it, up to the second value, while nothing
-#: comes. At 5 ms an idle follower costs a fraction of a percent of a core.
+#: Polling starts with this pause (seconds) and doubles it, up to the second value, while the
+#: stream is idle. At 5 ms an idle follower costs a fraction of a percent of a core.
 FIRST_PAUSE = 0.000_05
 LONGEST_PAUSE = 0.005
 
-#: Whoever is to be woken looks this often (seconds) all the same: who was killed wakes nobody.
+#: A sleeping reader polls this often (seconds) all the same: a killed writer wakes no reader.
 LONGEST_SLEEP = 1.0
 
 
 def between_looks(readers: int) -> float:
-    """Return how many seconds to let pass before so many silent readers look around again.
+    """Return the seconds between two idle checks of `readers` idle readers.
 
-    See `Reader._idle`. With very many of them it takes longer, so that they stay cheap.
+    See `Reader._idle`. Very many readers are checked less often, to limit the cost.
     """
     return max(LONGEST_SLEEP, readers * 0.004)
 
@@ -59,22 +144,21 @@ class Ancestor(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What of a stream can be read again: its messages from `oldest` to `end` - 1."""
+    """The range of a stream that can be read again: messages `oldest` to `end` - 1."""
 
-    #: Another number when the stream was created anew. Numbers of messages count within it.
+    #: Changes when the stream is recreated. Sequence numbers are relative to it.
     epoch: int
     oldest: int
-    #: The number of the next message to come.
+    #: Sequence number of the next message to be appended.
     end: int
-    #: The epochs that this one continues, the oldest first; none for a stream created anew.
+    #: The epochs that this one continues, the oldest first; empty for a recreated stream.
     lineage: tuple[Ancestor, ...] = ()
 
     def successor(self, epoch: int, seq: int) -> int | None:
-        """Return where a reader goes on that would have read message `seq` of `epoch` next.
+        """Return where a reader resumes whose next message was `seq` of `epoch`.
 
-        After a power failure, numbers beyond the cut are given again in a new epoch: a reader that
-        was further goes back to the cut. None: the stream was created anew, and nothing of that
-        epoch is in it.
+        After a power failure, numbers beyond the cut are reused in a new epoch: a reader beyond
+        it goes back to the cut. None: the stream was recreated and has nothing of that epoch.
         """
         if epoch == self.epoch:
             return seq
@@ -89,10 +173,10 @@ class Bounds(NamedTuple):
 
 
 class _Endpoint(Closable):
-    """What readers and writers share: a URL, closing, and being a context manager."""
+    """Base of readers and writers: a URL, `close`, and a context manager."""
 
-    #: Fields of `Message` that this endpoint has no place for, and what becomes of each, in
-    #: words. Copying says so before it starts.
+    #: Fields of `Message` that this endpoint cannot store, and what happens to each, in words.
+    #: A copy reports them before it starts.
     cannot_carry: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, url: str) -> None:
@@ -104,76 +188,76 @@ class _Endpoint(Closable):
 
 
 class WaitGroup(ABC):
-    """Waits for many readers of one kind at once, asleep. For one thread, but for `wake`."""
+    """Waits for many readers of one kind at once, without polling. One thread, except `wake`."""
 
     @abstractmethod
     def add(self, reader: Reader) -> None:
-        """Wait for this one, too."""
+        """Add a reader to the group."""
 
     @abstractmethod
     def discard(self, reader: Reader) -> None:
-        """Wait for this one no more."""
+        """Remove a reader from the group."""
 
     @abstractmethod
     def sleep(self, timeout: float) -> Sequence[Reader]:
-        """Sleep until some may have something, and return those; none when woken or timed out."""
+        """Sleep until readers may have messages; return these, or none if woken or timed out."""
 
     @abstractmethod
     def wake(self) -> None:
-        """End the sleep under way, or else the next one. Any thread may call this."""
+        """End the current `sleep`, or else the next one. Thread-safe."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class Reader(_Endpoint):
     """Reads the messages of one stream in order. Not safe to share between threads.
 
-    An endpoint implements `read_many` without waiting as `_take`; all other forms follow from it.
+    An endpoint implements `_take`, the non-blocking read; all other reads are built on it.
     """
 
-    #: How this reader is waited for together with others of its kind; None: it has to be polled.
+    #: The group that waits for readers of this kind; None: they must be polled.
     wait_group: type[WaitGroup] | None = None
 
-    #: The longest pause (seconds) while nothing comes; longer where `_pause` can be woken.
+    #: The longest pause (seconds) while the stream is idle; longer where `_pause` can be woken.
     _longest_pause = LONGEST_PAUSE
 
     @abstractmethod
     def _take(self, limit: int) -> list[Message]:
-        """Return up to `limit` messages that are there now, without waiting."""
+        """Return up to `limit` available messages, without waiting."""
 
     @abstractmethod
     def seek(self, position: PositionLike) -> None:
-        """Stand at a position: the next read returns the message there.
+        """Move to a position: the next read returns the message there.
 
         :raises PositionError: there is no such position in this stream.
         """
 
     @abstractmethod
     def statistics(self) -> ReaderStatistics:
-        """Return what was delivered, filtered and lost so far."""
+        """Return the counters of delivered, filtered and lost messages."""
 
     def newest_seq(self) -> int | None:
-        """Return the sequence number of the newest message there now, or None if unknown."""
+        """Return the sequence number of the newest message, or None if unknown."""
         return None
 
     def acknowledge(self) -> None:
-        """Say that everything read so far is done, where a writer or a cursor waits for that."""
+        """Acknowledge everything read so far, where a writer or a cursor waits for that."""
 
     def bounds(self) -> Bounds:
-        """Return what can be read again by `seek` now.
+        """Return the range of messages that `seek` can reach now.
 
         :raises Unsupported: this stream cannot be replayed: it is not `Replayable`.
         """
         raise Unsupported(f"{self.url} cannot be read again", hint="copy it to a log: first")
 
     def read(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; wait for ever (None), not at all (0), or some seconds.
+        """Return the next message, or None after `timeout` seconds.
 
-        Returns None when the time is over.
+        A `timeout` of None waits for ever, 0 not at all.
 
-        :raises DamagedQueue: what is stored is not readable.
+        :raises DamagedQueue: the stored data is not readable.
         :raises Closed: the reader was closed.
         """
         messages = self._take(1) or self._wait_and_take(1, timeout)
@@ -182,7 +266,7 @@ class Reader(_Endpoint):
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
         """Return up to `n` messages; wait for the first of them as `read` does.
 
-        None are asked for, and none are waited for, when `n` is below 1.
+        Returns no message at once if `n` is below 1.
         """
         if n < 1:
             return []
@@ -190,16 +274,24 @@ class Reader(_Endpoint):
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         """Return up to `n` messages as one Arrow batch; wait for the first as `read` does."""
+        from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
+
         return batch_from_messages(self.read_many(n, timeout))
 
-    def available(self) -> Iterator[Message]:
-        """Yield what is there now, and end, also when a writer goes on writing.
+    def read_batch_with_origins(self, n: int, timeout: float | None = 0) -> Batch:
+        """Read as `read_batch` does, with the column `origin_ns`: see `Message.origin_ns`."""
+        from penstock.core.batch import with_origins  # noqa: PLC0415 - loads Arrow
 
-        Where the newest message is not known, it ends with the first one appended after it began.
+        return with_origins(self.read_batch(n, timeout))
+
+    def available(self) -> Iterator[Message]:
+        """Yield the existing messages, and end, also while a writer appends more.
+
+        If the newest message is unknown, end with the first one appended after the call.
         """
         began = time.time_ns()
         newest = self.newest_seq()
-        # One at a time: what was taken and not yielded would be lost to a caller who breaks off.
+        # One at a time: messages taken and not yielded would be lost if the caller stops iterating.
         while messages := self._take(1):
             message = messages[0]
             yield message
@@ -228,9 +320,9 @@ class Reader(_Endpoint):
             pause = min(pause * 2, self._longest_pause)
 
     def _idle(self) -> bool:
-        """Look now and then, while nothing comes, for what nobody would wake us for.
+        """Check periodically, while the stream is idle, for changes that wake no reader.
 
-        False: nothing will ever come.
+        False: no message will ever come.
         """
         return True
 
@@ -256,17 +348,17 @@ class Writer(_Endpoint):
         """Append one message and return its sequence number.
 
         `time_ns` is when it happened (default: now); `created_ns` is when it is appended, which
-        the endpoint knows best: give it only to copy a queue exactly.
+        the endpoint sets itself: pass it only to copy a queue exactly.
 
-        :raises MessageTooLarge: it can never fit; nothing was touched.
-        :raises WriteTimeout: the queue stayed full for the time allowed.
-        :raises LockTimeout: another writer held the queue for the time allowed.
+        :raises MessageTooLarge: it can never fit; nothing was changed.
+        :raises WriteTimeout: the queue stayed full for the timeout.
+        :raises LockTimeout: another writer held the lock for the timeout.
         :raises Closed: the writer was closed.
         """
 
     @abstractmethod
     def statistics(self) -> WriterStatistics:
-        """Return what was written and refused so far."""
+        """Return the counters of written and refused messages."""
 
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
@@ -277,17 +369,60 @@ class Writer(_Endpoint):
             last = self.write(payload, type, subtype)
         return last
 
+    def write_split(
+        self, data: bytes, ending: bytes, type: int = 0, subtype: int = 0
+    ) -> int | None:
+        """Append each piece of `data.split(ending)`; return the last one's number."""
+        return self.write_many(data.split(ending), type, subtype)
+
     def write_batch(self, batch: Batch) -> int | None:
         """Append the messages of a batch; return the last one's number (None if none).
 
-        `seq` and `created_ns` of the batch are not used: the target gives its own.
+        `seq` and `created_ns` of the batch are ignored: the target assigns its own.
 
         :raises Malformed: the batch does not have the columns of a batch.
         """
+        from penstock.core.batch import messages_from_batch  # noqa: PLC0415 - loads Arrow
+
         last = None
         for m in messages_from_batch(batch):
             last = self.write(m.payload, m.type, m.subtype, m.time_ns, None, m.stream, m.attributes)
         return last
 
     def flush(self) -> None:
-        """Hand over everything written so far; a no-op where nothing is held back."""
+        """Flush everything written so far; a no-op where nothing is buffered."""
+
+
+class BookedWriter(Writer):
+    """A writer that keeps its own `WriterStatistics`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._is_closed = False
+        self._messages = 0
+        self._bytes = 0
+        self._refused = 0
+        self._headers_dropped = 0
+        self._waited = 0.0
+        self._last_seq: int | None = None
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            refused=self._refused,
+            headers_dropped=self._headers_dropped,
+            waited=self._waited,
+            last_seq=self._last_seq,
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+
+    def _count_sent(self, messages: int, size: int) -> None:
+        """Count `messages` of `size` bytes in total, numbered in the order sent."""
+        self._messages += messages
+        self._bytes += size
+        if self._messages:
+            self._last_seq = self._messages - 1

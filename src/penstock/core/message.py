@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 from penstock.core.errors import InvalidOption, Malformed
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.core.stream_id import StreamId
 
-__all__ = ["Message"]
+__all__ = ["CopiedMessage", "Message"]
 
 _C = TypeVar("_C", bound="ctypes.Structure | ctypes.Union | ctypes.Array[Any]")
 _Scalar = TypeVar("_Scalar", bound="np.generic")
@@ -24,7 +24,7 @@ _Scalar = TypeVar("_Scalar", bound="np.generic")
 class Message(NamedTuple):
     """One payload of bytes with its header.
 
-    A named tuple, because a reader makes one for every message that passes.
+    A named tuple, because a reader creates one for every message.
     """
 
     #: Position in the queue: 64 bits, unwrapped, only grows within one epoch of the queue.
@@ -37,9 +37,9 @@ class Message(NamedTuple):
     type: int
     #: A finer kind within `type`, any signed 32-bit number.
     subtype: int
-    #: The stream it belongs to, where that is known.
+    #: The stream it belongs to, if known.
     stream: StreamId | None
-    #: The opaque header of the protocol it came by, where there was one.
+    #: The opaque header of its protocol, if any.
     attributes: bytes | None
     #: The bytes themselves.
     payload: bytes
@@ -49,6 +49,11 @@ class Message(NamedTuple):
         """Bytes in the payload."""
         return len(self.payload)
 
+    @property
+    def origin_ns(self) -> int:
+        """When it was appended to its first queue, before it was copied here."""
+        return self.created_ns
+
     # In this class `type` is a field.
     @overload
     def cast(self, kind: builtins.type[_C]) -> _C: ...
@@ -57,16 +62,16 @@ class Message(NamedTuple):
     @overload
     def cast(self, kind: DTypeLike) -> NDArray[Any]: ...
     def cast(self, kind: Any) -> Any:
-        """Return the payload as the C data that it holds.
+        """Return the payload as C data.
 
-        A structure, union or array of ctypes gives one instance, a copy that is the caller's; the
-        payload must have exactly its size. A numpy dtype, or what numpy takes for one, gives an
-        array of as many items as there are: read-only, and not a copy.
+        A ctypes structure, union or array returns one instance, a copy; the payload must have
+        exactly its size. A numpy dtype, or a value that numpy accepts as one, returns an array of
+        all items: read-only, without a copy.
 
-        :raises Malformed: the payload does not have the size of that, or of whole items.
-        :raises InvalidOption: items of that dtype cannot be in a payload.
+        :raises Malformed: the payload does not have this size, or a multiple of the item size.
+        :raises InvalidOption: the dtype does not describe plain bytes.
         """
-        # Both only here: most programs that read messages need neither.
+        # Imported here: most programs that read messages need neither.
         import ctypes  # noqa: PLC0415
 
         with memoryview(self.payload) as payload:
@@ -91,3 +96,20 @@ class Message(NamedTuple):
     def _size_error(self, kind: str, expected: object, found: int) -> Malformed:
         what = f"message {self.seq} as {kind}"
         return Malformed(what, "size in bytes", expected, found)
+
+
+class CopiedMessage(Message):
+    """A message that was copied to its queue, with the time it was appended to the first one."""
+
+    origin_ns: int = 0
+
+    @classmethod
+    def of(cls, message: Message, origin_ns: int) -> Self:
+        copied = cls(*message)
+        copied.origin_ns = origin_ns
+        return copied
+
+    def _replace(self, **fields: Any) -> Self:
+        changed = super()._replace(**fields)
+        changed.origin_ns = self.origin_ns
+        return changed

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock.core.errors import InvalidOption
-from penstock.core.units import parse_duration, parse_size
+from penstock.core.units import parse_duration, parse_patience, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.core.url import URL
 
-__all__ = ["Directory", "Duration", "Options", "Size", "nearest", "parse_options"]
+__all__ = ["Directory", "Duration", "Options", "Patience", "Size", "nearest", "parse_options"]
 
 
 def _is_there(folder: Path) -> Path:
@@ -29,18 +29,20 @@ def _is_there(folder: Path) -> Path:
 Size = Annotated[int, BeforeValidator(parse_size)]
 #: Seconds, written as `5`, `5s`, `10ms` or `2m`.
 Duration = Annotated[float, BeforeValidator(parse_duration)]
-#: A directory that is there.
+#: Seconds, or `true` for ever.
+Patience = Annotated[float, BeforeValidator(parse_patience)]
+#: An existing directory.
 Directory = Annotated[Path, AfterValidator(_is_there)]
 
 
 class Options(BaseModel):
-    """Base of an endpoint's options: one field an option, unknown ones refused."""
+    """Base of an endpoint's options: one field per option; unknown options are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint that names the known name which was probably meant, or lists them all."""
+    """Return a hint with the most similar known name, or with all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     if near:
@@ -52,7 +54,7 @@ _AnyOptions = TypeVar("_AnyOptions", bound=Options)
 
 
 def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
-    """Check the options of a URL against what its endpoint knows.
+    """Check the options of a URL against those of its endpoint.
 
     :raises InvalidOption: an option is unknown or missing, or its value does not fit.
     """
@@ -70,7 +72,22 @@ def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
         if first["type"] == "missing":
             raise InvalidOption(name, None, f"{url.scheme}: needs this option") from None
         cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidOption):  # by a unit's parser, which knows its unit only
+        if isinstance(cause, InvalidOption):  # by a unit's parser, without the option's name
             raise InvalidOption(name, first["input"], cause.reason, hint=cause.hint) from None
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        raise InvalidOption(name, first["input"], reason) from None
+        raise InvalidOption(
+            name, first["input"], _reason(first["type"], str(first["msg"]))
+        ) from None
+
+
+#: Our wording of pydantic's errors about values that people write.
+_REASONS: Final = {
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+}
+
+
+def _reason(kind: str, said: str) -> str:
+    plain = said.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    return _REASONS.get(kind, plain)

@@ -22,50 +22,50 @@ T = TypeVar("T")
 
 
 class OverflowPolicy(StrEnum):
-    """What to do with a message for which there is no room."""
+    """What to do with a message when the buffer is full."""
 
-    #: The writer waits for room. Nothing is lost; the writer notices, by being slowed, and by
-    #: `WriteTimeout` once its patience ends, with the message still in its hands.
+    #: The writer waits for room. Nothing is lost; the writer is slowed down, and gets
+    #: `WriteTimeout` after its timeout, and still has the message.
     BLOCK = "block"
-    #: The writer gets `QueueFull` at once, with the message still in its hands.
+    #: The writer gets `QueueFull` at once, and still has the message.
     FAIL = "fail"
-    #: The message that waited longest goes to make room. The writer does not notice; the reader
+    #: The oldest message is dropped to make room. The writer does not notice; the reader
     #: sees a gap, and the statistics count it.
     DROP_OLDEST = "drop_oldest"
-    #: The new message goes, those waiting stay. The writer is told by the return value, the
+    #: The new message is dropped, those waiting stay. The writer is told by the return value, the
     #: reader sees a gap, and the statistics count it.
     DROP_NEWEST = "drop_newest"
 
 
 class DropReason(StrEnum):
-    """Why a message left other than by delivery."""
+    """Why a message was dropped."""
 
-    #: It had waited longest when room was needed.
+    #: It was the oldest when room was needed.
     OVERFLOW_OLDEST = "overflow_oldest"
-    #: It came when there was no room.
+    #: It arrived when the buffer was full.
     OVERFLOW_NEWEST = "overflow_newest"
     #: It was not delivered within its time to live or its latency limit.
     EXPIRED = "expired"
-    #: The receiver will never take it: too large, not allowed, not understood.
+    #: The receiver will never accept it: too large, not allowed, not understood.
     REFUSED = "refused"
-    #: The writer overwrote it before the reader came.
+    #: The writer overwrote it before it was read.
     OVERRUN = "overrun"
-    #: Retention removed it before the reader came.
+    #: Retention removed it before it was read.
     RETENTION = "retention"
-    #: The queue was created anew before the reader came.
+    #: The queue was recreated before it was read.
     RECREATED = "recreated"
     #: Its bytes do not follow their format.
     DAMAGED = "damaged"
-    #: A rule that the user set left it out: a filter, a quota, a sample period.
+    #: A user's rule excluded it: a filter, a quota, a sample period.
     FILTERED = "filtered"
     #: It happened after the end that its source then declared.
     AFTER_END = "after_end"
-    #: It was taken from a source that gives it once, and not delivered when all was stopped.
+    #: Its source delivers once only, and the copy stopped before it was delivered.
     ABANDONED = "abandoned"
 
 
 class QueueFull(PenstockError):
-    """There is no room, and the policy is to fail. The message was not taken."""
+    """The buffer is full, and the policy is to fail. The message was not accepted."""
 
     def __init__(self, capacity: int, *, hint: str | None = None) -> None:
         super().__init__(f"the queue is full: it holds {capacity:,} messages", hint=hint)
@@ -82,7 +82,7 @@ class DropCounts:
     def add(self, reason: DropReason, n: int = 1) -> None:
         """Count `n` more messages dropped for this reason.
 
-        :raises ValueError: `n` is negative; a drop cannot be taken back
+        :raises ValueError: `n` is negative; a drop cannot be undone
         """
         if n < 0:
             raise ValueError(f"cannot count {n} drops")
@@ -91,24 +91,24 @@ class DropCounts:
 
     @property
     def total(self) -> int:
-        """Messages dropped, for whatever reason."""
+        """Messages dropped, over all reasons."""
         with self._lock:
             return self._counts.total()
 
     def as_dict(self) -> dict[DropReason, int]:
-        """Return the counts of this moment; a reason that never occurred is left out."""
+        """Return the current counts; a reason that never occurred is left out."""
         with self._lock:
             return {reason: n for reason, n in self._counts.items() if n}
 
 
 class BufferStatistics(NamedTuple):
-    """The counts of one moment. `accepted == delivered + sum(dropped.values()) + held`."""
+    """A snapshot of the counters. `accepted == delivered + sum(dropped.values()) + held`."""
 
-    #: Messages for which `put` returned, whatever became of them.
+    #: Messages for which `put` returned, dropped ones included.
     accepted: int
     #: Messages handed to a reader.
     delivered: int
-    #: Messages that left otherwise, by reason.
+    #: Messages dropped, by reason.
     dropped: dict[DropReason, int]
     #: Messages waiting now.
     held: int
@@ -117,9 +117,7 @@ class BufferStatistics(NamedTuple):
 
 
 class BoundedBuffer(Generic[T]):
-    """A first-in, first-out queue in memory with a limit, and a policy for when it is reached.
-
-    Any number of threads may write and read.
+    """A bounded FIFO queue in memory, with an overflow policy. Thread-safe.
 
     :raises InvalidOption: the capacity is below 1
     """
@@ -140,12 +138,12 @@ class BoundedBuffer(Generic[T]):
         self._dropped = DropCounts()
 
     def put(self, item: T, timeout: float | None = None) -> bool:
-        """Add an item; return False where the policy dropped it instead.
+        """Add an item; return False if the policy dropped it instead.
 
         Only BLOCK waits: for ever without a timeout, not at all with 0.
 
-        :raises QueueFull: the policy is FAIL and there is no room
-        :raises WriteTimeout: the policy is BLOCK and there was no room in time
+        :raises QueueFull: the policy is FAIL and the buffer is full
+        :raises WriteTimeout: the policy is BLOCK and the buffer stayed full for `timeout` seconds
         :raises Closed: the buffer was closed, before or while waiting
         """
         with self._lock:
@@ -163,7 +161,7 @@ class BoundedBuffer(Generic[T]):
             return True
 
     def get(self, timeout: float | None = None) -> T | None:
-        """Take the oldest item; None on timeout.
+        """Remove and return the oldest item; None on timeout.
 
         Waits for ever without a timeout, not at all with 0.
 
@@ -189,14 +187,14 @@ class BoundedBuffer(Generic[T]):
             return taken
 
     def close(self) -> None:
-        """Take no more; what is held can still be read. Wakes everyone who waits."""
+        """Accept no more items; held ones can still be read. Wakes all waiting threads."""
         with self._lock:
             self._closed = True
             self._readable.notify_all()
             self._writable.notify_all()
 
     def statistics(self) -> BufferStatistics:
-        """Return the counts of this moment, which add up."""
+        """Return a consistent snapshot of the counters."""
         with self._lock:
             return BufferStatistics(
                 accepted=self._accepted,
@@ -210,8 +208,8 @@ class BoundedBuffer(Generic[T]):
         return len(self._items)
 
     def _make_room(self, item: T, timeout: float | None) -> bool:
-        """Apply the policy; return whether there is room for it now. The lock is held."""
-        del item  # they are all alike here
+        """Apply the policy; return whether there is room now. Needs the lock."""
+        del item  # all items are equal here
         if self.policy is OverflowPolicy.BLOCK:
             self._writable.wait_for(lambda: not self._is_full() or self._closed, timeout)
         if self._closed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from penstock.core.errors import PositionError
-from penstock.core.units import format_time, parse_time
+from penstock.core.units import format_time, parse_moment
 
 __all__ = ["Position", "PositionLike", "check_seek"]
 
@@ -18,11 +19,11 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place to read from: `START`, `END`, `LAST`, a sequence number or a moment.
+    """A position to read from: `START`, `END`, `LAST`, a sequence number or a time.
 
-    The next read returns the message *at* the position: the oldest for `START`, the newest one
-    there for `LAST`, the next one to come for `END`, the one with that number for a sequence,
-    the first one appended at or after that moment for a time.
+    The next read returns the message *at* the position: the oldest for `START`, the newest
+    one for `LAST`, the next one to be appended for `END`, the one with that number for a sequence,
+    the first one appended at or after that time for a time.
     """
 
     anchor: Literal["start", "end", "last", "seq", "time"]
@@ -35,7 +36,7 @@ class Position:
 
     @classmethod
     def sequence(cls, seq: int) -> Position:
-        """Stand at the message with this sequence number.
+        """Return the position of the message with this sequence number.
 
         :raises PositionError: the number is negative or does not fit in 64 bits.
         """
@@ -47,9 +48,9 @@ class Position:
 
     @classmethod
     def time(cls, moment: int | dt.datetime) -> Position:
-        """Stand at the first message appended at or after a moment (ns, or an aware datetime).
+        """Return the position of the first message appended at or after a time.
 
-        :raises PositionError: the datetime has no time zone, or the moment lies outside the
+        :raises PositionError: the datetime has no time zone, or the time lies outside the
             years 1677 to 2262.
         """
         if isinstance(moment, int):
@@ -66,9 +67,9 @@ class Position:
 
     @classmethod
     def of(cls, place: PositionLike) -> Position:
-        """Accept what people write: a Position, a sequence number, a datetime or text.
+        """Convert a Position, a sequence number, a datetime or text to a Position.
 
-        :raises PositionError: the text is none of `start`, `end`, `last`, a number or ISO 8601.
+        :raises PositionError: the text is none of `start`, `end`, `last`, a number or a time.
         """
         if isinstance(place, Position):
             return place
@@ -87,13 +88,14 @@ class Position:
         try:
             if word.isascii() and word.isdigit():
                 return cls.sequence(int(word))
-            return cls.time(parse_time(word))
+            return cls.time(parse_moment(word, time.time_ns()))
         except PositionError:
             raise
         except ValueError:
             raise PositionError(
                 f"{text!r} is not a position",
-                hint="use start, end, last, a sequence number, or a time like 2026-05-01T12:00:00Z",
+                hint="use start, end, last, a sequence number, or a time like "
+                "2026-05-01T12:00:00Z, 12:00 or -10m",
             ) from None
 
     def __str__(self) -> str:
@@ -108,15 +110,15 @@ Position.START = Position("start")
 Position.END = Position("end")
 Position.LAST = Position("last")
 
-#: What `seek` and `start=` accept.
+#: Types that `seek` and `start=` accept.
 PositionLike: TypeAlias = Position | int | dt.datetime | str
 
 
 def check_seek(url: str, seq: int, oldest: int, end: int) -> int:
-    """Return the number if a reader of a stream may stand there; `end` is that of the next message.
+    """Return the number if a reader may seek there; `end` is the number of the next message.
 
-    Below the oldest it may: what is gone is then counted as lost. Beyond the end it would pass over
-    messages that nobody has written yet, and lose them without a word.
+    A number below the oldest is valid: the removed messages are counted as lost. A number beyond
+    the end is not: future messages would be lost without a count.
 
     :raises PositionError: the number is negative, or beyond the end.
     """

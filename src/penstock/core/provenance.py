@@ -1,8 +1,8 @@
 """Which messages of which sources is a batch made of, and was that delivered before?
 
-The number of a batch says nothing: when its writer falls back (a copy of yesterday is put in place
-of a checkpoint, a file of it is lost with the power), it gives other messages the same number. So
-a note of a batch says where its messages came from.
+The number of a batch does not identify it: after its writer falls back (a checkpoint is restored
+from a backup, or loses a file in a power failure), other messages get the same number. So the note
+of a batch records where its messages came from.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ __all__ = [
 
 #: Bytes of a note about earlier batches: some hundred of them, as Spark keeps a hundred.
 _MOST_KEPT: Final = 32 << 10
-#: Among ends: there was something else, too.
+#: A key in ends: there were also batches of unknown ranges.
 _UNKNOWN: Final = ""
 #: Streams that an error names.
 _NAMED: Final = 8
 
 
 class Span(NamedTuple):
-    """Messages `start` to `end` - 1 of one life of a stream."""
+    """Messages `start` to `end` - 1 of one epoch of a stream."""
 
     epoch: int
     start: int
     end: int
-    #: The stream begins again with numbers that it had before; classic queues have no epoch.
+    #: The stream restarted its numbering; classic queues have no epoch.
     is_anew: bool = False
 
 
 #: By the number of the source in its query and the URL: the same stream may be read twice. Of a
 #: source that is not ours, by its number: what it calls the end of the batch.
 Ranges = dict[str, Span | str]
-#: How far a query has delivered each stream: life and end.
+#: How far a query has delivered each stream: epoch and end.
 Ends = dict[str, tuple[int, int]]
 
 
 class Origin(NamedTuple):
-    """Where a batch comes from."""
+    """The provenance of a batch."""
 
-    #: None: nobody can tell; then it is known by its messages.
+    #: None: unknown; then its messages identify the batch.
     ranges: Ranges | None = None
-    #: Where its writer keeps how far it is.
+    #: The writer's checkpoint.
     checkpoint: str | None = None
-    #: The name of the writer from its start to its end.
+    #: The name of one run of the writer.
     run: str | None = None
-    #: The writer has lost its name, and has another one: it is known by its checkpoint.
+    #: The writer lost its name and has a new one: its checkpoint identifies it.
     is_renamed: bool = False
 
 
@@ -74,7 +74,7 @@ class Origin(NamedTuple):
 
 
 def ranges_to_json(ranges: Ranges | None) -> dict[str, Any] | None:
-    """Return what a note says of them."""
+    """Convert ranges to JSON for a note."""
     if ranges is None:
         return None
     return {
@@ -86,7 +86,7 @@ def ranges_to_json(ranges: Ranges | None) -> dict[str, Any] | None:
 
 
 def ranges_from_json(stored: Mapping[str, Any] | None) -> Ranges | None:
-    """Read again what `ranges_to_json` returned."""
+    """Convert the JSON of `ranges_to_json` back to ranges."""
     if stored is None:
         return None
     return {
@@ -98,7 +98,7 @@ def ranges_from_json(stored: Mapping[str, Any] | None) -> Ranges | None:
 
 
 def ends_after(ends: Ends, ranges: Ranges | None) -> Ends:
-    """Return how far each stream is delivered, when a batch of these ranges is."""
+    """Return the end of each stream after delivery of a batch with these ranges."""
     if ranges is None:
         return ends | {_UNKNOWN: (0, 0)}
     spans = {key: span for key, span in ranges.items() if isinstance(span, Span)}
@@ -106,7 +106,7 @@ def ends_after(ends: Ends, ranges: Ranges | None) -> Ends:
 
 
 def room_for(notes: Sequence[Any]) -> int:
-    """Return how many notes of earlier batches, as JSON, are dropped to have room for the rest."""
+    """Return how many of the oldest notes must be dropped so that the rest fits."""
     room = _MOST_KEPT
     for i in range(len(notes) - 1, -1, -1):
         room -= len(json.dumps(notes[i]))
@@ -116,7 +116,7 @@ def room_for(notes: Sequence[Any]) -> int:
 
 
 def in_words(ranges: Ranges | None) -> str:
-    """Return ranges as people read them."""
+    """Format ranges for people."""
     if ranges is None:
         return "messages that nobody knows"
     if not ranges:
@@ -136,7 +136,7 @@ def _in_words(key: str, span: Span | str) -> str:
 
 
 class AnotherBatch(PenstockError):
-    """A batch is planned that overlaps with what was delivered, and is not the same."""
+    """A planned batch overlaps a delivered one, and is not the same."""
 
     def __init__(self, target: str, batch: int, planned: str, delivered: str, why: str) -> None:
         super().__init__(
@@ -152,7 +152,7 @@ class AnotherBatch(PenstockError):
 
 
 class Known(Protocol):
-    """A batch that was delivered."""
+    """A delivered batch."""
 
     @property
     def batch(self) -> int: ...
@@ -165,13 +165,13 @@ class Known(Protocol):
 
 
 class Verdict(Enum):
-    """What a batch is, beside those that were delivered."""
+    """How a batch relates to those delivered before."""
 
     NEW = auto()
     SAME = auto()
-    #: It begins with what was delivered, and has more.
+    #: It contains the delivered messages, and more.
     GROWN = auto()
-    #: One of this number was delivered, and nobody knows what it was made of.
+    #: A batch with this number was delivered, and its provenance is unknown.
     UNSURE = auto()
 
 
@@ -183,11 +183,11 @@ def judge(
     ranges: Ranges | None,
     digest: str | None = None,
 ) -> tuple[Verdict, int]:
-    """Tell what a batch is, and which of those that are known (from there on) have part of it.
+    """Compare a batch with the known ones; return a verdict and the first index that overlaps.
 
-    `base` is how far each stream was delivered before those.
+    `base` is the end of each stream before the known batches.
 
-    :raises AnotherBatch: part of it was delivered, and nobody can tell which part.
+    :raises AnotherBatch: the batch overlaps delivered ones, and it is unknown in which part.
     """
     at = next((i for i, one in enumerate(known) if one.batch >= batch), len(known))
     before, rest = base, known[at:]
@@ -205,8 +205,8 @@ def judge(
         if len(rest) == 1 and (ranges is None or first.ranges is None):
             return Verdict.UNSURE, at
     delivered = _together([one.ranges for one in rest])
-    # One that had no rows for this target left no note, and belongs to what is planned now; but
-    # only where it is known what was before it.
+    # A batch without rows for this target left no note, and belongs to the planned batch; but only
+    # if everything before it is known.
     is_exact = _UNKNOWN in before
     if (
         ranges is None
@@ -228,7 +228,7 @@ def _told(rest: Sequence[Known], delivered: Ranges | None) -> str:
 
 
 def _check_behind(target: str, ends: Ends, batch: int, ranges: Ranges | None) -> None:
-    """Make sure that a batch begins where nothing was delivered yet."""
+    """Check that a batch starts after everything delivered."""
     for key, span in (ranges or {}).items():
         if isinstance(span, str) or span.is_anew or key not in ends:
             continue
@@ -241,7 +241,7 @@ def _check_behind(target: str, ends: Ends, batch: int, ranges: Ranges | None) ->
 
 
 def _together(parts: Sequence[Ranges | None]) -> Ranges | None:
-    """Return what batches span that follow each other; None: they do not, or are not known."""
+    """Return the joint ranges of consecutive batches; None: not consecutive, or unknown."""
     whole: Ranges = {}
     for part in parts:
         if part is None:

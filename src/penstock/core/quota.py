@@ -13,19 +13,19 @@ from penstock.core.units import parse_duration, parse_size
 __all__ = ["PsiQuota", "Quota", "TokenBucket", "parse_quota"]
 
 _NS_PER_SECOND: Final = 1_000_000_000
-#: Bytes that go at once are those of so many seconds, so that a stop is heard and the rate is even.
+#: Bytes sent at once are limited to this many seconds, for a prompt stop and an even rate.
 _SHARE: Final = 0.05
 _HINT: Final = "write 1MB/s, 1MB/s:5s (with the window that is smoothed over), or psi:1MB/s"
 
 
 class Quota(Protocol):
-    """A limit of bytes per second. Safe to share: then all together keep to it."""
+    """A limit of bytes per second. Thread-safe: sharers keep the limit together."""
 
-    #: Bytes to ask for at once, at most; a single message may be larger.
+    #: The most bytes to pass to `delay` at once; a single message may be larger.
     at_once: int
 
     def delay(self, size: int, time_ns: int) -> float:
-        """Say that so many bytes go now; return how many seconds they have to wait before.
+        """Account for `size` bytes; return the seconds to wait before sending them.
 
         `time_ns` is the originating time of the message.
         """
@@ -33,10 +33,10 @@ class Quota(Protocol):
 
 
 class TokenBucket:
-    """Holds a rate: in any time, no more than the rate's bytes pass, and what a window saved up.
+    """A token bucket: limits the rate, with bursts of up to `window` seconds of it.
 
-    The bucket starts empty, so that the rate holds from the first byte on. What was not used
-    within the last `window` seconds may go at once.
+    The bucket starts empty, so that the rate holds from the first byte on. Unused capacity of
+    the last `window` seconds may be used at once.
 
     :raises InvalidOption: a number is out of its range.
     """
@@ -58,7 +58,7 @@ class TokenBucket:
             earned = (now - self._filled_at) * self.rate
             self._filled_at = now
             self._saved = min(self._saved + earned, self.rate * self.window) - size
-            # Whoever comes next waits for these, too: it goes below zero.
+            # Below zero: the next caller waits for these bytes, too.
             return max(0.0, -self._saved / self.rate)
 
     def __str__(self) -> str:
@@ -66,9 +66,11 @@ class TokenBucket:
 
 
 class PsiQuota:
-    """psi's own formula, with its faults (spec psi 4): for those who depend on its timing.
+    """psi's own formula, with its faults, for programs that depend on its timing.
 
-    It goes by stream time, sleeps by an average that starts at 0, holds the rate rarely, and turns
+    (docs/specs/psi.md 4)
+
+    It uses stream time, sleeps by an average that starts at 0, rarely keeps the rate, and turns
     itself off for good when two messages have the same time.
     """
 

@@ -2,8 +2,8 @@
 
 Errors, plans, drawings, descriptions and logs of the command pass through here. A password before
 the host of a URL, whatever its scheme, and the value of an option that is called a password,
-secret or token become `…`. What a configuration takes from the environment is shown as it is
-written there: `${NAME}`.
+secret or token become `…`. Values that a configuration takes from the
+environment are shown as `${NAME}`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Redacted", "as_written", "is_secret", "remember", "shown", "shown_da
 
 _HIDDEN: Final = "…"
 
-#: Words of a name whose value is for nobody to read; with `key` behind it, those of the second.
+#: Words in the name of a secret; the second group only before `key`.
 _WORDS: Final = frozenset(
     {"auth", "authorization", "credential", "credentials", "pass", "passphrase", "pw", "pwd", "sig"}
 )
@@ -27,8 +27,8 @@ _PARTS: Final = re.compile(r"passwd|password|secret|signature|token|apikey", re.
 _FILES: Final = re.compile(r"file|path|dir", re.IGNORECASE)
 _WORD: Final = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
-#: Who asks, before the host: by RFC 3986, and as people write it who do not quote a slash. The
-#: lengths are bounded, so that no text takes long.
+#: The user info before the host: by RFC 3986, or with a slash that is not quoted. The lengths
+#: are bounded, so that no text takes long.
 _USER: Final = re.compile(
     r"(://)(?:[^/?#\s]{0,2048}@|(?![^/?#\s@:]*:\d*(?:[/?#\s]|$))[^/?#\s@:]*:[^\s?]{0,2048}@)"
     r"|(?<![\w:.+-])([a-z][\w+.-]*:)(?!/)[^/?#\s@:]{1,2048}:[^/?#\s@]{1,2048}@"
@@ -38,18 +38,18 @@ _OPTION: Final = re.compile(
     r"(?<![\w.-])([\w.-]+)=(?:\$\{\w+\}|'[^']*'|\"[^\"]*\"|[^&\s]+?(?=['\")\]},;:]*(?:[&\s]|$)))"
 )
 
-#: A value that is shorter may stand in any text.
+#: A shorter value may occur in any text by chance.
 _SHORTEST: Final = 4
 _MOST_VALUES: Final = 1_000
 
-#: What configurations took from the environment: secrets, which are shown nowhere, and what else
-#: is in their texts, and these as a whole.
+#: Values that configurations took from the environment: secrets, which are always redacted; other
+#: values; and the texts that contain them.
 _secrets: dict[str, str] = {}
 _texts: dict[str, str] = {}
 
 
 def is_secret(name: str) -> bool:
-    """Tell by its name whether a value is for nobody to read."""
+    """Tell by its name whether a value is secret."""
     words = [word.lower() for word in _WORD.findall(name)]
     if words and _FILES.fullmatch(words[-1]):
         return False
@@ -62,7 +62,7 @@ def is_secret(name: str) -> bool:
 
 
 def remember(written: str, variables: dict[str, str], text: str) -> None:
-    """Keep what a configuration has in place of the variables of a text."""
+    """Remember the values that a configuration took from the environment."""
     for name, value in variables.items():
         if value:
             is_for_nobody = is_secret(name) or name.upper().endswith("KEY")
@@ -72,7 +72,7 @@ def remember(written: str, variables: dict[str, str], text: str) -> None:
 
 
 def shown(text: str) -> str:
-    """Return a text without the secrets in it."""
+    """Return a text with its secrets redacted."""
     for value, name in list(_secrets.items()):
         if value in text:
             text = _replaced(text, value, name)
@@ -93,7 +93,7 @@ def as_written(text: str) -> str:
 
 
 def shown_data(data: Any) -> Any:
-    """Return the values of a configuration without the secrets among them."""
+    """Return the values of a configuration with secrets redacted."""
     if isinstance(data, dict):
         return {
             key: _HIDDEN if is_secret(str(key)) and _is_value(value) else shown_data(value)
@@ -105,12 +105,18 @@ def shown_data(data: Any) -> Any:
 
 
 class Redacted(logging.Filter):
-    """Lets a handler write every line without the secrets in it."""
+    """Redacts the secrets in every line of a log handler, and in tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         said = record.getMessage()
         if (safe := shown(said)) != said:
             record.msg, record.args = safe, None
+        if record.exc_info and not record.exc_text:  # a formatter uses this text, if there is one
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = shown(record.exc_text)
+        if record.stack_info:
+            record.stack_info = shown(record.stack_info)
         return True
 
 
@@ -131,7 +137,7 @@ def _replaced(text: str, value: str, name: str) -> str:
 
 
 def _keep(kept: dict[str, str], value: str, shown_as: str) -> None:
-    # Also as an error quotes it, and as it is taken out of a URL.
+    # Also as `repr` quotes it, and unquoted from a URL.
     for form in (value, repr(value)[1:-1], unquote(value)):
         kept.pop(form, None)
         kept[form] = shown_as

@@ -25,7 +25,7 @@ OnRetry = Callable[[int, Exception, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait after each failure: growing delays, or a table of them.
+    """How long to wait after each failure: growing delays, or a table of delays.
 
     :raises InvalidOption: a number is out of its range
     """
@@ -36,8 +36,8 @@ class Backoff:
     factor: float = 2.0
     #: No wait is longer than this.
     maximum: float = 10.0
-    #: Each wait is shortened by a random part of it, up to this fraction, so that those who
-    #: failed together do not come back together. Never lengthened: the maximum holds.
+    #: Each wait is shortened by a random part of it, up to this fraction, so that clients
+    #: that failed together do not retry together. Never lengthened: the maximum holds.
     jitter: float = 0.2
     #: Seconds to wait after each failure, instead of the three numbers above; the last repeats.
     table: tuple[float, ...] = ()
@@ -62,7 +62,7 @@ class Backoff:
         else:
             try:
                 delay = min(self.initial * self.factor ** (attempt - 1), self.maximum)
-            except OverflowError:  # a thousand attempts later the power leaves the floats
+            except OverflowError:  # after a thousand attempts the power overflows a float
                 delay = self.maximum
         return delay * (1 - self.jitter * rng.random())
 
@@ -78,7 +78,7 @@ class RetryPolicy:
     :raises InvalidOption: a number is out of its range
     """
 
-    #: The errors worth retrying: their types, or a function that says so of an error.
+    #: The errors worth retrying: their types, or a predicate.
     retry_on: tuple[type[Exception], ...] | Callable[[Exception], bool]
     backoff: Backoff = field(default_factory=Backoff)
     #: Attempts in all, the first included; None is no limit.
@@ -93,7 +93,7 @@ class RetryPolicy:
             raise InvalidOption("max_elapsed", self.max_elapsed, "must not be negative")
 
     def is_worth_retrying(self, error: Exception) -> bool:
-        """Say whether another attempt may end otherwise."""
+        """Tell whether another attempt may succeed."""
         if isinstance(self.retry_on, tuple):
             return isinstance(error, self.retry_on)
         return self.retry_on(error)
@@ -106,7 +106,7 @@ def retry(
     on_retry: OnRetry | None = None,
     rng: random.Random | None = None,
 ) -> T:
-    """Return what `call` returns, calling again after failures as the policy says.
+    """Return the result of `call`, retried after failures according to the policy.
 
     :raises Exception: the last attempt's own error, with a note of the attempts made
     """
@@ -128,7 +128,7 @@ async def retry_async(
     on_retry: OnRetry | None = None,
     rng: random.Random | None = None,
 ) -> T:
-    """Do as `retry` does for a `call` that is awaited. Cancelling ends it at once.
+    """Retry as `retry` does, for a `call` that is awaited. Cancelling ends it at once.
 
     :raises Exception: the last attempt's own error, with a note of the attempts made
     """
@@ -157,7 +157,7 @@ class _Attempts:
         self._clock = clock
         self._on_retry = on_retry
         self._started = clock.monotonic()
-        # Own state, seeded by the system: a program that seeds `random` sees no difference.
+        # Own state, seeded by the system: does not disturb a program that seeds `random`.
         rng = rng or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self._failures = enumerate(policy.backoff.delays(rng), start=1)
 
@@ -181,10 +181,10 @@ class _Attempts:
 
 
 class Scarcity:
-    """A time when something is short that a server needs, as descriptors are.
+    """A temporary shortage of a resource that a server needs, such as descriptors.
 
-    It goes on by itself when there is enough again; until then it must neither burn a core nor
-    fill the log. For one thread.
+    The server resumes by itself when the shortage ends; until then it must neither burn a core
+    nor fill the log. Not thread-safe.
     """
 
     #: Seconds without a failure before it counts as over: with one descriptor that comes and goes,
@@ -192,7 +192,7 @@ class Scarcity:
     _CALM: ClassVar = 10.0
 
     def __init__(self, doing: str, log: logging.Logger, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Speak of what cannot be done, in the log of whoever does it."""
+        """Log failures of `doing` to `log`."""
         self._doing = doing
         self._log = log
         self._clock = clock
@@ -202,7 +202,7 @@ class Scarcity:
         self._rng = random.Random()  # noqa: S311 - keeps no secret
 
     def wait_after(self, error: Exception) -> float:
-        """Return the seconds to wait; the first failure is a line in the log, the next are none."""
+        """Return the seconds to wait after a failure; only the first one is logged."""
         self._failures += 1
         self._failed_at = self._clock.monotonic()
         if self._failures == 1:
@@ -210,7 +210,7 @@ class Scarcity:
         return self._backoff.delay(self._failures, self._rng)
 
     def note_success(self) -> None:
-        """Note that it worked; after a while of that, the next failure is news again."""
+        """Note a success; after a while without failures, the next one is logged again."""
         if self._failures and self._clock.monotonic() - self._failed_at > self._CALM:
             self._log.info("%s is possible again, after %d failures", self._doing, self._failures)
             self._failures = 0

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    import logging
+
     from penstock.core.overflow import DropReason
 
-__all__ = ["Loss", "LossLedger", "ReaderStatistics", "WriterStatistics"]
+__all__ = ["LoggedLosses", "Loss", "LossLedger", "ReaderStatistics", "WriterStatistics"]
 
-#: Ranges kept for a person to look at; the counts stay exact beyond it.
+#: Number of ranges kept; the counts stay exact beyond it.
 _RANGES_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A run of messages that a reader did not get."""
+    """A range of messages that a reader lost."""
 
     #: Sequence number of the first message lost.
     first: int
@@ -28,7 +31,7 @@ class Loss:
 
     @property
     def count(self) -> int:
-        """How many messages that is."""
+        """Number of lost messages."""
         return self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -57,7 +60,7 @@ class LossLedger:
 
 
 class ReaderStatistics(NamedTuple):
-    """Books of a reader. Every message that was there is delivered, filtered or lost."""
+    """Counters of a reader. Every message of the stream is delivered, filtered or lost."""
 
     #: Messages handed to the caller.
     messages: int
@@ -67,7 +70,7 @@ class ReaderStatistics(NamedTuple):
     lost: int
     #: Messages passed over by the reader's own filter.
     filtered: int
-    #: How often the queue was created anew under this reader.
+    #: How often the queue was recreated under this reader.
     restarts: int
     #: Sequence number of the next message to be delivered; None before the first is known.
     next_seq: int | None
@@ -78,7 +81,7 @@ class ReaderStatistics(NamedTuple):
 
 
 class WriterStatistics(NamedTuple):
-    """Books of a writer. Every message offered was written or refused with an error."""
+    """Counters of a writer. Every message offered was written or refused with an error."""
 
     #: Messages written.
     messages: int
@@ -86,9 +89,38 @@ class WriterStatistics(NamedTuple):
     bytes: int
     #: Messages refused with an error: too large, timed out, no space.
     refused: int
-    #: Header fields (stream, attributes) the endpoint had no place for.
+    #: Header fields (stream, attributes) that the endpoint cannot store.
     headers_dropped: int
     #: Seconds spent waiting for a lock or for a reader.
     waited: float
     #: Sequence number of the last message written; None before the first.
     last_seq: int | None
+
+
+#: Interval (seconds) at which a reader logs repeated overruns.
+_BETWEEN_WARNINGS: Final = 1.0
+
+
+class LoggedLosses(LossLedger):
+    """Counts every loss, and logs the losses at intervals."""
+
+    def __init__(self, url: str, log: logging.Logger) -> None:
+        super().__init__()
+        self._url = url
+        self._log = log
+        self._silent_until = 0.0
+        #: The last loss, until it is logged.
+        self._untold: Loss | None = None
+
+    def add(self, loss: Loss) -> None:
+        super().add(loss)
+        self._untold = loss
+        self.tell()
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Log the last loss unless it was logged; without `at_once` at intervals only."""
+        loss = self._untold
+        if loss is not None and (at_once or time.monotonic() >= self._silent_until):
+            self._untold = None
+            self._silent_until = time.monotonic() + _BETWEEN_WARNINGS
+            self._log.warning("%s: %s; %s in all", self._url, loss, f"{self.total:,}")

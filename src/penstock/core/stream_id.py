@@ -33,7 +33,7 @@ __all__ = [
 
 
 class ForwardDestination(IntEnum):
-    """Where a stream is forwarded to: one bit a destination; the other bits have no meaning yet."""
+    """Where a stream is forwarded to: one bit per destination; other bits are reserved."""
 
     NONE = 0x01
     UDP = 0x02
@@ -42,9 +42,9 @@ class ForwardDestination(IntEnum):
 
 #: The device id of the controller itself; network functions are 1 to 126.
 CONTROLLER_DEVICE = 0
-#: In a request: whichever device.
+#: In a request: any device.
 ANY_DEVICE = 0x7F
-#: In a request: whichever path, or whichever name. No text hashes to it: a filter has at most
+#: In a request: any path, or any name. No text hashes to it: a filter has at most
 #: one bit for each of its 38 seeds.
 ANY_FILTER = (1 << 54) - 1
 
@@ -74,9 +74,9 @@ _TEXT_FORM = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[
 class StreamId(bytes):
     """The name of a stream, or a request that matches many: 128 bits.
 
-    It is its sixteen bytes: one travels with every message, so hashing, comparing and storing it
-    must cost no more than that, and bytes off the wire find it in a dictionary as they are. The
-    bytes are big-endian, so ids sort by version, destination, device, path and name.
+    A subclass of bytes: every message has one, so hashing, comparing and storing it must be
+    cheap, and bytes off the wire find it in a dictionary without conversion. They are
+    big-endian, so ids sort by version, destination, device, path and name.
 
     :raises InvalidStreamId: there are not exactly 16 bytes
     """
@@ -117,7 +117,7 @@ class StreamId(bytes):
     def from_fields(
         cls, ver: int, fwd_dst: int, device_id: int, path_bits: int, name_bits: int
     ) -> Self:
-        """Put the five fields together.
+        """Build an id from its five fields.
 
         :raises InvalidStreamId: a field is not an integer that fits its bits
         """
@@ -131,7 +131,7 @@ class StreamId(bytes):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Take the 16 bytes that travel on the wire.
+        """Build an id from its 16 bytes on the wire.
 
         :raises InvalidStreamId: there are not exactly 16 bytes
         """
@@ -162,7 +162,7 @@ class StreamId(bytes):
 
     @property
     def ver(self) -> int:
-        """Version of the id: 0 unless somebody set it."""
+        """Version of the id: 0 by default."""
         return self._number >> _VER_SHIFT
 
     @property
@@ -206,8 +206,8 @@ class StreamId(bytes):
     def mask_matches(self, request: StreamId) -> bool:
         """Whether every bit of this id is in `request`: the rule of the app wrappers (jrtc 2.1).
 
-        It holds for streams that nobody asked for (device 1 for a request of device 3), so it is
-        here to foresee what such a peer does; decide deliveries by `matches`.
+        It also accepts streams that were not requested (device 1 for a request of device 3), so use
+        it only to predict such a peer; decide deliveries by `matches`.
         """
         number = self._number
         return number & request._number == number
@@ -222,7 +222,7 @@ class StreamId(bytes):
         return tuple(StreamId._from_number(key) for key in widened)
 
     def to_bytes(self) -> bytes:
-        """Return the 16 bytes as they travel on the wire, as plain `bytes`."""
+        """Return the 16 bytes on the wire, as plain `bytes`."""
         return bytes(self)
 
     def dashed(self) -> str:
@@ -238,7 +238,7 @@ class StreamId(bytes):
 
 
 def _checked(field: str, value: int, largest: int) -> int:
-    # The original cuts 130 to 2 and -1 to ANY without a word (jrtc 1.2): that names another stream.
+    # The original silently truncates 130 to 2 and -1 to ANY (jrtc 1.2): that names another stream.
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidStreamId(field, value, f"should be an integer, not {type(value).__name__}")
     if not 0 <= value <= largest:

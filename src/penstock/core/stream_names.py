@@ -48,7 +48,7 @@ _LOCK_POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A stream id in words."""
+    """A stream id, explained."""
 
     stream: StreamId
     #: `none`, `udp`, `any`, or the number of a destination that has no name.
@@ -87,7 +87,7 @@ class StreamNames:
     def register(
         self, fwd_dst: int, device_id: int, path: str, name: str, *, ver: int = 0
     ) -> StreamId:
-        """Remember a stream's path and name, and return its id. Registering again is fine.
+        """Register a stream's path and name, and return its id. Idempotent.
 
         Texts that share a filter are refused whatever their destination and device: a request
         may leave those open, and a decoder ignores them (jrtc 9).
@@ -121,7 +121,7 @@ class StreamNames:
         return stream
 
     def explain(self, stream: StreamId) -> Explanation:
-        """Say in words what an id or a request stands for, with the names that are known."""
+        """Explain an id or a request, with the known names."""
         return Explanation(
             stream=stream,
             destination=_destination_in_words(stream.fwd_dst),
@@ -133,13 +133,13 @@ class StreamNames:
     def _name_of(self, stream: StreamId) -> str | None:
         if stream.path != ANY_FILTER:
             return self._names.get(stream.path, {}).get(stream.name)
-        # Whichever path: the filter has a text only if all paths agree on it.
+        # Any path: the filter has a text only if all paths agree on it.
         texts = {names[stream.name] for names in self._names.values() if stream.name in names}
         return texts.pop() if len(texts) == 1 else None
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read the names that `save` wrote; no file is no names.
+        """Read the names that `save` wrote; a missing file has no names.
 
         :raises Malformed: the file is too large or is not a file of names
         :raises StorageError: the file cannot be read
@@ -161,7 +161,7 @@ class StreamNames:
         return names
 
     def save(self, file: Path) -> None:
-        """Write the names: a reader finds the old file or the new one, never a part.
+        """Write the names atomically: a reader finds the old file or the new one.
 
         Another process may have added names since the file was read: see `updating`.
 
@@ -186,7 +186,7 @@ class StreamNames:
     @classmethod
     @contextmanager
     def updating(cls, file: Path, *, timeout: float = 10.0) -> Iterator[Self]:
-        """Load the names, let the caller add to them, and save them, as one step.
+        """Load the names, let the caller add to them, and save them, as one transaction.
 
         No other process updates the file meanwhile. An exception leaves the file as it was.
 
@@ -204,7 +204,7 @@ class StreamNames:
 
 
 def advice(name: str) -> str | None:
-    """Say what is unwise about a path or a name; None when nothing is."""
+    """Return a warning about a path or a name, or None."""
     if len(name.encode(errors="replace")) >= _SAFE_NAME_BYTES:
         return None
     return (
@@ -214,7 +214,7 @@ def advice(name: str) -> str | None:
 
 
 def default_names_file() -> Path:
-    """Return where names are kept: in $PENSTOCK_HOME, else in the user's state directory."""
+    """Return the path of the names: in $PENSTOCK_HOME, else in the user's state directory."""
     if home := os.environ.get("PENSTOCK_HOME"):
         directory = Path(home)
     elif state := os.environ.get("XDG_STATE_HOME"):
@@ -272,15 +272,15 @@ def _not_names(file: Path, where: str, expected: object, found: object) -> Malfo
 
 @contextmanager
 def _locked(file: Path, timeout: float) -> Iterator[None]:
-    # A file beside it, because saving replaces the file itself. It is never removed: somebody
-    # may be waiting on it.
+    # A separate lock file, because saving replaces the file itself. It is never removed: another
+    # process may be waiting for it.
     lock = file.with_name(f"{file.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         stream = lock.open("ab")
     except OSError as error:
         raise StorageError("locking", str(lock), error) from error
-    with stream:  # closing it gives up the lock
+    with stream:  # closing it releases the lock
         deadline = time.monotonic() + timeout
         while True:
             try:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.closing import Closable
 from penstock.core.errors import AlreadyExists, InvalidOption, NotFound, PenstockError
+from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
 
@@ -41,9 +41,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: A longer line of output is told in pieces.
+#: A longer line of output is passed on in pieces.
 _LONGEST_LINE: Final = 65_536
-#: Why a program was ended whose health command said so.
+#: The reason for ending a program with a failed health check.
 _UNWELL: Final = "it was not well"
 
 
@@ -60,7 +60,7 @@ class NotStarted(PenstockError):
 
 
 def describe_status(status: int) -> str:
-    """Say how a program ended, by its status as `subprocess` has it."""
+    """Describe how a program ended, from its `subprocess` status."""
     if status >= 0:
         return f"ended with status {status}"
     with contextlib.suppress(ValueError):
@@ -69,9 +69,9 @@ def describe_status(status: int) -> str:
 
 
 class Process:
-    """A program that runs, with everything that it starts: they are one process group.
+    """A running program with all its children: one process group.
 
-    Ctrl-C in a terminal does not reach it: whoever started it ends it.
+    Ctrl-C in a terminal does not reach it: its owner ends it.
     """
 
     def __init__(
@@ -80,19 +80,20 @@ class Process:
         *,
         directory: str | None = None,
         environment: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: int | None = None,
         dies_with_us: bool = False,
     ) -> None:
-        """Start it. `environment` is added to ours.
+        """Start it. `environment` is added to that of this process.
 
-        `dies_with_us`: it is ended also when we are killed; that is, when the thread that started
-        it has ended.
+        `dies_with_us`: it also ends when this process is killed; more exactly, when the thread
+        that started it ends.
 
-        :raises NotStarted: there is no such program, or it cannot be run.
+        :raises NotStarted: the program does not exist, or cannot be run.
         """
         self.command = tuple(command)
-        # It would be the wrapper that starts, and not find what is missing.
+        # Otherwise the wrapper would start, and fail to find the program.
         found = shutil.which(command[0], path=(environment or os.environ).get("PATH"))
         wrapper = _wrapper() if dies_with_us and found else ()
         try:
@@ -100,7 +101,7 @@ class Process:
                 [*wrapper, *command],
                 cwd=directory,
                 env=None if environment is None else {**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
@@ -108,6 +109,7 @@ class Process:
         except OSError as error:
             raise NotStarted(command[0], error) from error
         self.pid = self._process.pid
+        self.stdin = self._process.stdin
         self.stdout = self._process.stdout
         try:
             #: Readable when it has ended.
@@ -121,11 +123,11 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """Its status as `subprocess` has it, or None while it runs."""
+        """Its `subprocess` status, or None while it runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Sleep until it ends, at most so long. (`Popen.wait` would look again and again.)"""
+        """Wait up to `seconds` for its end; return its status. (`Popen.wait` would poll.)"""
         if self.status is None:
             waiting = select.poll()
             waiting.register(self.descriptor, select.POLLIN)
@@ -133,8 +135,8 @@ class Process:
         return self.status
 
     def signal(self, number: int) -> bool:
-        """Send a signal to all of the group; False: nobody is left in it."""
-        # The group stays while anybody in it does, also when its first process has ended.
+        """Send a signal to the process group; False: the group has ended."""
+        # The group exists while any process in it does, also when its first process has ended.
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -142,31 +144,32 @@ class Process:
         return True
 
     def end(self, grace: float) -> int:
-        """End it and all that it started, after `grace` seconds by force; return its status."""
+        """End its process group, after `grace` seconds by force; return its status."""
         if self.signal(signal.SIGTERM):
             self.wait(grace)
             self.signal(signal.SIGKILL)
         return self._process.wait()
 
     def close(self) -> None:
-        """Give its descriptors back, when it has ended. Closing twice is fine."""
+        """Close its descriptors, after its end. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        if self.stdout is not None:
-            self.stdout.close()
+        for stream in (self.stdin, self.stdout):
+            if stream is not None:
+                stream.close()
 
 
 @cache
 def _wrapper() -> tuple[str, ...]:
-    """Return the words before a command that make it die with whoever started it."""
-    # By a function before exec it would have to run Python in a copy of a threaded process.
+    """Return a command prefix that makes a program die with its parent."""
+    # `preexec_fn` would run Python in the fork of a threaded process.
     found = shutil.which("setpriv")
     return () if found is None else (found, "--pdeathsig", "KILL", "--")
 
 
 class Restart(enum.Enum):
-    """When is a program started again that has ended?"""
+    """When a program is restarted after its end."""
 
     ALWAYS = "always"
     ON_FAILURE = "on-failure"
@@ -175,14 +178,14 @@ class Restart(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """A command that tells by its status whether a program is well: 0 if so."""
+    """A command that checks a program's health; status 0: healthy."""
 
     command: tuple[str, ...]
-    #: Seconds between two looks, and before the first.
+    #: Seconds between two checks, and before the first.
     every: float = 10.0
-    #: A look that takes longer (seconds) tells that it is not.
+    #: A check that takes longer (seconds) has failed.
     timeout: float = 5.0
-    #: It is started anew after so many bad looks in a row.
+    #: Consecutive failed checks before a restart.
     failures: int = 3
 
     def __post_init__(self) -> None:
@@ -196,7 +199,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is to run, and what happens when it ends.
+    """A program to run, and its restart policy.
 
     :raises InvalidOption: it has no command.
     """
@@ -204,13 +207,13 @@ class Program:
     name: str
     command: tuple[str, ...]
     directory: str | None = None
-    #: Added to our own environment.
+    #: Added to the environment of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = Restart.ON_FAILURE
     backoff: Backoff = field(default_factory=partial(Backoff, initial=0.5, maximum=30.0))
-    #: After so many seconds without a failure the next one counts as the first.
+    #: After this many seconds without a failure, the next one counts as the first.
     calm: float = 10.0
-    #: Seconds from the request to end until it is ended by force.
+    #: Seconds from SIGTERM to SIGKILL.
     grace: float = 5.0
     health: Health | None = None
 
@@ -220,34 +223,35 @@ class Program:
 
 
 class ProgramState(enum.Enum):
-    """How far is a program?"""
+    """State of a program."""
 
     RUNNING = "running"
-    #: It failed, and will be started again.
+    #: It failed, and will be restarted.
     WAITING = "waiting"
     #: It was told to end.
     STOPPING = "stopping"
-    #: It is not started again.
+    #: It has ended, and is not restarted.
     ENDED = "ended"
 
 
 class ProgramStatistics(NamedTuple):
-    """What became of a program so far."""
+    """Counters and state of a program."""
 
     state: ProgramState
     #: Of the process that runs now.
     pid: int | None
     starts: int
-    #: Ends with a status other than 0, starts that were not possible, and ends for bad health.
+    #: Ends with a status other than 0, failed starts, and ends after failed health checks.
     failures: int
-    #: How the last run ended, in words; None: the first goes on.
+    #: How the last run ended, in words, and its process; None: the first still runs.
     last_end: str | None
+    last_pid: int | None = None
 
 
 class Supervisor(Closable):
     """Keeps programs running, in a thread of its own, until it is stopped.
 
-    They die with us, also when we are killed, where the system has `setpriv`.
+    They also die when this process is killed, where the system has `setpriv`.
     """
 
     def __init__(
@@ -259,10 +263,10 @@ class Supervisor(Closable):
     ) -> None:
         """Start the programs.
 
-        `on_output` gets each line that a program writes, behind its name; otherwise they are
-        logged. `on_end` is told of each end. Both are called in the supervisor's thread.
+        `on_output` gets a program's name and each line of its output, which is logged by default.
+        `on_end` gets each end. Both are called in the supervisor's thread.
 
-        :raises AlreadyExists: two have one name.
+        :raises AlreadyExists: two programs have the same name.
         """
         self._on_output = on_output or (lambda name, line: log.info("%s: %s", name, line))
         self._on_end = on_end
@@ -285,9 +289,9 @@ class Supervisor(Closable):
     # --- for its owner ------------------------------------------------------------------------
 
     def add(self, program: Program) -> None:
-        """Start one more.
+        """Start another program.
 
-        :raises AlreadyExists: there is one of that name.
+        :raises AlreadyExists: a program has this name.
         """
         with self._changed:
             known = self._children.get(program.name)
@@ -301,23 +305,27 @@ class Supervisor(Closable):
         self._ask(child.start)
 
     def restart(self, name: str) -> None:
-        """End a program and start it again, also one that has ended.
+        """Restart a program, also one that has ended.
 
-        :raises NotFound: there is none of that name.
+        :raises NotFound: no program has this name.
         """
-        self._ask(self._child(name).restart)
+        with self._changed:
+            child = self._child(name)
+            if child.state is ProgramState.ENDED:  # not any more: `wait` waits for its next end
+                child.state = ProgramState.WAITING
+        self._ask(child.restart)
 
     def end(self, name: str) -> None:
         """Tell a program to end for good; `wait` waits for that.
 
-        :raises NotFound: there is none of that name.
+        :raises NotFound: no program has this name.
         """
         self._ask(self._child(name).end)
 
     def wait(self, names: Iterable[str] | None = None, timeout: float | None = None) -> bool:
-        """Wait until programs (all) have ended for good; False: some have not in so many seconds.
+        """Wait until programs (default: all) have ended for good; False: not within `timeout`.
 
-        :raises NotFound: there is none of that name.
+        :raises NotFound: no program has this name.
         """
         with self._changed:
             children = [self._child(name) for name in names or self._children]
@@ -326,12 +334,12 @@ class Supervisor(Closable):
             )
 
     def statistics(self) -> dict[str, ProgramStatistics]:
-        """Return what became of each program, by name."""
+        """Return the statistics of each program, by name."""
         with self._changed:
             return {name: child.statistics() for name, child in self._children.items()}
 
     def close(self) -> None:
-        """End all, each within its grace. Closing twice is fine."""
+        """End all programs, each within its grace period. Idempotent."""
         self._worker.stop()
         if not self._is_closed:
             self._is_closed = True
@@ -350,7 +358,7 @@ class Supervisor(Closable):
         self._rouse()
 
     def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed at this moment
+        with contextlib.suppress(OSError):  # closed meanwhile
             os.eventfd_write(self._waker, 1)
 
     # --- its thread ---------------------------------------------------------------------------
@@ -371,7 +379,7 @@ class Supervisor(Closable):
             due = min((child.due for child in children), default=float("inf"))
             timeout = None if due == float("inf") else max(0.0, due - time.monotonic())
             for key, _ in self._selector.select(timeout):
-                # The end of a program, told before, ends the reading of its output, too.
+                # The end of a program, handled just before, may have unwatched its output.
                 if key.fd in self._selector.get_map():
                     key.data()
 
@@ -387,14 +395,14 @@ class Supervisor(Closable):
         self._selector.unregister(descriptor)
 
     def tell_output(self, name: str, line: str) -> None:
-        """Hand over a line; whoever gets it must not end the supervision by an error."""
+        """Pass a line to `on_output`; log its errors, which must not end the supervision."""
         try:
             self._on_output(name, line)
         except Exception:
             log.exception("a line of %s was not taken", name)
 
     def tell_change(self, child: _Child, *, has_ended: bool = False) -> None:
-        """Wake those that wait for it, and tell whoever wants to know of an end."""
+        """Call `on_end` after an end, and wake waiting threads."""
         if has_ended and self._on_end is not None:
             try:
                 self._on_end(child.program.name, child.statistics())
@@ -405,21 +413,22 @@ class Supervisor(Closable):
 
 
 class _Child:
-    """One supervised program. All but `statistics` in the supervisor's thread."""
+    """One supervised program. All methods but `statistics` run in the supervisor's thread."""
 
     def __init__(self, program: Program, supervisor: Supervisor) -> None:
         self.program = program
         self.state = ProgramState.WAITING
-        #: When to look at it again, by the monotonic clock.
+        #: Time of the next `look`, by the monotonic clock.
         self.due = float("inf")
         self._supervisor = supervisor
         self._process: Process | None = None
         self._starts = self._failures = 0
         self._last_end: str | None = None
+        self._last_pid: int | None = None
         self._failures_in_a_row = 0
         self._started_at = 0.0
         self._is_wanted = True
-        #: It is to be started again whatever its policy says.
+        #: Restart it, whatever its policy.
         self._is_asked_for = False
         self._why_ended: str | None = None
         self._output = _Lines(partial(supervisor.tell_output, program.name))
@@ -429,7 +438,9 @@ class _Child:
 
     def statistics(self) -> ProgramStatistics:
         pid = None if self._process is None else self._process.pid
-        return ProgramStatistics(self.state, pid, self._starts, self._failures, self._last_end)
+        return ProgramStatistics(
+            self.state, pid, self._starts, self._failures, self._last_end, self._last_pid
+        )
 
     def start(self) -> None:
         if self._process is not None or not self._is_wanted:
@@ -478,7 +489,7 @@ class _Child:
             self._ask_to_end("it was told to end")
 
     def look(self, now: float) -> None:
-        """Do what is due."""
+        """Do what is due at `now`."""
         if now < self.due:
             return
         self.due = float("inf")
@@ -519,19 +530,19 @@ class _Child:
         status = process.status
         if status is None:
             return
-        process.signal(signal.SIGKILL)  # what it started and left behind
+        process.signal(signal.SIGKILL)  # its remaining children
         self._supervisor.unwatch(process.descriptor)
         assert process.stdout is not None
         while not process.stdout.closed:
             before = self._output.taken
             self._read_output()
             if self._output.taken == before and not process.stdout.closed:
-                # Somebody out of the group has it open still: nobody waits for that.
+                # A process outside the group still has it open: do not wait for that.
                 self._supervisor.unwatch(process.stdout.fileno())
                 break
         self._output.flush()
         process.close()
-        self._process = None
+        self._process, self._last_pid = None, process.pid
         if self._check is not None:
             self._drop_check()
         why, self._why_ended = self._why_ended, None
@@ -616,7 +627,7 @@ class _Child:
 
 
 class _Lines:
-    """Cuts what a program writes into lines."""
+    """Splits the output of a program into lines."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         #: Bytes so far.
@@ -633,7 +644,7 @@ class _Lines:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what is not ended by a newline, too."""
+        """Pass on the last line, which has no newline."""
         if self._rest:
             self._tell(self._rest.decode(errors="replace"))
             self._rest = b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -13,6 +14,8 @@ __all__ = [
     "format_size",
     "format_time",
     "parse_duration",
+    "parse_moment",
+    "parse_patience",
     "parse_size",
     "parse_time",
 ]
@@ -42,7 +45,7 @@ _DURATION_UNITS = {
     "d": Fraction(86_400),
 }
 
-# The digits are bounded so that a hostile number costs nothing to turn down.
+# The digits are bounded so that a hostile number is refused cheaply.
 _QUANTITY = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zµ]*)", re.IGNORECASE)
 
 _TIME = re.compile(
@@ -50,6 +53,12 @@ _TIME = re.compile(
     r"(?:[T ](?P<minute>[0-9]{2}:[0-9]{2})"
     r"(?P<second>:[0-9]{2})?(?(second)(?:\.(?P<fraction>[0-9]{1,9}))?)"
     r"(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?",
+)
+
+_CLOCK = re.compile(
+    r"(?:(?P<day>today|yesterday)[T ]?)?"
+    r"(?P<clock>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)?",
+    re.IGNORECASE,
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,7 +72,7 @@ def parse_size(value: str | int) -> int:
 
     :raises InvalidOption: the value is not a size, is negative or does not fit in 64 bits
     """
-    # Numbers take the way of text, which turns down True, NaN and 1.5 without a word about them.
+    # Numbers are parsed as text, which refuses True, NaN and 1.5 without special cases.
     match = _QUANTITY.fullmatch(str(value).strip())
     factor = _SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None or (factor == 1 and "." in match[1]):
@@ -95,6 +104,15 @@ def parse_duration(value: str | float) -> float:
     if not 0 <= seconds <= _LONGEST_SECONDS:  # written so that NaN is refused too
         raise InvalidOption("duration", value, f"must be from 0 to {_LONGEST_SECONDS} seconds")
     return float(seconds)
+
+
+def parse_patience(value: str | float) -> float:
+    """Return the seconds meant by a duration, or by `true`: for ever, and `false`: none.
+
+    :raises InvalidOption: the value is neither
+    """
+    seconds = {"true": math.inf, "false": 0.0}.get(str(value).lower())
+    return parse_duration(value) if seconds is None else seconds
 
 
 def format_size(size: int) -> str:
@@ -174,3 +192,25 @@ def parse_time(text: str) -> int:
     if not _INT64_MIN <= time_ns <= _INT64_MAX:
         raise InvalidOption("time", text, "must lie in the years 1677 to 2262")
     return time_ns
+
+
+def parse_moment(text: str, now_ns: int) -> int:
+    """Return the nanoseconds since 1970 UTC meant by an absolute or relative time.
+
+    Besides the forms of `parse_time`: `-10m` and `-1.5h` before now, `now`, `today`, `yesterday`,
+    `12:00`, `yesterday 12:00:30`. Days begin at midnight in UTC.
+
+    :raises InvalidOption: the text is no such time, or lies outside the years 1677 to 2262
+    """
+    word = text.strip()
+    if word.lower() == "now":
+        return now_ns
+    if word.startswith("-") and word[-1:].isalpha():  # without a unit it might be a number
+        return now_ns - round(parse_duration(word[1:]) * _NS_PER_SECOND)
+    match = _CLOCK.fullmatch(word)
+    if match is None or not word:
+        return parse_time(word)
+    day = _EPOCH + timedelta(seconds=now_ns // _NS_PER_SECOND)
+    if (match["day"] or "").lower() == "yesterday":
+        day -= timedelta(days=1)
+    return parse_time(f"{day:%Y-%m-%d}T{(match['clock'] or '00:00').zfill(5)}")

@@ -19,20 +19,20 @@ _MAX_LENGTH = 8192
 
 #: RFC 3986, 3.1.
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE | re.ASCII)
-#: What `urlsplit` would leave out without a word.
+#: Characters that `urlsplit` drops silently.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILD = frozenset("*[")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class URL:
-    """An endpoint URL, taken apart: `scheme://host:port/path?option=value`.
+    """A parsed endpoint URL: `scheme://host:port/path?option=value`.
 
     Only `%` and `?` have a meaning in a path, and only `%`, `&` and `=` in the options: `#` and
     `+` stand for themselves, as in file names, times and topics.
     """
 
-    #: As the person wrote it.
+    #: As the user wrote it.
     text: str
     scheme: str
     host: str | None
@@ -44,7 +44,7 @@ class URL:
 
     @classmethod
     def parse(cls, text: str, options: Mapping[str, object] | None = None) -> URL:
-        """Take a URL apart; `options` given as keywords win over those in the text.
+        """Parse a URL; `options` given as keywords win over those in the text.
 
         :raises InvalidURL: it has no scheme, a bad port, a control character, or an option given
             twice.
@@ -72,17 +72,17 @@ class URL:
 
     @property
     def has_wildcards(self) -> bool:
-        """Whether the path may stand for many names. A `?` begins the options, and is none."""
+        """Whether the path may match many names. A `?` starts the options, so it is no wildcard."""
         return not _WILD.isdisjoint(urlsplit(self.text, allow_fragments=False).path)
 
     def with_path(self, path: str) -> str:
-        """Return the text of a URL that differs from this one in its path only."""
+        """Return the text of this URL with another path."""
         head, mark, options = self.text.partition("?")
         server = "" if self.host is None else f"//{urlsplit(head, allow_fragments=False).netloc}"
         return f"{self.scheme}:{server}{escaped(path)}{mark}{options}"
 
     def __str__(self) -> str:
-        """Write it for people, who need not know its secrets."""
+        """Return the URL with its secrets redacted."""
         return shown(self.text)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class URL:
 
 
 def escaped(path: str) -> str:
-    """Return a path as it is written in a URL."""
+    """Escape a path for a URL."""
     return path.replace("%", "%25").replace("?", "%3F")
 
 

@@ -11,33 +11,47 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["make_whole", "open_new", "sync_files", "sync_names", "write_whole"]
+__all__ = ["keep_whole", "make_whole", "open_new", "sync_files", "sync_names", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool, is_shared: bool = False) -> None:
-    """Write a file, also over another: whoever opens it finds the old one or the new one.
+    """Write or replace a file atomically: readers find the old one or the new one.
 
-    :param sync: whether that holds after a power failure, too. Which of them it is then, is known
-        after `sync_names`.
-    :param is_shared: whether others may write it at the same time
-    :raises OSError: the operating system refuses; then all is as before.
+    :param sync: whether that also holds after a power failure. The new one is certain only after
+        `sync_names`.
+    :param is_shared: whether other processes may write it at the same time
+    :raises OSError: the operating system refuses; nothing has changed.
     """
-    # One name, if it can be: what a killed process left there does not pile up.
+    # One fixed name if possible, so that files of killed processes do not accumulate.
     unfinished = _name_of_its_own(path) if is_shared else path.with_name(f"{path.name}.new")
     with _written(unfinished, content, sync=sync):
         unfinished.replace(path)
 
 
-def make_whole(path: Path, content: bytes) -> None:
-    """Make a file that is not there, and its folder; return when it is on the disk.
+def keep_whole(unfinished: Path, path: Path) -> None:
+    """Rename a finished file; return when file and name are on the disk.
 
-    If somebody was quicker, theirs stays.
+    :raises OSError: the operating system refuses.
+    """
+    file = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+    unfinished.replace(path)
+    sync_names(path.parent)
+
+
+def make_whole(path: Path, content: bytes) -> None:
+    """Create a file, and its folder; return when it is on the disk.
+
+    An existing file stays as it is.
 
     :raises OSError: the operating system refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _name_of_its_own(path)
-    # A link, since a rename would replace the file of somebody who was quicker.
+    # A link, since a rename would replace the file of a quicker process.
     with _written(unfinished, content, sync=True), contextlib.suppress(FileExistsError):
         os.link(unfinished, path)
     sync_names(path.parent)
@@ -70,9 +84,9 @@ def sync_files(folder: Path) -> None:
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:
-    """Make a file that is ours, and return its descriptor, to write and read.
+    """Create a new file, and return its descriptor, open for writing and reading.
 
-    What is there goes: a killed process left it, or somebody put a link to another file there.
+    An existing file or link of this name is removed first, such as one of a killed process.
 
     :raises OSError: the operating system refuses.
     """

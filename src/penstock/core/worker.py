@@ -20,13 +20,13 @@ class Worker:
 
     The job is called with the worker, in its thread. It has one of three forms:
 
-    * a loop, which waits for something and looks at `is_stopping`. Waits by `wait` end at once when
-      it is told to stop; one that waits for something else, as a socket, is given `rouse`.
-    * a round (`every`): it is called every so many seconds, and at each `wake`.
-    * one thing to do, after which the worker ends.
+    * a loop, which waits and checks `is_stopping`. A `wait` ends at once when the worker is told
+      to stop; a loop that waits for something else, as a socket, needs `rouse`.
+    * a round: it is called every `every` seconds, and at each `wake`.
+    * a single task, after which the worker ends.
 
-    An exception is logged under the worker's name, kept as `error` and told to `on_failure`. Rounds
-    go on after it, later and later (`backoff`); so does a loop with `restart`; others have ended.
+    An exception is logged under the worker's name, kept as `error` and passed to `on_failure`.
+    Rounds, and a loop with `restart`, continue after growing delays (`backoff`); others end.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Worker:
         on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         self.name = name
-        #: What the job raised last.
+        #: The last exception of the job.
         self.error: Exception | None = None
         self._job = job
         self._log = log
@@ -60,7 +60,7 @@ class Worker:
     # --- for its owner ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin; a worker that runs already is left alone, one that has ended begins anew.
+        """Start, or restart after the end; a no-op while it runs.
 
         :raises RuntimeError: the system has no thread left.
         """
@@ -74,27 +74,27 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def wake(self) -> None:
-        """End its wait: the next round comes now."""
+        """End its wait: the next round starts now."""
         self._woken.set()
 
     def ask_to_stop(self) -> None:
-        """Tell it to stop, and do not wait for that."""
+        """Tell it to stop, without waiting for the end."""
         self._is_stopping = True
         self._woken.set()
         if self._rouse is not None:
             self._rouse()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Tell it to stop and wait for its end; False: it goes on after so many seconds."""
+        """Tell it to stop and wait for its end; False: it still runs after `timeout` seconds."""
         self.ask_to_stop()
         return self.join(timeout)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; False: it goes on. In its own thread this returns at once."""
+        """Wait for its end; False: it still runs. In its own thread, returns True at once."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -109,19 +109,19 @@ class Worker:
         return self._is_stopping
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Sleep until the time is over, or it is woken; True when it is to stop."""
+        """Sleep for `seconds` or until woken; True: the worker is told to stop."""
         if not self._is_stopping:
             self._woken.wait(seconds)
             self._woken.clear()
         return self._is_stopping
 
     def back_off(self) -> bool:
-        """Sleep after a failure, longer after each; True when it is to stop."""
+        """Sleep after a failure, longer after each; True: the worker is told to stop."""
         self._failures += 1
         return self.wait(self._backoff.delay(self._failures, self._rng))
 
     def note_success(self) -> None:
-        """Begin to back off anew: it has worked."""
+        """Reset the back-off after a success."""
         self._failures = 0
 
     # --- its thread ---------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Worker:
         while True:
             try:
                 self._job(self)
-            except Exception as error:  # noqa: BLE001 - told to whoever owns it
+            except Exception as error:  # noqa: BLE001 - passed to `on_failure`
                 self._fail(error)
                 if not self._goes_on or self.back_off():
                     return

@@ -13,7 +13,7 @@ NO_COPIES = OutboxBooks(*[0] * len(OutboxBooks._fields))
 
 
 def added(books: list[OutboxBooks]) -> OutboxBooks:
-    """Return the sum of the books of several outboxes."""
+    """Return the sum of the counters of several outboxes."""
     if not books:
         return NO_COPIES
     return OutboxBooks(*(sum(column) for column in zip(*books, strict=True)))
@@ -21,22 +21,22 @@ def added(books: list[OutboxBooks]) -> OutboxBooks:
 
 @dataclass(slots=True)
 class Counts:
-    """Messages since this dispatcher was opened, each counted once below `received`."""
+    """Counters since this dispatcher was opened; `received` is the sum of the outcomes."""
 
-    #: Given to `ingest`, in calls that returned.
+    #: Messages passed to `ingest`, in calls that returned.
     received: int = 0
-    #: Went to at least one receiver, or should have.
+    #: Messages with at least one receiver.
     routed: int = 0
-    #: Publishes that nobody subscribed to.
+    #: Publishes without a subscriber.
     no_subscriber: int = 0
-    #: Came before by the same leg, or by another, or with other contents.
+    #: Repeated ids: by the same leg, by another leg, or with other contents.
     duplicates: int = 0
     loops: int = 0
     conflicts: int = 0
-    #: Not messages of uProtocol, and how many of these were kept to be looked at.
+    #: Input that is no uProtocol message, and how many of those are in quarantine.
     undecodable: int = 0
     quarantined: int = 0
-    #: Refused when they came, each with a dead letter.
+    #: Rejected on arrival, each with a dead letter.
     too_large: int = 0
     invalid: int = 0
     unauthenticated: int = 0
@@ -47,28 +47,28 @@ class Counts:
     unsupported: int = 0
     internal: int = 0
 
-    #: Made here: error responses, and dead letters that were published or tried again.
+    #: Created here: error responses, and dead letters published or retried.
     responses: int = 0
     letters_published: int = 0
     letters_retried: int = 0
-    #: Failed requests that got no response: they cannot be answered, or were already.
+    #: Failed requests without a response: not answerable, or answered already.
     unanswered: int = 0
 
-    #: One for each receiver of a message that was routed or made here.
+    #: One for each receiver of a message routed or created here.
     copies: int = 0
-    #: Copies that did not get into an outbox, each with a dead letter.
+    #: Copies rejected by an outbox, each with a dead letter.
     copies_refused: int = 0
-    #: Copies that are in an outbox.
+    #: Copies stored in an outbox.
     copies_stored: int = 0
 
-    #: Dead letters that were written; those that were there already; those about dead letters.
+    #: Dead letters written; those written before; those withheld because they concern dead letters.
     letters: int = 0
     letters_known: int = 0
     letters_withheld: int = 0
-    #: Copies of dead letters that there was no room for.
+    #: Copies of dead letters dropped for lack of room.
     letters_unpublished: int = 0
-    #: Calls of `ingest` that raised, after which the messages come again, and those of them that
-    #: were refused with a dead letter before it did.
+    #: Calls of `ingest` that raised, so that their messages are redelivered, and the messages
+    #: rejected with a dead letter before that.
     ingest_failures: int = 0
     refused_in_vain: int = 0
 
@@ -85,10 +85,10 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The counts of messages, and those of the copies in all outboxes.
+    """The counters of messages, and of the copies in all outboxes.
 
-    `copies` counts from the day the outboxes were made, `before` is what it was when this
-    dispatcher was opened.
+    `copies` counts from the creation of the outboxes; `before` is its value when this dispatcher
+    was opened.
     """
 
     counts: Counts
@@ -97,16 +97,16 @@ class Books:
 
     @property
     def refused(self) -> int:
-        """Messages that were refused when they came."""
+        """Number of messages rejected on arrival."""
         return sum(getattr(self.counts, name) for name in _REFUSED)
 
     @property
     def dead(self) -> int:
-        """Copies that were given up."""
+        """Number of copies that became dead letters."""
         return self.copies.expired + self.copies.queue_full + self.copies.permanent
 
     def problems(self) -> list[str]:
-        """Return the sums that are not right; none in a quiet moment."""
+        """Return the sums that do not match; there is none while the dispatcher is idle."""
         counts, now, before = self.counts, self.copies, self.before
         ended = sum(getattr(counts, name) for name in _ENDED)
         settled = sum(now[1:])
@@ -132,7 +132,7 @@ class Books:
 
 
 class Ledger:
-    """The counts as they grow. Safe to share between threads."""
+    """The running counters. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

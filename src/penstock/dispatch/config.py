@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -19,27 +19,147 @@ from penstock.core.config import ConfigModel, load_config
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
 from penstock.core.retry import Backoff
-from penstock.dispatch.access import Action, Rule
-from penstock.dispatch.leg_config import Authority, LegConfig, check_authority
-from penstock.dispatch.policies import Delivery, Policy
-from penstock.dispatch.settings import Limits, Retry
-from penstock.dispatch.tokens import TokenRule, load_check
+from penstock.dispatch.access import Action, Rule, TokenRule, load_check
+from penstock.dispatch.settings import Delivery, Limits, Policy, Rate, Retry
 from penstock.protocols.uprotocol import UUri
+from penstock.queue.endpoint import is_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
     "AccessConfig",
+    "Authority",
     "BusConfig",
     "DiscoveryConfig",
+    "InProcessConfig",
+    "LegConfig",
+    "MqttConfig",
+    "RingConfig",
     "ServicesConfig",
     "SubscriptionConfig",
     "TokenConfig",
     "TwinConfig",
     "USubscriptionConfig",
+    "ZenohConfig",
+    "check_authority",
     "load_bus",
 ]
+
+
+def check_authority(name: str) -> str:
+    """Validate and return the name of an authority."""
+    if not name:
+        raise ValueError("an authority has a name")
+    UUri(name, 0, 0, 0)
+    return name
+
+
+def _ring(text: str) -> str:
+    if not is_queue(text):
+        raise ValueError("should be a ring: fmq:/path/name")
+    return text
+
+
+Authority = Annotated[str, AfterValidator(check_authority)]
+_RingUrl = Annotated[str, AfterValidator(_ring)]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RingConfig(ConfigModel):
+    """Entities of this machine, each with a ring of its own."""
+
+    #: The ring that all of them append to.
+    receive: _RingUrl | None = None
+    #: The ring of a receiver, with {authority}, {ue_id} or {ue_version} in it.
+    send: _RingUrl | None = None
+
+
+class InProcessConfig(ConfigModel):
+    """Entities of this process, for programs that run a dispatcher themselves."""
+
+
+class ZenohConfig(ConfigModel):
+    """Entities or dispatchers reached over zenoh."""
+
+    listen: list[str] = Field(default_factory=list)
+    connect: list[str] = Field(default_factory=list)
+    mode: Literal["peer", "client", "router"] = "peer"
+    scouting: bool = False
+    #: Whether a message waits until its receiver subscribes.
+    must_be_heard: bool = True
+    #: Time after which a sent message counts as delivered: zenoh has no acknowledgements.
+    settle_after: Duration = 0.25
+    #: Further settings of zenoh by their path, as `transport/link/tls/…`.
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _can_meet(self) -> Self:
+        if not (self.listen or self.connect or self.scouting):
+            raise ValueError("meets nobody: give listen or connect, such as tcp/127.0.0.1:7447")
+        return self
+
+
+class MqttConfig(ConfigModel):
+    """Entities or dispatchers reached through an MQTT 5 broker."""
+
+    url: str
+    #: `e2e` within a vehicle, `d2d` between devices.
+    topics: Literal["e2e", "d2d"] = "e2e"
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    #: The client id of the session; by default derived from the dispatcher's name.
+    client_id: str | None = None
+    session_expiry: Duration = 3600.0
+    clean_start: bool = False
+    keepalive: Duration = 30.0
+    window: int = 256
+    receive_maximum: int = 1024
+    largest_packet: Size = 4 << 20
+    connect_timeout: Duration = 5.0
+    ack_timeout: Duration = 5.0
+    must_be_heard: bool = True
+    #: Also send the ttl in milliseconds, so that the broker does not shorten it.
+    exact_ttl: bool = True
+
+
+class LegConfig(ConfigModel):
+    """One transport, and the authorities behind it."""
+
+    ring: RingConfig | None = None
+    in_process: InProcessConfig | None = Field(default=None, alias="in-process")
+    zenoh: ZenohConfig | None = None
+    mqtt: MqttConfig | None = None
+    #: The authorities that may send by it and are reached by it; "*" is any.
+    authorities: list[Authority] = Field(default_factory=list)
+    #: Bytes of a message that it carries, at most.
+    message: Size | None = None
+    #: Messages per second accepted from it, and from each entity behind it, at most.
+    rate: _Rate | None = None
+    source_rate: _Rate | None = None
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        kinds = [self.ring, self.in_process, self.zenoh, self.mqtt]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("should have one of ring, in-process, zenoh or mqtt")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The name of the transport, for people."""
+        for kind in ("ring", "zenoh", "mqtt"):
+            if getattr(self, kind) is not None:
+                return kind
+        return "in-process"
+
+    @property
+    def bounds(self) -> Rate:
+        """The rate limits of incoming messages."""
+        return Rate(leg=self.rate, source=self.source_rate)
 
 
 def _uuri(value: object) -> object:
@@ -70,13 +190,13 @@ _Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9.
 
 
 class RoutesConfig(ConfigModel):
-    """Where messages go whose authority is behind no leg."""
+    """Routes of messages whose authority is behind no leg."""
 
     default: str | None = None
 
 
 class PolicyConfig(ConfigModel):
-    """What is promised to topics; the first that matches counts."""
+    """The delivery policy of some topics; the first match applies."""
 
     topic: Address = UUri.ANY
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -95,11 +215,11 @@ class PolicyConfig(ConfigModel):
 
 
 class AccessConfig(ConfigModel):
-    """Something that is allowed. Without any rule everything is."""
+    """A permission. Without any rule everything is allowed."""
 
     allow: Annotated[list[Action], BeforeValidator(_one_or_many), Field(min_length=1)]
     source: Address = UUri.ANY
-    #: To whom; of `subscribe`, the topic.
+    #: The receiver; for `subscribe`, the topic.
     sink: Address = UUri.ANY
 
     def rules(self, authority: str) -> list[Rule]:
@@ -108,12 +228,12 @@ class AccessConfig(ConfigModel):
 
 
 class TokenConfig(ConfigModel):
-    """What the requests of some sources have to bring with them."""
+    """The tokens that requests of some sources must carry one of."""
 
     source: Address = UUri.ANY
-    #: Of the tokens that are accepted.
+    #: SHA-256 of accepted tokens, in hexadecimal.
     sha256: Annotated[list[_Digest], BeforeValidator(_one_or_many)] = Field(default_factory=list)
-    #: A function of the token and the source that accepts others: module:function.
+    #: A function of the token and the source that accepts further tokens: module:function.
     check: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] | None = None
 
     @model_validator(mode="after")
@@ -135,7 +255,7 @@ class TokenConfig(ConfigModel):
 
 
 class LimitsConfig(ConfigModel):
-    """What bounds all that comes from outside."""
+    """The limits of everything that comes from outside."""
 
     message: Size = Limits().message
     queue_messages: Size = Limits().queue_messages
@@ -162,7 +282,7 @@ class LimitsConfig(ConfigModel):
 
 
 class RetryConfig(ConfigModel):
-    """When a delivery that failed is tried again."""
+    """When a failed delivery is retried."""
 
     initial: Duration = Backoff().initial
     factor: float = Backoff().factor
@@ -186,11 +306,11 @@ class RetryConfig(ConfigModel):
 
 
 class USubscriptionConfig(ConfigModel):
-    """The service that keeps subscriptions."""
+    """The subscription service."""
 
     subscriptions: Annotated[int, Field(ge=1)] = 10_000
     registrations: Annotated[int, Field(ge=1)] = 1_000
-    #: Authorities that have no uSubscription: their topics count as our own; "*" is all.
+    #: Authorities without a uSubscription, whose topics are managed here; "*" is all.
     serves: list[Authority] = Field(default_factory=list)
 
 
@@ -202,7 +322,7 @@ class TwinConfig(ConfigModel):
 
 
 class TopicConfig(ConfigModel):
-    """A topic that uDiscovery tells of."""
+    """A topic that uDiscovery lists."""
 
     topic: Address
     name: str = ""
@@ -211,16 +331,16 @@ class TopicConfig(ConfigModel):
 
 
 class DiscoveryConfig(ConfigModel):
-    """The service that tells of services and topics."""
+    """The service that lists services and topics."""
 
     services: list[Address] = Field(default_factory=list)
     topics: list[TopicConfig] = Field(default_factory=list)
-    #: For how long a topic is told of after something was published on it.
+    #: How long a topic is listed after its last publish.
     seen_for: Duration = 3600.0
 
 
 class ServicesConfig(ConfigModel):
-    """The services inside the dispatcher; `false` for none."""
+    """The services inside the dispatcher; `false` disables one."""
 
     subscription: USubscriptionConfig | Literal[False] = USubscriptionConfig()
     twin: TwinConfig | Literal[False] = TwinConfig()
@@ -228,7 +348,7 @@ class ServicesConfig(ConfigModel):
 
 
 class SubscriptionConfig(ConfigModel):
-    """A subscription that is always there."""
+    """A permanent subscription."""
 
     topic: Address
     subscriber: Address
@@ -246,11 +366,11 @@ class SubscriptionConfig(ConfigModel):
 
 
 class BusConfig(ConfigModel):
-    """A dispatcher: what it is called, where it keeps things, and what it is connected to."""
+    """A dispatcher: its name, its state folder and its connections."""
 
     dispatcher: _Name
     authority: _OwnAuthority
-    #: The folder of all that outlives the process, relative to the file.
+    #: The folder of the persistent state, relative to the file.
     state: Path
     legs: Annotated[dict[_Name, LegConfig], Field(min_length=1, max_length=64)]
     routes: RoutesConfig = RoutesConfig()
@@ -261,11 +381,11 @@ class BusConfig(ConfigModel):
     retry: RetryConfig = RetryConfig()
     services: ServicesConfig = ServicesConfig()
     subscriptions: list[SubscriptionConfig] = Field(default_factory=list)
-    #: The topic of dead letters; without it `//authority/4/1/8001`.
+    #: The topic of dead letters; by default `//authority/4/1/8001`.
     dead_letters: Address | None = None
-    #: How often what is stored is brought to the disk: a time, with every `batch`, or `none`.
+    #: When stored messages are synced: at an interval, with every `batch`, or `none`.
     sync: Literal["none", "batch"] | Duration = 1.0
-    #: For how long it goes on to deliver after it was told to stop.
+    #: How long it continues to deliver after it was told to stop.
     grace: Duration = 2.0
 
     @field_validator("legs")
@@ -292,14 +412,14 @@ class BusConfig(ConfigModel):
         return routes
 
 
-#: What the leg is called that leads to the services.
+#: The name of the leg to the services.
 SERVICES_LEG = "services"
 
 
 def load_bus(path: Path) -> BusConfig:
     """Read a bus.yaml. Paths in it are relative to it.
 
-    :raises ConfigError: the file is not right; says where.
+    :raises ConfigError: the file is invalid; the error says where.
     """
     config = load_config(path, BusConfig)
     folder = path.parent

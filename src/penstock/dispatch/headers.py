@@ -2,60 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Final
+from itertools import starmap
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-__all__ = ["ID_SIZE", "places", "tagged", "with_attributes"]
+from penstock.dispatch._headers import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.protocols.uprotocol import UUID7
+
+__all__ = ["ID_SIZE", "Group", "groups_of", "id_key", "tagged"]
 
 #: Bytes of the id with its tags, which are the first of the attributes.
 ID_SIZE: Final = 20
-_ID_BEGINS: Final = b"\x0a\x12\x09"
 
 
-def places(raw: bytes) -> tuple[int, int, int] | None:
-    """Find the attributes' begin and end, and the payload's begin, 0 for none.
+class Group(NamedTuple):
+    """Messages of a batch with equal attributes except the id."""
 
-    :returns: None when something is not where it usually is, or is cut off, or the id is not of
-        version 7: that is left to the protobuf library, and to the rules.
+    #: Their indexes in the batch.
+    places: Sequence[int]
+    raws: Sequence[bytes]
+    #: The ids in the form of `id_key`, and their times (milliseconds since 1970 UTC).
+    ids: Sequence[bytes]
+    made_ms: Sequence[int]
+    #: The offset of the attributes in each; 0 if the protobuf library must decode the message.
+    attributes_begin: int
+    attributes_end: int
+    #: The attributes after the id.
+    attributes: bytes
+    has_payload: bool
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the attributes were found in their usual place."""
+        return self.attributes_begin > 0
+
+    def some(self, which: Sequence[int]) -> Group:
+        """Return a group of some of its messages, given by their index in the group."""
+        return self._replace(
+            places=[self.places[at] for at in which],
+            raws=[self.raws[at] for at in which],
+            ids=[self.ids[at] for at in which],
+            made_ms=[self.made_ms[at] for at in which],
+        )
+
+    def with_attributes(self, raw: bytes, attributes: bytes) -> bytes:
+        """Return a message of the group with other attributes after the id."""
+        id_end = self.attributes_begin + ID_SIZE
+        tag = tagged(1, ID_SIZE + len(attributes))
+        id = raw[self.attributes_begin : id_end]
+        return b"".join((tag, id, attributes, raw[self.attributes_end :]))
+
+
+def groups_of(messages: Sequence[bytes], largest: int) -> list[Group]:
+    """Return the groups of a batch, in the order of their first messages.
+
+    Messages of more than `largest` bytes are not parsed.
     """
-    try:
-        length, begin = raw[1], 2
-        if length > 0x7F:  # noqa: PLR2004 - a varint goes on, here and below
-            length, begin = length & 0x7F | raw[2] << 7, 3
-            if raw[2] > 0x7F:  # noqa: PLR2004
-                return None
-        end = begin + length
-        if (
-            raw[0] != 0x0A  # noqa: PLR2004
-            or length < ID_SIZE
-            or not raw.startswith(_ID_BEGINS, begin)
-            or raw[begin + 11] != 0x11  # noqa: PLR2004
-            or raw[begin + 4] >> 4 != 7  # noqa: PLR2004
-            or raw[begin + 19] >> 6 != 2  # noqa: PLR2004
-        ):
-            return None
-        if end == len(raw):
-            return begin, end, 0
-        at, size, shift = end, 0x80, 0
-        length = 0
-        while size > 0x7F and shift < 28:  # noqa: PLR2004
-            at += 1
-            size = raw[at]
-            length |= (size & 0x7F) << shift
-            shift += 7
-    except IndexError:
-        return None
-    at += 1
-    return (begin, end, at) if raw[end] == 0x12 and at + length == len(raw) else None  # noqa: PLR2004
+    return list(starmap(Group, scan(messages, largest)))
 
 
-def with_attributes(raw: bytes, begin: int, end: int, attributes: bytes) -> bytes:
-    """Return a message whose attributes behind the id are others; `places` found them."""
-    tag = tagged(1, ID_SIZE + len(attributes))
-    return b"".join((tag, raw[begin : begin + ID_SIZE], attributes, raw[end:]))
+def id_key(id: UUID7) -> bytes:
+    """Encode an id as in a message: little-endian, with the tag of the second half in between."""
+    return id.msb.to_bytes(8, "little") + b"\x11" + id.lsb.to_bytes(8, "little")
 
 
 def tagged(field: int, length: int) -> bytes:
-    """Return what stands before the bytes of a field of protobuf, whose number is below 16."""
+    """Return the tag and length of a bytes field in protobuf, with a number below 16."""
     tag = bytearray((field << 3 | 2,))
     while length > 0x7F:  # noqa: PLR2004 - a varint goes on
         tag.append(length & 0x7F | 0x80)

@@ -12,79 +12,107 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.errors import Closed, Malformed
 from penstock.core.whole_files import sync_names
 from penstock.dispatch.books import NO_COPIES, added
-from penstock.dispatch.delivering import Outlet
+from penstock.dispatch.delivery import Outlet
 from penstock.dispatch.outbox import CommonLog, Outbox, OutboxBooks
-from penstock.dispatch.outbox.lanes import LABEL, restore
-from penstock.dispatch.outbox.sidecar import save_notes
-from penstock.dispatch.plans import NoRoom
-from penstock.dispatch.receivers import Receiver
+from penstock.dispatch.outbox.state import save_notes
+from penstock.dispatch.outbox.store import LABEL, restore
+from penstock.dispatch.retry import Attempts
+from penstock.dispatch.routes import Receiver
+from penstock.dispatch.switches import Traffic
 from penstock.protocols.uprotocol import UCode, UStatus, UUri
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    import random
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.dispatch.giving_up import Failure
-    from penstock.dispatch.outbox import Columns, Entry, FirstMessages
-    from penstock.dispatch.storing import Keys
-    from penstock.dispatch.surroundings import Surroundings
+    from penstock.core.clock import Clock
+    from penstock.dispatch.books import Ledger
+    from penstock.dispatch.dead_letters import Failure
+    from penstock.dispatch.outbox import FirstMessages, Part
+    from penstock.dispatch.routes import Routing
+    from penstock.dispatch.scheduler import Scheduler
+    from penstock.dispatch.settings import Limits, Policies, Retry
+    from penstock.dispatch.switches import Switches
+    from penstock.dispatch.ttl import ExpiryTimer
     from penstock.protocols.uprotocol import UMessage
     from penstock.protocols.uprotocol.transports import Ingest
     from penstock.queue.options import Sync
 
-__all__ = ["Outlets", "ReceiverInfo"]
+__all__ = ["NoRoom", "Outlets", "ReceiverInfo"]
 
 log = logging.getLogger(__name__)
 
 _NEW: Final = "new"
-#: Bytes of a segment of each log, if the largest message fits.
+#: Bytes of a segment, unless the largest message needs more.
 _SEGMENT: Final = 16 << 20
 _RETIRED: Final = "retired"
 _GONE: Final = ".gone"
 
 
+class NoRoom(Exception):
+    """The limit of receivers is reached."""
+
+
 class ReceiverInfo(NamedTuple):
-    """A receiver, for people."""
+    """Status of a receiver, for people."""
 
     receiver: Receiver
     books: OutboxBooks
     bytes: int
     order: str
-    #: How often messages that still wait were tried, and why the last delivery failed.
+    #: Failed attempts of queued messages, and why the last delivery failed.
     attempts: int
     trouble: str
-    #: Seconds until it is tried again; None while nothing waits for that.
+    #: Seconds until the next attempt; None if none is scheduled.
     due_in: float | None
-    #: What was found to be wrong with its files.
+    #: Faults found in its files.
     findings: Sequence[str]
 
 
 class Outlets:
-    """All outlets, each with an outbox in a folder of its own."""
+    """All outlets, each with an outbox in its own folder."""
 
     def __init__(
         self,
         folder: Path,
-        legs: Mapping[str, Leg],
-        around: Surroundings,
+        *,
+        routing: Routing,
+        switches: Switches,
+        policies: Policies,
+        limits: Limits,
+        retry: Retry,
+        scheduler: Scheduler,
+        timer: ExpiryTimer,
+        ledger: Ledger,
+        clock: Clock,
+        rng: random.Random,
         sync: Sync,
-        retired: Callable[[Outlet], None],
     ) -> None:
-        """Open the outboxes that are there.
+        """Open the existing outboxes.
 
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: an outbox cannot be read.
         """
         self._folder = folder
-        self._legs = legs
-        self._around = around
+        self._routing = routing
+        self._switches = switches
+        self._policies = policies
+        self._limits = limits
+        self._retry = retry
+        self._scheduler = scheduler
+        self._timer = timer
+        self._ledger = ledger
+        self._clock = clock
+        self._rng = rng
         self._sync = sync
-        self._on_retired = retired
+        #: Incremented when an outlet is closed, to invalidate plans.
+        self.generation = 0
         self._lock = threading.Lock()
         self._outlets: dict[Receiver, Outlet] = {}
-        self._segment = max(_SEGMENT, 2 * around.limits.message)
+        self._segment = max(_SEGMENT, 2 * limits.message)
         self._common = CommonLog(folder / _NEW, self._segment, sync)
         self._is_closed = False
         with storage_errors("creating", str(folder)):
@@ -107,7 +135,7 @@ class Outlets:
             raise
 
     def _unmade(self) -> dict[Receiver, FirstMessages]:
-        """Return the receivers that have no files yet; where there are some, make the rest."""
+        """Return the receivers in the common log; complete those whose folder exists."""
         found: dict[Receiver, FirstMessages] = {}
         for first in self._common.open():
             label = json.loads(first.label)
@@ -116,17 +144,17 @@ class Outlets:
             if folder.exists():
                 self._make_rest(folder, label, first)
                 continue
-            if receiver in found:  # which had to go when it was empty
+            if receiver in found:  # the earlier outbox was retired
                 found[receiver].end()
             found[receiver] = first
         return found
 
     def _make_rest(self, folder: Path, label: Mapping[str, Any], first: FirstMessages) -> None:
-        """Bring messages into a folder that is there: a crash came before all of them were."""
+        """Move messages to an existing folder, after a crash interrupted that."""
         known = _read_label(folder / LABEL)
         if known is None:
             save_notes(folder / LABEL, first.label, sync=True)
-        # With another label, it was there before: a crash came as it had to go.
+        # With another label, it is of an earlier outbox: a crash interrupted its removal.
         is_begun = known is None or known == label
         restore(folder, first, self._segment, self._sync, is_begun=is_begun)
         with storage_errors("syncing", str(folder)):
@@ -135,23 +163,35 @@ class Outlets:
         first.end()
 
     def _open(self, receiver: Receiver, first: FirstMessages | None = None) -> Outlet:
-        limits = self._around.limits
         outbox = Outbox(
             self._folder / receiver.folder,
-            max_messages=limits.queue_messages,
-            max_bytes=limits.queue_bytes,
+            max_messages=self._limits.queue_messages,
+            max_bytes=self._limits.queue_bytes,
             segment=self._segment,
             sync=self._sync,
-            clock=self._around.clock,
+            clock=self._clock,
             first=first,
         )
-        leg = self._legs.get(receiver.leg) or _Missing(receiver.leg)
-        return Outlet(receiver, leg, outbox, self._around)
+        return Outlet(
+            receiver,
+            self._routing.legs.get(receiver.leg) or _Missing(receiver.leg),
+            outbox,
+            # Messages from before a restart follow the policy of all topics.
+            self._policies.of(UUri.ANY).order,
+            attempts=Attempts(self._policies, self._retry, self._clock, self._rng),
+            traffic=Traffic(receiver, self._routing, self._switches),
+            limits=self._limits,
+            longest_pause=self._retry.backoff.maximum,
+            ledger=self._ledger,
+            clock=self._clock,
+            scheduler=self._scheduler,
+            timer=self._timer,
+        )
 
     def outlet(self, receiver: Receiver) -> Outlet:
-        """Return the outlet of a receiver; make it if there is none, its files later.
+        """Return the outlet of a receiver; create it if it is missing (its files later).
 
-        :raises NoRoom: there are too many receivers that messages wait for.
+        :raises NoRoom: messages are queued for too many receivers.
         :raises StorageError: the operating system refuses.
         :raises DamagedQueue: its outbox cannot be read.
         """
@@ -161,7 +201,7 @@ class Outlets:
         with self._lock:
             outlet = self._outlets.get(receiver)
             if outlet is None:
-                if len(self._outlets) >= self._around.limits.receivers:
+                if len(self._outlets) >= self._limits.receivers:
                     self._retire_one()
                 outlet = self._open(receiver, self._first_messages(receiver))
                 self._outlets = {**self._outlets, receiver: outlet}
@@ -172,54 +212,56 @@ class Outlets:
         folder = self._folder / receiver.folder
         if not folder.exists():
             return self._common.begin(label)
-        # A crash left it so; what is in it is opened.
+        # Left by a crash without a label: open what is in it.
         save_notes(folder / LABEL, json.dumps(label).encode(), sync=True)
         return None
 
     def store(
         self,
         outlet: Outlet,
-        entries: Sequence[Entry] | Columns,
-        latest: Keys | None = None,
+        parts: Sequence[Part],
         came_by: str = "",
     ) -> list[Failure]:
-        """Store messages for a receiver, also if its outlet had to go a moment ago.
+        """Store messages for a receiver, even if its outlet was just retired.
 
-        :returns: what could not be delivered because of it.
-        :raises StorageError: there is no space; some may be stored.
+        :returns: the resulting failures.
+        :raises StorageError: the disk is full; some may be stored.
         """
         while True:
             try:
-                return outlet.store(entries, latest, came_by)
+                return outlet.store(parts, came_by)
             except Closed:
                 if self._is_closed:
                     raise
                 try:
                     outlet = self.outlet(outlet.receiver)
                 except NoRoom:
-                    return outlet.refuse(entries, came_by)
+                    raws = [raw for part in parts for raw in part.columns.raws]
+                    return outlet.refuse(raws, came_by)
 
     def _retire_one(self) -> None:
-        """Make room: let one go that nothing waits for.
+        """Retire an outlet with an empty queue, to make room.
 
-        :raises NoRoom: messages wait for all of them.
+        :raises NoRoom: messages are queued for all of them.
         """
-        # Closed at once: what somebody stores between a look and that would go with the folder.
+        # Check and close atomically: a message stored in between would be lost with the folder.
         outlet = next((it for it in self._outlets.values() if it.outbox.close_if_empty()), None)
         if outlet is None:
-            limit = self._around.limits.receivers
+            limit = self._limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")
         receiver = outlet.receiver
         self._outlets = {key: each for key, each in self._outlets.items() if key != receiver}
-        self._on_retired(outlet)
+        self.generation += 1
+        self._scheduler.forget(outlet)
+        self._timer.forget(outlet)
         self._retired = added([self._retired, outlet.outbox.books()])
         self._retired_before = added([self._retired_before, outlet.before])
-        # Whatever a crash leaves of this, its messages are counted once.
+        # This order counts its messages once, wherever a crash interrupts it.
         folder = self._folder / receiver.folder
         gone = folder.with_name(f"{folder.name}{_GONE}")
         with storage_errors("removing", str(folder)), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(gone, ignore_errors=True)
-            folder.rename(gone)  # if there is one by now
+            folder.rename(gone)  # if it exists
         notes = {**self._retired._asdict(), "last_folder": folder.name}
         text = json.dumps(notes).encode()
         save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
@@ -227,7 +269,7 @@ class Outlets:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _tidy_up(self, counted: str) -> None:
-        """Do what a crash left of making room; the books have the outbox of this folder."""
+        """Complete or undo an interrupted retirement; `counted` is in the counters already."""
         for gone in self._folder.glob(f"*{_GONE}"):
             folder = gone.with_name(gone.name.removesuffix(_GONE))
             if folder.name == counted or folder.exists():
@@ -242,7 +284,7 @@ class Outlets:
         return self._outlets.get(receiver)
 
     def infos(self) -> list[ReceiverInfo]:
-        now = self._around.clock.monotonic()
+        now = self._clock.monotonic()
         found = []
         for outlet in self.all():
             due, outbox = outlet.next_due(), outlet.outbox
@@ -262,17 +304,19 @@ class Outlets:
         return found
 
     def books(self) -> tuple[OutboxBooks, OutboxBooks]:
-        """Return the sums of all outboxes, and what they were when they were opened."""
+        """Return the sums of the counters of all outboxes, now and when they were opened."""
         outlets = self.all()
+        damaged = self._common.damaged
+        lost = NO_COPIES._replace(stored=damaged, damaged=damaged)
         return (
-            added([self._retired, *(outlet.outbox.books() for outlet in outlets)]),
-            added([self._retired_before, *(outlet.before for outlet in outlets)]),
+            added([lost, self._retired, *(outlet.outbox.books() for outlet in outlets)]),
+            added([lost, self._retired_before, *(outlet.before for outlet in outlets)]),
         )
 
     def close(self) -> None:
         """Close all outboxes.
 
-        :raises StorageError: the device refuses; the others are closed all the same.
+        :raises StorageError: the device refuses; the others are closed nevertheless.
         """
         self._is_closed = True
         failure: BaseException | None = None
@@ -288,18 +332,18 @@ class Outlets:
 
 
 class _Missing(Leg):
-    """The leg of receivers from before, which the configuration does not have any more."""
+    """Stands for a leg that is no longer in the configuration."""
 
     scope = "entity"
 
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
-        """Receive nothing."""
+        """Do nothing."""
 
     def listen(self, topic: UUri) -> None:
-        """Receive nothing."""
+        """Do nothing."""
 
     def unlisten(self, topic: UUri) -> None:
-        """Receive nothing."""
+        """Do nothing."""
 
     def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
         del address
@@ -307,22 +351,22 @@ class _Missing(Leg):
         return not_tried_after(status, len(messages) - 1)
 
     def stop(self) -> None:
-        """Receive nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def statistics(self) -> Mapping[str, int]:
         return {}
 
 
 def _read_label(path: Path) -> dict[str, Any] | None:
-    """Return what is known of whose folder it is."""
+    """Return the label of a folder, or None."""
     with storage_errors("reading", str(path)):
         try:
             text = path.read_bytes()
         except FileNotFoundError:
-            return None  # of somebody else, or a crash was quicker than its first message
+            return None  # not an outbox, or a crash came before its label was written
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
@@ -337,7 +381,7 @@ def _receiver(label: Mapping[str, Any], path: Path) -> Receiver:
 
 
 def _read_retired(path: Path) -> tuple[OutboxBooks, str]:
-    """Return the books of outboxes that are gone, and the folder of the last of them."""
+    """Return the counters of retired outboxes, and the folder of the last one."""
     with storage_errors("reading", str(path)):
         try:
             fields = json.loads(path.read_bytes())

@@ -5,10 +5,15 @@ for query in plan(pipelines).queries:
     print(query.name, query.kind, query.reason)
 """
 
-from penstock.pipeline.model import Pipeline, Settings, Sink, Source, Stage
-from penstock.pipeline.plan import Plan, Query, plan
-from penstock.pipeline.reading import load_pipelines, parse_pipelines
-from penstock.pipeline.task_process import end_quietly
+from typing import TYPE_CHECKING
+
+from penstock.core.late_names import late_names
+from penstock.pipeline.spark_process import end_quietly
+
+if TYPE_CHECKING:
+    from penstock.pipeline.graph.description import load_pipelines, parse_pipelines
+    from penstock.pipeline.graph.model import Pipeline, Settings, Sink, Source, Stage
+    from penstock.pipeline.graph.plan import Plan, Query, plan
 
 __all__ = [
     "Pipeline",
@@ -22,5 +27,8 @@ __all__ = [
     "parse_pipelines",
     "plan",
 ]
+
+# Spark's worker processes import this package for a source, and need no descriptions.
+__getattr__ = late_names(__name__)
 
 end_quietly()  # if this is a process of Spark's: some only load us, and hear no more

@@ -1,1 +1,1 @@
-"""Ways in and out of a queue: one package a protocol, wire format apart from sockets."""
+"""Protocols to and from queues: one package per protocol, wire format apart from sockets."""

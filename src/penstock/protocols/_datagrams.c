@@ -1,7 +1,8 @@
 /* How do many datagrams pass in one call of the system?
  *
  * By recvmmsg and sendmmsg. Whole datagrams come as (payload, address); what was cut comes apart
- * from them, and what the kernel dropped is counted.
+ * from them, and what the kernel dropped is counted. The kernel has room for few: so who takes them
+ * may be assisted by another thread, which pulls them from there, without Python, while it is busy.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
@@ -13,14 +14,20 @@
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MOST = 1024, KNOWN = 256 };
+
+/* Seconds without a datagram after which the next one is not expected at once. */
+#define LULL 0.02
 
 /* Datagrams of one size to one peer, one behind the other, pass through the kernel as one that it
  * cuts at the end: a run. Its datagrams fit the packets of every network. */
@@ -48,20 +55,44 @@ typedef union {
     struct cmsghdr aligned;
 } Control;
 
+/* A datagram that waits to be taken: who sent it, its true size, and how much of it is kept where. */
+typedef struct {
+    socklen_t length;
+    Address address;
+    size_t size, kept, at;
+} Entry;
+
+/* Those that came by one call of the system. Their bytes are behind the entries. */
+typedef struct Block {
+    struct Block *next;
+    unsigned count, taken;
+    Entry entries[];
+} Block;
+
 typedef struct {
     PyObject_HEAD
     unsigned limit;
     size_t size;          /* bytes of one datagram, at most */
     char *room;           /* `limit` of them; pages that nothing came to take no memory */
     struct mmsghdr *headers;
-    struct iovec *parts;
+    struct iovec *parts;  /* two for each: a datagram may have a head */
     Address *addresses;
     Control *controls;
     Peer heard[KNOWN], told[KNOWN];
     uint32_t overflow;    /* the kernel's count, which wraps */
     unsigned long long dropped;
+    unsigned long long whole, cut; /* datagrams that came from the kernel */
+    unsigned long long bytes;      /* of whole ones, or of those that went */
     char runs;            /* whether the kernel knows runs: 1, or -1 if not; 0: nobody asked */
     char is_busy;         /* one thread at a time: the arrays are in the hands of the kernel */
+    pthread_mutex_t lock; /* for the arrays and what follows: two threads may pull and take */
+    pthread_cond_t pulled;
+    Block *first, *last;
+    Py_ssize_t waiting;   /* datagrams, and the bytes that they take */
+    size_t waiting_bytes;
+    double active;        /* when something came last */
+    int bell;             /* for who polls when another thread has pulled */
+    char is_polled, is_asleep;
 } Batches;
 
 static PyObject *name_of(const Address *address, socklen_t length)
@@ -219,11 +250,45 @@ static void note_dropped(Batches *self, struct msghdr *header)
         }
 }
 
+static void note_received(Batches *self, size_t size, int is_cut)
+{
+    self->whole += !is_cut;
+    self->cut += is_cut != 0;
+    self->bytes += is_cut ? 0 : size;
+}
+
 static int add(PyObject *list, PyObject *item)
 {
     int result = item == NULL ? -1 : PyList_Append(list, item);
     Py_XDECREF(item);
     return result;
+}
+
+/* Let the kernel put the first so many datagrams into the room again, each at its place. */
+static void make_room(Batches *self, unsigned limit)
+{
+    for (unsigned i = 0; i < limit; i++) {
+        self->parts[i] = (struct iovec){self->room + i * self->size, self->size};
+        self->headers[i].msg_hdr = (struct msghdr){
+            .msg_name = &self->addresses[i], .msg_namelen = sizeof(Address),
+            .msg_iov = &self->parts[i], .msg_iovlen = 1,
+            .msg_control = &self->controls[i], .msg_controllen = sizeof(Control)};
+    }
+}
+
+/* Add a datagram to those that came whole, or to those that were cut; -1 for an error. */
+static int add_datagram(Batches *self, PyObject *whole, PyObject *cut, const char *data, size_t size,
+                        const Address *address, socklen_t address_length, int is_cut)
+{
+    PyObject *name = known_name(self, address, address_length);
+    PyObject *payload = name == NULL ? NULL : PyBytes_FromStringAndSize(
+        data, (Py_ssize_t)(size > self->size ? self->size : size));
+    PyObject *item = payload == NULL ? NULL
+                     : is_cut ? Py_BuildValue("(OOn)", payload, name, (Py_ssize_t)size)
+                              : PyTuple_Pack(2, payload, name);
+    Py_XDECREF(payload);
+    Py_XDECREF(name);
+    return add(is_cut ? cut : whole, item);
 }
 
 static PyObject *receive(Batches *self, PyObject *args)
@@ -236,13 +301,6 @@ static PyObject *receive(Batches *self, PyObject *args)
         return NULL;
     if (limit > self->limit)
         limit = self->limit;
-    for (unsigned i = 0; i < limit; i++) {
-        self->parts[i] = (struct iovec){self->room + i * self->size, self->size};
-        self->headers[i].msg_hdr = (struct msghdr){
-            .msg_name = &self->addresses[i], .msg_namelen = sizeof(Address),
-            .msg_iov = &self->parts[i], .msg_iovlen = 1,
-            .msg_control = &self->controls[i], .msg_controllen = sizeof(Control)};
-    }
     int count = pass(self, descriptor, limit, deadline, 1);
     PyObject *whole = count < 0 ? NULL : PyList_New(0);
     PyObject *cut = whole == NULL ? NULL : PyList_New(0);
@@ -251,19 +309,183 @@ static PyObject *receive(Batches *self, PyObject *args)
         size_t length = self->headers[i].msg_len; /* of the datagram, also if it did not fit */
         int is_cut = (header->msg_flags & MSG_TRUNC) != 0 || length > self->size;
         note_dropped(self, header);
-        PyObject *name = known_name(self, &self->addresses[i], header->msg_namelen);
-        PyObject *payload = name == NULL ? NULL : PyBytes_FromStringAndSize(
-            self->parts[i].iov_base, (Py_ssize_t)(length > self->size ? self->size : length));
-        PyObject *item = payload == NULL ? NULL
-                         : is_cut ? Py_BuildValue("(OOn)", payload, name, (Py_ssize_t)length)
-                                  : PyTuple_Pack(2, payload, name);
-        Py_XDECREF(payload);
-        Py_XDECREF(name);
-        if (add(is_cut ? cut : whole, item) < 0)
+        note_received(self, length, is_cut);
+        if (add_datagram(self, whole, cut, self->parts[i].iov_base, length, &self->addresses[i],
+                         header->msg_namelen, is_cut) < 0)
             Py_CLEAR(cut);
     }
+    make_room(self, count < 0 ? 0 : (unsigned)count);
     self->is_busy = 0;
     PyObject *result = cut == NULL ? NULL : PyTuple_Pack(2, whole, cut);
+    Py_XDECREF(whole);
+    Py_XDECREF(cut);
+    return result;
+}
+
+/* Copy what the kernel put into the room; NULL: there is no memory for it. */
+static Block *make_block(Batches *self, unsigned count, size_t *bytes)
+{
+    *bytes = count * sizeof(Entry);
+    for (unsigned i = 0; i < count; i++)
+        *bytes += self->headers[i].msg_len > self->size ? self->size : self->headers[i].msg_len;
+    Block *block = malloc(sizeof(Block) + *bytes);
+    if (block == NULL)
+        return NULL;
+    *block = (Block){.count = count};
+    size_t at = sizeof(Block) + count * sizeof(Entry);
+    for (unsigned i = 0; i < count; i++) {
+        struct msghdr *header = &self->headers[i].msg_hdr;
+        size_t size = self->headers[i].msg_len, kept = size > self->size ? self->size : size;
+        if ((header->msg_flags & MSG_TRUNC) != 0 && size <= self->size)
+            size = self->size + 1; /* a kernel that does not tell the true size */
+        note_received(self, size, size > self->size);
+        block->entries[i] = (Entry){.length = header->msg_namelen, .address = self->addresses[i],
+                                    .size = size, .kept = kept, .at = at};
+        memcpy((char *)block + at, self->parts[i].iov_base, kept);
+        at += kept;
+    }
+    return block;
+}
+
+/* Take all from the kernel that has come, up to about so many bytes that wait; an errno, or 0. */
+static int pull(Batches *self, int descriptor, size_t most)
+{
+    int count = (int)self->limit;
+    while (count == (int)self->limit && self->waiting_bytes <= most) {
+        count = recvmmsg(descriptor, self->headers, self->limit, MSG_DONTWAIT | MSG_TRUNC, NULL);
+        if (count < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : errno;
+        for (int i = 0; i < count; i++)
+            note_dropped(self, &self->headers[i].msg_hdr);
+        size_t bytes = 0;
+        Block *block = count == 0 ? NULL : make_block(self, (unsigned)count, &bytes);
+        if (block == NULL) {
+            self->dropped += (unsigned)count;
+            return count == 0 ? 0 : ENOMEM;
+        }
+        *(self->first == NULL ? &self->first : &self->last->next) = block;
+        self->last = block;
+        self->waiting += count;
+        self->waiting_bytes += bytes;
+        self->active = now();
+        make_room(self, (unsigned)count);
+    }
+    return 0;
+}
+
+static void nap(Batches *self, double until)
+{
+    struct timespec end = {.tv_sec = (time_t)until};
+    end.tv_nsec = (long)((until - (double)end.tv_sec) * 1e9);
+    pthread_cond_timedwait(&self->pulled, &self->lock, &end);
+}
+
+static PyObject *failure(int reason)
+{
+    errno = reason;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* For so many seconds, see that the kernel's room does not fill while another thread is busy with
+ * what it took. It is looked at now and then: who is woken for each datagram costs more than it
+ * takes. While nothing comes, this sleeps until the other thread has something. */
+static PyObject *assist(Batches *self, PyObject *args)
+{
+    int descriptor, reason = 0;
+    Py_ssize_t most;
+    double between, seconds;
+    if (!PyArg_ParseTuple(args, "indd", &descriptor, &most, &between, &seconds))
+        return NULL;
+    struct timespec pause = {.tv_nsec = (long)(between * 1e9)};
+    Py_BEGIN_ALLOW_THREADS
+    double deadline = now() + seconds, moment;
+    pthread_mutex_lock(&self->lock);
+    while (!reason && (moment = now()) < deadline) {
+        if (self->first == NULL && moment > self->active + LULL) {
+            self->is_asleep = 1;
+            nap(self, deadline);
+            self->is_asleep = 0;
+            continue;
+        }
+        pthread_mutex_unlock(&self->lock);
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&self->lock);
+        reason = pull(self, descriptor, (size_t)most);
+        if (self->is_polled && self->first != NULL)
+            eventfd_write(self->bell, 1);
+    }
+    pthread_mutex_unlock(&self->lock);
+    Py_END_ALLOW_THREADS
+    return reason ? failure(reason) : Py_NewRef(Py_None);
+}
+
+/* Wait for datagrams, so long; an errno, or 0. */
+static int await_first(Batches *self, int descriptor, size_t most, double seconds)
+{
+    double deadline = now() + seconds;
+    pthread_mutex_lock(&self->lock);
+    int reason = pull(self, descriptor, most);
+    while (!reason && self->first == NULL && now() < deadline) {
+        struct pollfd both[] = {{.fd = descriptor, .events = POLLIN}, {.fd = self->bell, .events = POLLIN}};
+        eventfd_t rung;
+        self->is_polled = 1;
+        pthread_mutex_unlock(&self->lock);
+        int ready = poll(both, 2, (int)ceil((deadline - now()) * 1e3));
+        reason = ready < 0 && errno != EINTR ? errno : 0;
+        pthread_mutex_lock(&self->lock);
+        self->is_polled = 0;
+        if (ready > 0 && both[1].revents)
+            eventfd_read(self->bell, &rung);
+        if (!reason)
+            reason = pull(self, descriptor, most);
+    }
+    if (self->is_asleep && self->first != NULL)
+        pthread_cond_signal(&self->pulled);
+    pthread_mutex_unlock(&self->lock);
+    return reason;
+}
+
+/* Return up to so many datagrams, of those that wait; wait so long for the first. */
+static PyObject *take(Batches *self, PyObject *args)
+{
+    int descriptor, reason;
+    unsigned limit;
+    Py_ssize_t most;
+    double seconds;
+    if (!PyArg_ParseTuple(args, "iInd", &descriptor, &limit, &most, &seconds))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    reason = await_first(self, descriptor, (size_t)most, seconds);
+    Py_END_ALLOW_THREADS
+    if (reason)
+        return failure(reason);
+    PyObject *whole = PyList_New(0), *cut = PyList_New(0), *result = NULL;
+    int failed = whole == NULL || cut == NULL;
+    Block *block = self->first; /* nobody else removes one */
+    while (!failed && limit > 0 && block != NULL) {
+        size_t bytes = 0;
+        Py_ssize_t count = 0;
+        for (; !failed && limit > 0 && block->taken < block->count; limit--, count++) {
+            Entry *entry = &block->entries[block->taken++];
+            bytes += sizeof(Entry) + entry->kept;
+            failed = add_datagram(self, whole, cut, (char *)block + entry->at, entry->size,
+                                  &entry->address, entry->length, entry->size > self->size) < 0;
+        }
+        /* The other thread may have it for as long as a call of the system takes. */
+        Py_BEGIN_ALLOW_THREADS
+        pthread_mutex_lock(&self->lock);
+        self->waiting -= count;
+        self->waiting_bytes -= bytes;
+        if (block->taken == block->count) {
+            self->first = block->next;
+            free(block);
+        }
+        block = self->first;
+        pthread_mutex_unlock(&self->lock);
+        Py_END_ALLOW_THREADS
+    }
+    if (!failed)
+        result = PyTuple_Pack(2, whole, cut);
     Py_XDECREF(whole);
     Py_XDECREF(cut);
     return result;
@@ -280,24 +502,52 @@ static int knows_runs(Batches *self, int descriptor)
     return self->runs > 0;
 }
 
-/* Make headers of the parts, of which each has an address or none; return how many. */
-static unsigned make_headers(Batches *self, unsigned parts, const socklen_t *lengths, int in_runs)
+/* What is sent in one call: datagrams of one part, or of two. */
+typedef struct {
+    unsigned count, pieces;
+    /* Of each address in the batch, 0: none; or NULL where all have that of `peer`, or none. */
+    const socklen_t *lengths;
+    const Peer *peer;
+} Outgoing;
+
+static size_t size_of(const Batches *self, const Outgoing *out, unsigned index)
+{
+    size_t size = 0;
+    for (unsigned i = index * out->pieces; i < (index + 1) * out->pieces; i++)
+        size += self->parts[i].iov_len;
+    return size;
+}
+
+static int go_together(const Batches *self, const Outgoing *out, unsigned one, unsigned other)
+{
+    const socklen_t *lengths = out->lengths;
+    return lengths == NULL ||
+           (lengths[one] && lengths[other] == lengths[one] &&
+            memcmp(&self->addresses[other], &self->addresses[one], lengths[one]) == 0);
+}
+
+/* Make headers of the datagrams; return how many. */
+static unsigned make_headers(Batches *self, const Outgoing *out, int in_runs)
 {
     unsigned count = 0;
-    for (unsigned first = 0, end; first < parts; first = end) {
-        size_t size = self->parts[first].iov_len;
+    for (unsigned first = 0, end; first < out->count; first = end) {
+        size_t size = size_of(self, out, first);
         end = first + 1;
-        if (in_runs && lengths[first] && 0 < size && size <= LARGEST_IN_RUN)
-            while (end < parts && end - first < LONGEST_RUN &&
-                   (end - first + 1) * size <= LARGEST_RUN && self->parts[end].iov_len == size &&
-                   lengths[end] == lengths[first] &&
-                   memcmp(&self->addresses[end], &self->addresses[first], lengths[first]) == 0)
+        if (in_runs && 0 < size && size <= LARGEST_IN_RUN)
+            while (end < out->count && end - first < LONGEST_RUN &&
+                   (end - first + 1) * size <= LARGEST_RUN && size_of(self, out, end) == size &&
+                   go_together(self, out, first, end))
                 end++;
         struct msghdr *header = &self->headers[count].msg_hdr;
-        *header = (struct msghdr){
-            .msg_name = lengths[first] ? &self->addresses[first] : NULL,
-            .msg_namelen = lengths[first],
-            .msg_iov = &self->parts[first], .msg_iovlen = end - first};
+        *header = (struct msghdr){.msg_iov = &self->parts[first * out->pieces],
+                                  .msg_iovlen = (end - first) * out->pieces};
+        if (out->lengths != NULL && out->lengths[first]) {
+            header->msg_name = &self->addresses[first];
+            header->msg_namelen = out->lengths[first];
+        } else if (out->peer != NULL) {
+            header->msg_name = (void *)&out->peer->address;
+            header->msg_namelen = out->peer->length;
+        }
         if (end - first > 1) {
             uint16_t segment = (uint16_t)size;
             header->msg_control = &self->controls[count];
@@ -313,25 +563,26 @@ static unsigned make_headers(Batches *self, unsigned parts, const socklen_t *len
     return count;
 }
 
-/* Send the parts; return how many the kernel took, or -1 for an error. */
-static int send_parts(Batches *self, int descriptor, unsigned parts, const socklen_t *lengths,
-                      double deadline)
+/* Send datagrams; return how many the kernel took, or -1 for an error. */
+static int send_parts(Batches *self, int descriptor, const Outgoing *out, double deadline)
 {
     int in_runs = knows_runs(self, descriptor);
-    unsigned count = make_headers(self, parts, lengths, in_runs);
+    unsigned count = make_headers(self, out, in_runs);
     int taken = pass(self, descriptor, count, deadline, 0);
-    if (taken < 0 && self->headers[0].msg_hdr.msg_iovlen > 1 &&
+    if (taken < 0 && self->headers[0].msg_hdr.msg_iovlen > out->pieces &&
         (errno == EIO || errno == EINVAL || errno == EMSGSIZE || errno == EOPNOTSUPP)) {
         /* Some network takes no runs, or there is something wrong with the first alone. */
         if (errno == EIO || errno == EOPNOTSUPP)
             self->runs = -1;
         PyErr_Clear();
-        count = make_headers(self, parts, lengths, 0);
+        count = make_headers(self, out, 0);
         taken = pass(self, descriptor, count, deadline, 0);
     }
     int sent = 0;
     for (int i = 0; i < taken; i++)
-        sent += (int)self->headers[i].msg_hdr.msg_iovlen;
+        sent += (int)(self->headers[i].msg_hdr.msg_iovlen / out->pieces);
+    for (int i = 0; i < sent; i++)
+        self->bytes += size_of(self, out, (unsigned)i);
     return taken < 0 ? -1 : sent;
 }
 
@@ -374,7 +625,8 @@ static PyObject *send_all(Batches *self, PyObject *args)
             self->parts[count] = (struct iovec){views[count].buf, (size_t)views[count].len};
             count++;
         }
-        int taken = has_failed ? 0 : send_parts(self, descriptor, count, lengths, deadline);
+        Outgoing out = {.count = count, .pieces = 1, .lengths = lengths};
+        int taken = has_failed ? 0 : send_parts(self, descriptor, &out, deadline);
         for (unsigned i = 0; i < count; i++)
             PyBuffer_Release(&views[i]);
         has_failed |= taken < 0;
@@ -385,6 +637,55 @@ static PyObject *send_all(Batches *self, PyObject *args)
     PyMem_Free(views);
     Py_DECREF(items);
     /* What is wrong with one is said of it when it is the first. */
+    if (has_failed && sent > 0 && PyErr_ExceptionMatches(PyExc_OSError))
+        PyErr_Clear();
+    else if (has_failed)
+        return NULL;
+    return PyLong_FromSsize_t(sent);
+}
+
+/* Send datagrams that are rows of two columns: a head of a fixed size, and what follows it. */
+static PyObject *send_columns(Batches *self, PyObject *args)
+{
+    int descriptor;
+    Py_buffer heads, offsets, data;
+    Py_ssize_t head, count;
+    PyObject *name, *timeout;
+    double deadline;
+    if (!PyArg_ParseTuple(args, "iy*ny*y*nOO", &descriptor, &heads, &head, &offsets, &data, &count,
+                          &name, &timeout))
+        return NULL;
+    const int32_t *places = offsets.buf;
+    const Peer *peer = NULL;
+    int fits = head >= 0 && count >= 0 && heads.len >= count * head &&
+               offsets.len / (Py_ssize_t)sizeof *places > count;
+    for (Py_ssize_t i = 0; fits && i < count; i++)
+        fits = places[i] >= 0 && places[i] <= places[i + 1] && places[i + 1] <= data.len;
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "columns that do not fit together");
+    else if (name != Py_None)
+        peer = known_address(self, name);
+    Py_ssize_t sent = 0;
+    int has_failed = PyErr_Occurred() != NULL || begin(self, timeout, &deadline) < 0;
+    int has_begun = !has_failed, is_over = 0;
+    while (!has_failed && !is_over && sent < count) {
+        Outgoing out = {.pieces = 2, .peer = peer};
+        for (Py_ssize_t row = sent; row < count && out.count < self->limit; row++, out.count++) {
+            self->parts[2 * out.count] = (struct iovec){(char *)heads.buf + row * head, (size_t)head};
+            self->parts[2 * out.count + 1] = (struct iovec){
+                (char *)data.buf + places[row], (size_t)(places[row + 1] - places[row])};
+        }
+        int taken = send_parts(self, descriptor, &out, deadline);
+        has_failed = taken < 0;
+        is_over = taken <= 0;
+        sent += taken > 0 ? taken : 0;
+    }
+    if (has_begun)
+        self->is_busy = 0;
+    PyBuffer_Release(&heads);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&data);
+    /* As above. */
     if (has_failed && sent > 0 && PyErr_ExceptionMatches(PyExc_OSError))
         PyErr_Clear();
     else if (has_failed)
@@ -405,17 +706,29 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->limit = limit;
     self->size = (size_t)size;
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&self->pulled, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&self->lock, NULL);
+    self->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     self->headers = PyMem_Calloc(limit, sizeof *self->headers);
-    self->parts = PyMem_Calloc(limit, sizeof *self->parts);
+    self->parts = PyMem_Calloc(2 * (size_t)limit, sizeof *self->parts);
     self->addresses = PyMem_Calloc(limit, sizeof *self->addresses);
     self->controls = PyMem_Calloc(limit, sizeof *self->controls);
     void *room = mmap(NULL, limit * self->size, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     self->room = room == MAP_FAILED ? NULL : room;
+    if (self->bell < 0) {
+        Py_DECREF(self);
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
     if (!self->headers || !self->parts || !self->addresses || !self->controls || !self->room) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
+    make_room(self, limit);
     return (PyObject *)self;
 }
 
@@ -428,6 +741,14 @@ static void dispose(Batches *self)
     }
     if (self->room != NULL)
         munmap(self->room, self->limit * self->size);
+    for (Block *block = self->first, *next; block != NULL; block = next) {
+        next = block->next;
+        free(block);
+    }
+    pthread_cond_destroy(&self->pulled);
+    pthread_mutex_destroy(&self->lock);
+    if (self->bell >= 0)
+        close(self->bell);
     PyMem_Free(self->headers);
     PyMem_Free(self->parts);
     PyMem_Free(self->addresses);
@@ -438,11 +759,19 @@ static void dispose(Batches *self)
 
 static PyMethodDef batches_methods[] = {
     {"receive", (PyCFunction)receive, METH_VARARGS, "receive(fd, limit, timeout) -> (whole, cut)"},
+    {"assist", (PyCFunction)assist, METH_VARARGS, "assist(fd, most_bytes, between, seconds)"},
+    {"take", (PyCFunction)take, METH_VARARGS, "take(fd, limit, most_bytes, seconds) -> (whole, cut)"},
     {"send", (PyCFunction)send_all, METH_VARARGS, "send(fd, datagrams, timeout) -> int"},
+    {"send_columns", (PyCFunction)send_columns, METH_VARARGS,
+     "send_columns(fd, heads, head, offsets, data, count, address, timeout) -> int"},
     {NULL, NULL, 0, NULL}};
 
 static PyMemberDef batches_members[] = {
     {"dropped", T_ULONGLONG, offsetof(Batches, dropped), READONLY, "by the kernel, for want of room"},
+    {"whole", T_ULONGLONG, offsetof(Batches, whole), READONLY, "datagrams that came so"},
+    {"cut", T_ULONGLONG, offsetof(Batches, cut), READONLY, "datagrams that came so"},
+    {"bytes", T_ULONGLONG, offsetof(Batches, bytes), READONLY, "of whole datagrams that passed"},
+    {"waiting", T_PYSSIZET, offsetof(Batches, waiting), READONLY, "to be taken"},
     {NULL}};
 
 static PyType_Slot batches_slots[] = {{Py_tp_new, make},

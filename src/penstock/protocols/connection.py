@@ -1,4 +1,4 @@
-"""How do bytes pass through a stream socket by deadlines, without a call for every few of them?"""
+"""How does a stream socket send and receive by deadlines, with few system calls?"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ssl
 import struct
 import sys
 import termios
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -19,28 +20,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "hang_up", "is_readable", "peer_name", "tune"]
 
-#: Seconds of silence, between probes, and probes, until TCP says that a peer is gone.
+#: Keep-alive: seconds idle, seconds between probes, number of probes.
 _KEEP_ALIVE: Final = (10, 5, 4)
-#: Whoever waits for a peer looks up this often (seconds): at deadlines, and whether to end.
+#: A waiting call checks deadlines and `cut` this often (seconds).
 _BEAT: Final = 0.25
-#: A peer that takes nothing for so long (seconds) never will.
+#: A peer that accepts nothing for this long (seconds) is given up.
 _STALLED: Final = 30.0
-#: A send of more bytes than these is told of before: see `on_large`.
+#: A send of more bytes than this calls `on_large` first.
 _LARGE: Final = 1 << 16
 #: Bytes encrypted by one call.
 _ENCRYPTED: Final = 1 << 20
 #: Parts sent by one call: the least that systems allow is 1024.
 _MOST_PARTS: Final = 512
-#: Seconds that what was sent has to get to the peer before its connection is reset.
+#: Seconds to wait for acknowledgement of sent data before a reset.
 _LAST_WORDS: Final = 2.0
-#: Seconds to read what is there: some kernels forget it when a reset comes.
+#: Seconds for the peer to read its data: some kernels discard it on a reset.
 _READING: Final = 0.05
-#: Linux's number of that state of a connection.
+#: Linux's number of the TCP state ESTABLISHED.
 _ESTABLISHED: Final = 1
 
 
 def tune(sock: socket.socket) -> None:
-    """Send without delay, and notice a peer whose machine is gone."""
+    """Disable Nagle's algorithm, and enable keep-alive probes."""
     if sock.family == socket.AF_UNIX:
         return
     with contextlib.suppress(OSError):
@@ -53,15 +54,15 @@ def tune(sock: socket.socket) -> None:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """End a connection, also for a thread that waits for it."""
+    """Shut down and close a connection, and wake a thread that waits for it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
-def is_readable(sock: socket.socket, timeout: float = 0.0) -> bool:
-    """Tell whether something has come, or the peer has left, within a time."""
-    # Not by a flag of `recv`: a socket with a time-out waits for it in any case.
+def is_readable(sock: socket.socket | int, timeout: float = 0.0) -> bool:
+    """Tell whether data or the end of the stream arrives within `timeout` seconds."""
+    # Not by a flag of `recv`: a socket with a timeout waits in any case.
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
@@ -73,11 +74,11 @@ def peer_name(address: object) -> str:
 
 
 class Connection:
-    """A connection for one thread, which waits for its peer; others may cut it off.
+    """A blocking connection for one thread; other threads may cut it off.
 
-    All of a message passes in one call of the system, if it goes well. So time is kept by the
-    system and not by a time-out of Python's: then every few kilobytes would be a call, and each of
-    those would wait for other threads of this process.
+    A message takes one system call in the best case. So timeouts are those of the kernel
+    (`SO_RCVTIMEO`) and not Python's: with these, every few kilobytes would be a call, and each
+    would wait for the GIL.
     """
 
     def __init__(
@@ -91,29 +92,31 @@ class Connection:
     ) -> None:
         """Take over a connected socket.
 
-        :param reset: it ends by a reset, however it ends: to some an orderly end is a trap
-        :param stalled: who takes nothing for so many seconds, or is silent in the middle of what
-            is waited for, is given up
-        :param on_large: hears before much is sent how much all have to take, see `unsent`
+        :param reset: always close by a reset: some peers mishandle an orderly end
+        :param stalled: give up a peer that accepts nothing for this many seconds, or that is silent
+            in the middle of a message
+        :param on_large: called before a large send, to limit the unsent bytes; see `unsent`
         """
         self.socket = sock
         self.peer = peer or peer_name(sock.getpeername())
-        #: Bytes that passed.
+        #: Bytes received and sent.
         self.bytes_in = self.bytes_out = 0
-        #: Bytes of what is being sent that the peer has not taken.
+        #: Bytes of the current send that the kernel has not accepted.
         self.unsent = 0
-        #: What is waited for has to be there by this moment of the monotonic clock.
+        #: Deadline of the expected data, by the monotonic clock.
         self.until: float | None = None
-        #: Whether its first message is here: it is one that knows the protocol.
+        #: Whether its first message arrived: the client knows the protocol.
         self.is_known = False
         #: Why it was cut off.
         self.reason: str | None = None
-        #: Called now and then while whoever waits does so; raises to give up.
+        #: Called periodically while a call waits; raises to give up.
         self.on_silence: Callable[[], None] | None = None
         self._on_large = on_large
         self._stalled = stalled
         self._beat = min(_BEAT, stalled / 8)
         self._is_plain = True
+        #: Held while TLS replaces the socket, which has no descriptor then.
+        self._changing = threading.Lock()
         self._ends_by_reset = reset and sock.family != socket.AF_UNIX
         tune(sock)
         if self._ends_by_reset:
@@ -130,20 +133,24 @@ class Connection:
                 self.socket.setsockopt(socket.SOL_SOCKET, option, beat)
 
     def encrypt(self, context: ssl.SSLContext, timeout: float) -> None:
-        """Become an encrypted one, as the server.
+        """Start TLS, as the server.
 
-        :raises OSError: the peer does not, or takes longer.
+        :raises OSError: the handshake failed, or took longer than `timeout` seconds.
         """
         self.socket.settimeout(timeout)
-        self.socket = context.wrap_socket(self.socket, server_side=True)
+        with self._changing:
+            self.socket = encrypted = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+        encrypted.do_handshake()
         self._keep_time()
 
     def expect(self, seconds: float | None) -> None:
-        """Have what is waited for next be there in so many seconds; None: any time."""
+        """Set the deadline of the next data to `seconds` from now; None: no deadline."""
         self.until = None if seconds is None else time.monotonic() + seconds
 
     def welcome(self) -> None:
-        """Note that the first message is here; the next may come any time."""
+        """Note the arrival of the first message, and clear the deadline."""
         self.is_known = True
         self.until = None
 
@@ -156,13 +163,13 @@ class Connection:
     def receive(
         self, view: memoryview, patience: float | None = None, *, eager: bool = False
     ) -> int | None:
-        """Receive what has come, up to the length of a buffer; 0: the peer has ended.
+        """Receive available bytes into a buffer; return their number, 0 at the end of the stream.
 
-        None, if it may only wait so long: nothing came.
+        Returns None after `patience` seconds without data.
 
-        :param eager: a buffer that is not full is of no use: it may wait a moment for the rest
+        :param eager: prefer a full buffer: wait a moment for the rest
 
-        :raises TimeoutError: nothing, or not all that is expected, came in time.
+        :raises TimeoutError: the expected data did not arrive by the deadline.
         :raises ConnectionError: the connection broke, or was cut off.
         """
         silence = 0.0
@@ -180,16 +187,16 @@ class Connection:
                 return 0
             self.bytes_in += count
             if self.until is not None and count:
-                self._check()  # a byte now and then is no silence, but is not in time either
+                self._check()  # slow bytes are no silence, but may exceed the deadline
             return count
 
     def receive_all(self, view: memoryview, allowed: float | None = None) -> bool:
-        """Fill a buffer; False: the peer ended before.
+        """Fill a buffer; False: the stream ended before its first byte.
 
-        All of it may take the seconds `allowed` from its first byte on, whatever is `until` then.
+        The first byte sets the deadline `until` to `allowed` seconds later.
 
-        :raises TimeoutError: it did not come in time.
-        :raises ConnectionError: the peer ended in the middle, or it broke, or was cut off.
+        :raises TimeoutError: the data did not arrive in time.
+        :raises ConnectionError: the connection ended in the middle, broke, or was cut off.
         """
         flags = socket.MSG_WAITALL if self._is_plain else 0
         done = 0
@@ -218,9 +225,9 @@ class Connection:
         return True
 
     def send(self, *parts: Any) -> None:
-        """Send everything, part after part, in as few calls as possible.
+        """Send all parts in order, in as few calls as possible.
 
-        :raises TimeoutError: the peer takes nothing for too long.
+        :raises TimeoutError: the peer accepts nothing for too long.
         :raises ConnectionError: the connection broke, or was cut off.
         """
         left = deque(view for part in parts if len(view := memoryview(part).cast("B")))
@@ -241,7 +248,7 @@ class Connection:
                 self.bytes_out += count
                 self.unsent -= count
                 if self.unsent:
-                    taken_at = began  # what was taken may have been so at once
+                    taken_at = began  # the bytes may have been accepted right at the start
                     if self.reason is not None:
                         self._wait_on()
                 while left and count >= len(left[0]):
@@ -272,17 +279,19 @@ class Connection:
     # --- the peer -----------------------------------------------------------------------------
 
     def is_readable(self, timeout: float = 0.0) -> bool:
-        """Tell whether something has come, or the peer has left, within a time."""
-        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
-            return True
-        return is_readable(self.socket, timeout)
+        """Tell whether data or the end of the stream arrives within `timeout` seconds."""
+        with self._changing:
+            if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+                return True
+            descriptor = self.socket.fileno()
+        return is_readable(descriptor, timeout)
 
     def is_quiet(self) -> bool:
-        """Tell whether nothing has come, nor the end."""
+        """Tell whether neither data nor the end of the stream is available."""
         return not self.is_readable()
 
     def has_left(self) -> bool:
-        """Tell whether the peer has gone; what else it says is dropped."""
+        """Tell whether the peer has closed; pending data is discarded."""
         try:
             while self.is_readable():
                 if not self.socket.recv(4096):
@@ -292,46 +301,45 @@ class Connection:
         return False
 
     def has_ended(self) -> bool:
-        """Tell whether no more comes: the peer has gone, or it was cut off. Nothing is dropped."""
+        """Tell whether the peer has closed or was cut off; pending data is kept."""
         if self.reason is not None:
             return True
         try:
-            # Not by the method of an encrypted one, which cannot look without taking.
+            # Not `SSLSocket.recv`, which cannot peek.
             return self.is_readable() and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
         except (OSError, ValueError):  # closed meanwhile
             return True
 
     def acknowledge_now(self) -> None:
-        """Have the kernel tell the peer at once that what has come so far is here."""
+        """Send a TCP acknowledgement at once (`TCP_QUICKACK`)."""
         with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     # --- the end ------------------------------------------------------------------------------
 
     def hear_no_more(self) -> None:
-        """End what waits to receive; what is to be sent can still be. From any thread."""
-        with contextlib.suppress(OSError):
-            # Not by the method of an encrypted one, which would send in the clear from then on.
-            socket.socket.shutdown(self.socket, socket.SHUT_RD)
+        """Shut down receiving; sending still works. Thread-safe."""
+        self._shut_down(socket.SHUT_RD)
 
     def cut(self, reason: str) -> None:
-        """End what waits, whatever it is, within a moment. From any thread."""
+        """End all waiting calls within a moment. Thread-safe."""
         self.reason = self.reason or reason
-        if self._ends_by_reset:  # to shut down both ways would be an orderly end
-            self.hear_no_more()
-            return
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+        # With a reset, a full shutdown would be an orderly end.
+        self._shut_down(socket.SHUT_RD if self._ends_by_reset else socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it. If it ends by a reset, what was sent gets to the peer first. Twice is fine."""
+        """Close it. Before a reset, wait until the peer has the sent data. Idempotent."""
         if self._ends_by_reset and self.reason is None and self.bytes_out:
             self._wait_until_taken()
         elif not self._ends_by_reset:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+            self._shut_down(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self.socket.close()
+
+    def _shut_down(self, how: int) -> None:
+        with self._changing, contextlib.suppress(OSError):
+            # Not `SSLSocket.shutdown`, after which data would be sent unencrypted.
+            socket.socket.shutdown(self.socket, how)
 
     def _wait_until_taken(self) -> None:
         deadline = time.monotonic() + _LAST_WORDS
@@ -342,7 +350,7 @@ class Connection:
                 time.sleep(_READING)
 
     def _untaken(self) -> int:
-        """Return the bytes that the peer's kernel has not taken yet."""
+        """Return the bytes that the peer's kernel has not acknowledged."""
         return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def _is_established(self) -> bool:

@@ -1,41 +1,57 @@
-"""How do datagrams come and go by batches, so that none is lost without a count?"""
+"""How do datagrams come, are handled, and go by batches, so that none is lost without a count?"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from penstock.core.closing import Closable
+from penstock.core.interfaces import Closable
+from penstock.core.worker import Worker
 from penstock.protocols._datagrams import SO_RXQ_OVFL, Batches
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import logging
+    from collections.abc import Callable, Sequence
 
+    import pyarrow as pa
     from typing_extensions import Buffer
 
-__all__ = ["Address", "DatagramSocket", "DatagramStatistics", "Datagrams"]
+__all__ = ["Address", "DatagramServer", "DatagramSocket", "DatagramStatistics", "Datagrams"]
 
-#: (host, port), with two numbers more for IPv6; the path of a Unix socket; None of one without a
-#: path, and of the other end of a connected socket.
+#: (host, port), with two more numbers for IPv6; the path of a Unix socket; None for a Unix socket
+#: without a path, and for the peer of a connected socket.
 Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | str | None
 
-#: The most that a datagram of IP carries, and a bit.
+#: A bit more than the largest IP datagram.
 LARGEST: Final = 1 << 16
-#: What the kernel is asked to hold; it gives less where it may not.
+#: Requested size of the kernel's buffer; it may grant less.
 _ROOM: Final = 32 << 20
-#: Linux's; Python has no name for them.
+#: Linux options that Python does not define.
 _SO_RCVBUFFORCE: Final = 33
+#: Interval (seconds) of `assist`: per byte of the kernel's buffer, a quarter of the time in which a
+#: fast sender fills it; minimum and maximum.
+_FILLED: Final = 0.25 * 4e-6 / 2304
+_SHORTEST: Final = 0.000_25
+_LONGEST: Final = 0.005
+#: Seconds between two checks whether to stop.
+_LOOK: Final = 0.2
+#: The most bytes of buffered datagrams.
+_WAITING: Final = 64 << 20
+#: Seconds to handle the last datagrams, and for the threads to end.
+_LAST: Final = 2.0
 
 
 class Datagrams(NamedTuple):
-    """What one call received."""
+    """Datagrams received by one call."""
 
-    #: Those that came whole: the payload, and who sent it.
+    #: Complete ones: payload and sender.
     whole: list[tuple[bytes, Address]]
-    #: Those larger than the socket's limit: what there was room for, who sent it, the true size.
+    #: Ones larger than the socket's limit: truncated payload, sender, true size.
     cut: list[tuple[bytes, Address, int]]
 
     def __bool__(self) -> bool:
@@ -43,48 +59,50 @@ class Datagrams(NamedTuple):
 
 
 class DatagramStatistics(NamedTuple):
-    """Books of a socket. What reached the machine for it was received, cut, or dropped."""
+    """Counters of a socket. A datagram that reached the machine was received, cut or dropped."""
 
-    #: Datagrams that came whole, and their bytes.
+    #: Complete datagrams, and their bytes.
     received: int
     bytes_in: int
     #: Datagrams that were larger than the limit.
     cut: int
-    #: Datagrams that the kernel dropped, because nobody had taken those before them. It says so
-    #: with the next one that comes.
+    #: Datagrams that the kernel dropped, because its buffer was full. It reports them with the
+    #: next datagram.
     dropped: int
-    #: Datagrams that the kernel took from us, and their bytes.
+    #: Datagrams that the kernel accepted, and their bytes.
     sent: int
     bytes_out: int
 
 
 class DatagramSocket(Closable):
-    """A UDP or Unix datagram socket. One thread may receive while any others send."""
+    """A UDP or Unix datagram socket. One thread may receive while others send."""
 
     def __init__(self, sock: socket.socket, *, batch: int = 256, largest: int = LARGEST) -> None:
-        """Take over a socket; up to `batch` datagrams of `largest` bytes pass in one call."""
+        """Take over a socket; one call handles up to `batch` datagrams of `largest` bytes."""
         self.socket = sock
         sock.setblocking(False)
-        # The first is allowed to an administrator only, and knows no limit.
+        # The first needs root, and has no limit.
         for option in (_SO_RCVBUFFORCE, socket.SO_RCVBUF):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, option, _ROOM)
                 break
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+        room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        self._between = min(max(room * _FILLED, _SHORTEST), _LONGEST)
         self._batch = batch
         self._incoming = Batches(batch, largest)
-        self._outgoing = Batches(batch, 1)  # it has no use for the room
+        self._outgoing = Batches(batch, 1)  # its buffer is not used
         self._sending = threading.Lock()
-        self._received = self._bytes_in = self._cut = self._sent = self._bytes_out = 0
+        self._sent = 0
 
     @classmethod
     def bind(
         cls, host: str, port: int, *, batch: int = 256, largest: int = LARGEST
     ) -> DatagramSocket:
-        """Hear what is sent to an address; port 0 takes any that is free.
+        """Bind a socket to an address; port 0 picks a free one.
 
-        :raises StorageError: the address cannot be had.
+        :raises StorageError: the address is in use or not available.
         """
         with storage_errors("listening on", f"{host}:{port}"):
             found = socket.getaddrinfo(
@@ -100,9 +118,9 @@ class DatagramSocket(Closable):
 
     @classmethod
     def connect(cls, host: str, port: int, *, batch: int = 256) -> DatagramSocket:
-        """Speak with one peer; None is its address.
+        """Connect a socket to one peer, whose address is then None.
 
-        :raises OSError: there is no way to it.
+        :raises OSError: there is no route to it.
         """
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
         sock = socket.socket(found[0], socket.SOCK_DGRAM)
@@ -119,39 +137,162 @@ class DatagramSocket(Closable):
         return number
 
     def receive(self, limit: int | None = None, timeout: float | None = None) -> Datagrams:
-        """Return what has come, up to so many; wait so many seconds for the first.
+        """Return up to `limit` datagrams; wait up to `timeout` seconds for the first.
 
-        :raises OSError: a connected peer is not there, or the socket was closed.
+        :raises OSError: a connected peer does not listen, or the socket was closed.
         """
-        whole, cut = self._incoming.receive(self.socket.fileno(), limit or self._batch, timeout)
-        self._received += len(whole)
-        self._bytes_in += sum(len(payload) for payload, _ in whole)
-        self._cut += len(cut)
-        return Datagrams(whole, cut)
+        fd = self.socket.fileno()
+        return Datagrams(*self._incoming.receive(fd, limit or self._batch, timeout))
+
+    def take(self, most_bytes: int, seconds: float) -> Datagrams:
+        """Return datagrams as `receive` does; move the others from the kernel to a buffer here.
+
+        Beyond `most_bytes` in the buffer, they stay in the kernel.
+
+        :raises OSError: as `receive`.
+        """
+        fd = self.socket.fileno()
+        return Datagrams(*self._incoming.take(fd, self._batch, most_bytes, seconds))
+
+    def assist(self, most_bytes: int, seconds: float) -> None:
+        """Move datagrams from the kernel to the buffer while the thread that calls `take` is busy.
+
+        :raises OSError: as `receive`.
+        """
+        self._incoming.assist(self.socket.fileno(), most_bytes, self._between, seconds)
+
+    @property
+    def waiting(self) -> int:
+        """Buffered datagrams, for `take`."""
+        return self._incoming.waiting
 
     def send(
         self, datagrams: Sequence[tuple[Buffer, Address]], timeout: float | None = None
     ) -> int:
-        """Send in this order, and return how many the kernel took in so many seconds.
+        """Send in order; return how many the kernel accepted within `timeout` seconds.
 
-        :raises OSError: the first cannot be sent: it is too large, or there is no way to its peer.
-            One further back ends the count, and is told of when it is the first.
+        :raises OSError: the first cannot be sent: it is too large, or its peer has no route. For
+            a later one, the call returns the count before it, and the next call raises.
         """
         with self._sending:
             taken = self._outgoing.send(self.socket.fileno(), datagrams, timeout)
             self._sent += taken
-            self._bytes_out += sum(len(memoryview(payload)) for payload, _ in datagrams[:taken])
+        return taken
+
+    def send_columns(
+        self,
+        heads: pa.FixedSizeBinaryArray,
+        payloads: pa.BinaryArray,
+        address: Address,
+        timeout: float | None = None,
+    ) -> int:
+        """Send datagrams of a header and a payload each, as `send` does, without a copy.
+
+        :raises OSError: as `send`.
+        """
+        _, head_data = heads.buffers()
+        _, offsets, data = payloads.buffers()
+        width, count = heads.type.byte_width, len(payloads)
+        places = memoryview(offsets)[4 * payloads.offset :].cast("i")
+        with self._sending:
+            taken = self._outgoing.send_columns(
+                self.socket.fileno(),
+                memoryview(head_data)[width * heads.offset :],
+                width,
+                places,
+                data or b"",
+                count,
+                address,
+                timeout,
+            )
+            self._sent += taken
         return taken
 
     def statistics(self) -> DatagramStatistics:
         return DatagramStatistics(
-            self._received,
-            self._bytes_in,
-            self._cut,
+            self._incoming.whole,
+            self._incoming.bytes,
+            self._incoming.cut,
             self._incoming.dropped,
             self._sent,
-            self._bytes_out,
+            self._outgoing.bytes,
         )
 
     def close(self) -> None:
         self.socket.close()
+
+
+class DatagramServer(Closable):
+    """Handles datagrams in batches, from `start` until `close`.
+
+    The kernel's buffer may hold a hundred datagrams only. So it is emptied between two batches,
+    and by a second thread during a long batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sock: DatagramSocket,
+        handle: Callable[[Datagrams], None],
+        *,
+        log: logging.Logger,
+        waiting: int = _WAITING,
+    ) -> None:
+        """Take over the socket; `handle` gets each batch, and may reply through the socket.
+
+        Exceptions of `handle` are logged, and the next batch follows.
+
+        :param waiting: the most bytes of buffered datagrams
+        """
+        self.socket = sock
+        self._handle = handle
+        self._most_waiting = waiting
+        #: Batches handled, and those for which `handle` raised.
+        self.batches = self.failures = 0
+        #: Datagrams that were received, but not handled in time on `close`.
+        self.unhandled = 0
+        self._give_up_at = math.inf
+        self._assistant = Worker(f"{name}-intake", self._assist, log=log, restart=True)
+        self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
+
+    def start(self) -> DatagramServer:
+        self._worker.start()
+        self._assistant.start()
+        return self
+
+    @property
+    def port(self) -> int:
+        return self.socket.port
+
+    def _assist(self, worker: Worker) -> None:
+        while not worker.is_stopping:
+            self.socket.assist(self._most_waiting, _LOOK)
+            worker.note_success()
+
+    def _run(self, worker: Worker) -> None:
+        while not worker.is_stopping:
+            self._handle_next(worker, _LOOK)
+        while time.monotonic() < self._give_up_at and self._handle_next(worker, 0.0):
+            pass
+
+    def _handle_next(self, worker: Worker, patience: float) -> bool:
+        found = self.socket.take(self._most_waiting, patience)
+        if found:
+            self.batches += 1
+            self._handle(found)
+            worker.note_success()
+        return bool(found)
+
+    def _count(self, _: Exception) -> None:
+        self.failures += 1
+
+    def statistics(self) -> DatagramStatistics:
+        return self.socket.statistics()
+
+    def close(self, grace: float = _LAST) -> None:
+        """Stop; handle received datagrams for up to `grace` seconds. Idempotent."""
+        self._give_up_at = min(self._give_up_at, time.monotonic() + grace)
+        self._assistant.ask_to_stop()
+        if self._worker.stop(2 * _LOOK + grace + _LAST) and self._assistant.join(_LAST):
+            self.unhandled += self.socket.waiting
+            self.socket.close()

@@ -1,17 +1,33 @@
-"""Why can a host not be reached, in plain words?"""
+"""Which host does a URL name, and why can it not be reached, in plain words?"""
 
 from __future__ import annotations
 
 import socket
 import ssl
+from typing import TYPE_CHECKING
 
-from penstock.core.errors import ConnectionLost, PenstockError
+from penstock.core.errors import ConnectionLost, InvalidURL, PenstockError
 
-__all__ = ["why_unreachable"]
+if TYPE_CHECKING:
+    from penstock.core.url import URL
+
+__all__ = ["host_alone", "why_unreachable"]
+
+
+def host_alone(url: URL, default_port: int) -> tuple[str, int]:
+    """Return host and port of a URL without a path.
+
+    :raises InvalidURL: the URL has no host, or has a path.
+    """
+    if not url.host or url.path.strip("/"):
+        hint = f"write {url.scheme}://host:{default_port}"
+        raise InvalidURL(url.text, "it names no host alone", hint=hint)
+    # Port 0 is valid: a server picks a free port.
+    return url.host, default_port if url.port is None else url.port
 
 
 def why_unreachable(error: BaseException, host: str, port: int) -> str:
-    """Say what an attempt to connect ended with, without numbers of the operating system."""
+    """Describe why an attempt to connect failed, without error numbers."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if isinstance(error, ConnectionLost):
         return error.reason
@@ -32,5 +48,5 @@ def why_unreachable(error: BaseException, host: str, port: int) -> str:
 
 
 def _of(error: OSError, name: str) -> str:
-    # Only what the library itself raises has these.
+    # Only errors raised by the ssl library have these.
     return str(getattr(error, name, None) or error.strerror or error)

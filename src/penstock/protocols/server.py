@@ -1,8 +1,8 @@
 """How does a process serve many clients, none of which can hold up another or bring it down?
 
-One thread, the door, accepts and holds all connections that say nothing: they cost a descriptor
-each, and no thread. When the first bytes of one are there, its session serves it in a thread, and
-may give it back to the door when it has gone quiet. A protocol writes a session, and nothing else.
+One thread, the door, accepts connections and holds all idle ones: each costs a descriptor, and no
+thread. When the first bytes of one arrive, its session serves it in a thread, and may return it to
+the door when it is idle again. A protocol implements a session, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ import os
 import selectors
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from dataclasses import dataclass
-from enum import StrEnum
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import Malformed, PenstockError, StorageError
+from penstock.core.interfaces import Closable
 from penstock.core.retry import Scarcity
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, peer_name
+from penstock.protocols.session import (
+    REFUSALS,
+    Conversation,
+    End,
+    Limits,
+    Refused,
+    ServerStatistics,
+    Session,
+)
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -34,11 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.protocols.datagrams import Datagrams, DatagramSocket, DatagramStatistics
-
 __all__ = [
     "Conversation",
-    "DatagramServer",
     "End",
     "Limits",
     "Refused",
@@ -49,27 +53,19 @@ __all__ = [
     "listen_unix",
 ]
 
-#: Connections that the system keeps for us, and those taken before others have their turn.
+#: The listen backlog, and the connections accepted before other events are handled.
 _BACKLOG: Final = 1024
 _TAKEN_AT_ONCE: Final = 64
-#: Without a descriptor for one more, a connection that has said nothing for so long (seconds) has
-#: to make room: who comes to be served speaks at once.
+#: Without a free descriptor, a connection that was silent for this long (seconds) is closed:
+#: genuine clients send at once.
 _QUICK: Final = 0.1
-#: So many descriptors are left then to what clients need that do speak.
+#: Descriptors then left for the needs of active clients.
 _LEFT_FOR_OTHERS: Final = 8
-#: Clients beyond the limit that are told so, at most, and for how long (seconds).
+#: The most clients beyond the limit that are told so, and for how long (seconds).
 _MOST_TURNED_AWAY: Final = 64
 _TURNING_AWAY: Final = 5.0
-#: What is cut off at the end has so long (seconds) to notice.
+#: Time (seconds) for cut-off sessions to end.
 _LAST: Final = 2.0
-#: Datagrams are waited for so long (seconds) between two looks whether to end.
-_LOOK: Final = 0.2
-#: Datagrams that are handled before more are taken from the kernel, and the bytes of those that
-#: wait for that, at most.
-_HANDLED_AT_ONCE: Final = 64
-_WAITING: Final = 64 << 20
-#: What one of them takes beside its own bytes.
-_OVERHEAD: Final = 100
 _LISTEN_HINTS: Final = {
     errno.EADDRINUSE: "stop what listens there, or choose another port; port 0 takes any",
     errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
@@ -81,9 +77,9 @@ _LISTEN_HINTS: Final = {
 
 
 def listen_tcp(host: str, port: int) -> list[socket.socket]:
-    """Listen at all addresses of a host; a port of 0 is the same, free one at each of them.
+    """Listen at all addresses of a host; port 0 picks one free port for all of them.
 
-    :raises StorageError: one of them cannot be had.
+    :raises StorageError: an address is in use or not available.
     """
     host = host.strip("[]")
     sockets: list[socket.socket] = []
@@ -97,7 +93,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno != errno.EAFNOSUPPORT:
                     raise
-                continue  # the machine has no such addresses
+                continue  # the machine does not support this family
             sockets.append(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -106,7 +102,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
             port = port or one.getsockname()[1]
             one.listen(_BACKLOG)
         if not sockets:
-            raise OSError(errno.EADDRNOTAVAIL, "it has no address")  # noqa: TRY301 - told below
+            raise OSError(errno.EADDRNOTAVAIL, "it has no address")  # noqa: TRY301 - handled below
     except OSError as error:
         for each in sockets:
             each.close()
@@ -116,16 +112,16 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 
 def listen_unix(path: Path) -> list[socket.socket]:
-    """Listen at a path, which only its owner may use, however long it is.
+    """Listen at a path of any length, accessible to its owner only.
 
-    :raises StorageError: the path cannot be had.
+    :raises StorageError: the path is in use or not accessible.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with storage_errors("listening on", str(path)):
-            # Before it is bound, so that there is no moment at which others may use it.
+            # Before `bind`, so that other users never have access.
             os.fchmod(listener.fileno(), 0o600)
-            # By a short way there: a path of a socket has 107 bytes at most.
+            # Through a short path: the limit for a socket is 107 bytes.
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 listener.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -138,141 +134,27 @@ def listen_unix(path: Path) -> list[socket.socket]:
     return [listener]
 
 
-# --- what a protocol gives, and what it is told -------------------------------------------------
-
-
-class Session(ABC):
-    """What a protocol does for one client. One thread at a time calls it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-
-    @abstractmethod
-    def serve(self) -> bool:
-        """Serve what has come; True: call again when there is more, False: that was all.
-
-        It calls `connection.welcome()` when the first message is there, before which the client's
-        time is limited. Then it may wait for more as long as it likes. When it returns True, it
-        must hold no bytes that it has not looked at.
-
-        :raises Malformed: the client does not follow the protocol.
-        :raises Refused: the client may not do this.
-        :raises OSError: the connection broke, or its time is over.
-        """
-
-    def close(self) -> None:  # noqa: B027 - most have nothing
-        """Give everything back: the client has left, or is to leave."""
-
-
-class Conversation(Session):
-    """A session that is one call, from the first word to the last."""
-
-    def __init__(self, connection: Connection, serve: Callable[[Connection], None]) -> None:
-        super().__init__(connection)
-        self._serve = serve
-
-    def serve(self) -> bool:
-        self._serve(self.connection)
-        return False
-
-
-class End(StrEnum):
-    """Why a connection ended, or why it was refused."""
-
-    #: It was served, and left or was told everything.
-    LEFT = "left"
-    #: It said nothing, or not enough, or took nothing, for too long.
-    TIMED_OUT = "timed out"
-    #: It sent what the protocol does not know.
-    MALFORMED = "malformed"
-    #: Replies that nobody took were too many.
-    BEHIND = "behind"
-    #: It had said nothing, or half a first message, when there were too many of that kind, or no
-    #: descriptor was left.
-    CROWDED_OUT = "crowded out"
-    #: The server failed at something, which is in its log.
-    FAILED = "failed"
-    #: The server stopped.
-    STOPPED = "stopped"
-    #: Refused: there are too many clients.
-    CLIENTS = "clients"
-    #: Refused: the system has no thread for it.
-    THREADS = "threads"
-    #: Refused: its token, or its key, is not right.
-    TOKEN = "token"  # noqa: S105 - a reason
-
-
-_REFUSALS: Final = (End.CLIENTS, End.THREADS, End.TOKEN)
-
-
-class Refused(PenstockError):
-    """A client is refused; the server counts it by its reason."""
-
-    def __init__(self, reason: End, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What clients may take of a server. What a message may be large, its session knows."""
-
-    #: Clients that are served at the same time.
-    max_clients: int = 256
-    #: Seconds that a client has for its first message.
-    first_message: float = 30.0
-    #: Seconds that a client may be silent between two; None: as long as its machine is there.
-    idle: float | None = None
-    #: Seconds that a client may take nothing of what it is sent.
-    stalled: float = 30.0
-    #: Connections that have said nothing; when there are more, the oldest make room.
-    max_newcomers: int = 1024
-    #: Bytes that clients have not taken yet, of all together: beyond it those who have most of
-    #: them are cut off. None: no limit.
-    max_unsent: int | None = None
-
-
-class ServerStatistics(NamedTuple):
-    """Books of a server: accepted = open + refused + ended."""
-
-    #: Connections so far.
-    accepted: int
-    #: Connections now.
-    open: int
-    #: Connections that were turned away, by the reason.
-    refused: dict[End, int]
-    #: Connections that have ended otherwise, by the reason.
-    ended: dict[End, int]
-    #: Bytes received and sent.
-    bytes_in: int
-    bytes_out: int
-    #: Bytes that clients have not taken yet, of what they are being sent.
-    unsent: int
-    #: How often a connection could not be accepted for want of a descriptor.
-    scarcities: int
-
-
 # --- the server ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False, slots=True)
 class _Client:
-    """A connection as the server sees it."""
+    """A connection and its state in the server."""
 
     connection: Connection
-    #: When it came.
+    #: When it was accepted.
     came: float
-    #: When what the door waits for has to be there.
+    #: When its next message must have arrived.
     deadline: float | None
     session: Session | None = None
-    #: What serves it now, or did last.
+    #: The thread that serves it now, or did last.
     worker: Worker | None = None
-    #: Whether it is one too many, and only told so.
+    #: Whether it exceeds the limit of clients, and is only told so.
     is_turned_away: bool = False
 
 
 class Server(Closable):
-    """Serves all who connect to some listening sockets, from `start` on until `stop`."""
+    """Serves all clients of its listening sockets, from `start` until `stop`."""
 
     def __init__(
         self,
@@ -291,17 +173,17 @@ class Server(Closable):
         """Take over the sockets.
 
         :param name: of its threads, and in its log
-        :param turn_away: makes the session that tells a client that there are too many; without
+        :param turn_away: creates the session that tells a client that the server is full; without
             it, the connection is closed
-        :param token: what `check_token` compares with
-        :param reset: connections end by a reset
-        :param speaks_first: sessions begin at once, because clients wait for a word
+        :param token: the token that `check_token` expects
+        :param reset: close connections by a reset
+        :param speaks_first: start sessions at once, because the server sends the first message
         """
         self.name = name
         self.limits = limits
         self.sockets = list(sockets)
         where = self.sockets[0].getsockname()
-        #: The port that it listens on; 0 of a path.
+        #: The port that it listens on; 0 for a path.
         self.port: int = where[1] if isinstance(where, tuple) else 0
         self._new_session = new_session
         self._turn_away = turn_away
@@ -311,27 +193,28 @@ class Server(Closable):
         self._ends_by_reset = reset
         self._speaks_first = speaks_first
         self._lock = Lock()
-        #: Those that have spoken.
+        #: Clients that have sent data.
         self._clients: set[_Client] = set()
         self._turned_away: set[_Client] = set()
-        #: Those that have not, the oldest first. Of these and the next two the door alone knows.
+        #: Clients that have not, the oldest first. This and the next two are the door's alone.
         self._newcomers: dict[_Client, None] = {}
         self._quiet: set[_Client] = set()
         self._paused_until: float | None = None
-        #: How many there may be of them now.
+        #: The current limit of newcomers.
         self._room = limits.max_newcomers
-        #: Those that have gone quiet, on their way to the door.
+        #: Clients that became idle, on their way to the door.
         self._returned: deque[_Client] = deque()
         self._accepted = self._scarcities = self._bytes_in = self._bytes_out = 0
         self._ends: Counter[End] = Counter()
         self._is_stopping = False
-        self._has_stopped = False
+        self._is_shut = False
+        self._has_cut = False
         idle = limits.idle or limits.first_message
         self._look_every = min(1.0, limits.first_message / 4, idle / 4)
         self._scarcity = Scarcity(f"{name}: accepting clients", log)
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        #: A descriptor for one client more when none is left, who may want to know why.
+        #: A reserve descriptor, to accept and inform one more client when none is left.
         self._spare: int | None = os.dup(self._bell)
         self._selector.register(self._bell, selectors.EVENT_READ)
         for each in self.sockets:
@@ -340,7 +223,7 @@ class Server(Closable):
         self._door = Worker(name, self._run, log=log, restart=True, rouse=self._ring)
 
     def start(self) -> Server:
-        """Let clients in."""
+        """Start to accept clients."""
         self._door.start()
         return self
 
@@ -349,11 +232,11 @@ class Server(Closable):
         return len(self._clients) >= self.limits.max_clients
 
     def check_token(self, said: bytes) -> None:
-        """Make sure that a client knows the token, if one is asked for.
+        """Check a client's token, if the server has one.
 
-        :raises Refused: it does not.
+        :raises Refused: the token is wrong.
         """
-        # In constant time: how long it takes must not tell how much of it is right.
+        # In constant time: the duration must not reveal how much of the token is right.
         if self._token is not None and not hmac.compare_digest(said, self._token):
             raise Refused(End.TOKEN, "the token is wrong" if said else "a token is needed")
 
@@ -365,8 +248,8 @@ class Server(Closable):
         return ServerStatistics(
             accepted,
             open,
-            {reason: ends[reason] for reason in _REFUSALS},
-            {reason: ends[reason] for reason in End if reason not in _REFUSALS},
+            {reason: ends[reason] for reason in REFUSALS},
+            {reason: ends[reason] for reason in End if reason not in REFUSALS},
             self._bytes_in + sum(each.bytes_in for each in connections),
             self._bytes_out + sum(each.bytes_out for each in connections),
             sum(each.unsent for each in connections if each.reason is None),
@@ -374,19 +257,16 @@ class Server(Closable):
         )
 
     def stop(self, grace: float = 5.0) -> bool:
-        """Let nobody in any more, and have clients end; False: some did not.
+        """Accept no more clients, and end all sessions; False: some did not end.
 
-        What is being served goes on for so many seconds, but nothing more is heard; then it is cut.
+        Requests in progress may take `grace` seconds, but no more are received; then they are cut.
         """
         with self._lock:
             self._is_stopping = True
-        if self._has_stopped:
-            return True
-        deadline = time.monotonic() + grace
-        if self._door.is_alive:
-            self._door.stop()
-        else:  # it was never started
-            self._shut()
+        # A former call has used the grace.
+        deadline = time.monotonic() + (0.0 if self._has_cut else grace)
+        self._door.stop()
+        self._shut()  # if it was never started
         with self._lock:
             served = [each for each in self._clients | self._turned_away if each.worker is not None]
         for each in served:
@@ -396,22 +276,23 @@ class Server(Closable):
             each.worker.join(max(0.0, deadline - time.monotonic()))
         for each in served:
             each.connection.cut(End.STOPPED)
+        self._has_cut = True
         deadline = time.monotonic() + _LAST
-        self._has_stopped = True
         return all(
             each.worker is None or each.worker.join(max(0.0, deadline - time.monotonic()))
             for each in served
         )
 
     def close(self) -> None:
-        """Stop. Closing twice is fine."""
+        """Stop. Idempotent."""
         self.stop()
 
     # --- the door -----------------------------------------------------------------------------
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed with the door
-            os.eventfd_write(self._bell, 1)
+        with self._lock:
+            if self._bell >= 0:  # else it was closed with the door
+                os.eventfd_write(self._bell, 1)
 
     def _run(self, worker: Worker) -> None:
         look_at = 0.0
@@ -470,12 +351,12 @@ class Server(Closable):
             with contextlib.suppress(OSError):
                 self._spare = os.dup(self._bell)
         if self._spare is not None and self._room < self.limits.max_newcomers:
-            self._room += 1  # there may be more descriptors by now
+            self._room += 1  # more descriptors may be free now
 
     def _pause(self, seconds: float) -> None:
-        """Accept nobody for a moment: there is no descriptor, or no memory, for it."""
+        """Accept no clients for `seconds`: no descriptor or memory is left."""
         self._paused_until = time.monotonic() + seconds
-        for oldest in self._newcomers:  # which may make room before
+        for oldest in self._newcomers:  # may be closed earlier
             self._paused_until = min(self._paused_until, oldest.came + _QUICK)
             break
         for each in self.sockets:
@@ -511,7 +392,7 @@ class Server(Closable):
         self._hold(client, limits.first_message)
 
     def _crowd_out(self, age: float) -> bool:
-        """End the newcomer that has said nothing for longest; False: there is none that old."""
+        """Close the oldest silent newcomer; False: none is `age` seconds old."""
         client = next(iter(self._newcomers), None)
         if client is None or time.monotonic() < client.came + age:
             return False
@@ -520,7 +401,7 @@ class Server(Closable):
         return True
 
     def _hold(self, client: _Client, seconds: float | None) -> None:
-        """Wait for what a client says next."""
+        """Wait for the next data of a client."""
         client.deadline = None if seconds is None else time.monotonic() + seconds
         if client not in self._newcomers:
             self._quiet.add(client)
@@ -538,9 +419,9 @@ class Server(Closable):
                 self._end(client, End.TIMED_OUT)
 
     def _go_on_with(self, client: _Client) -> None:
-        """Do what is to be done with a client that is quiet no more."""
+        """Serve or end a client whose socket became readable."""
         if client not in self._newcomers and client not in self._quiet:
-            return  # it had to make room a moment ago
+            return  # crowded out a moment ago
         self._release(client)
         if client.connection.has_ended():
             self._end(client, End(client.connection.reason or End.LEFT))
@@ -548,7 +429,7 @@ class Server(Closable):
             self._begin(client)
 
     def _begin(self, client: _Client) -> None:
-        """Have a client served that has said something."""
+        """Start to serve a client that has sent data."""
         limits = self.limits
         if client in self._newcomers:
             with self._lock:
@@ -573,7 +454,7 @@ class Server(Closable):
             self._end(client, End.THREADS)
 
     def _make_place(self) -> bool:
-        """Cut off one that began its first message, and is not going on with it."""
+        """Cut off a client whose first message is incomplete and stalled."""
         for client in self._clients:
             connection = client.connection
             has_begun = connection.bytes_in > 0 or client.session is None
@@ -585,7 +466,11 @@ class Server(Closable):
         return False
 
     def _shut(self) -> None:
+        """End the clients without a thread, and close the sockets. Idempotent, thread-safe."""
         with self._lock:
+            if self._is_shut:
+                return
+            self._is_shut = True
             waiting = [*self._newcomers, *self._quiet, *self._returned]
         for client in waiting:
             self._end(client, End.STOPPED)
@@ -593,8 +478,9 @@ class Server(Closable):
         for each in self.sockets:
             each.close()
         self._give_spare()
-        os.close(self._bell)
-        self._bell = -1
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
 
     # --- threads of clients -------------------------------------------------------------------
 
@@ -618,7 +504,7 @@ class Server(Closable):
         except PenstockError as error:
             self._log.info("%s: %s: %s", self.name, connection.peer, error)
             reason = End.FAILED
-        except Exception:  # noqa: BLE001 - it is logged; ruff does not know this log
+        except Exception:  # noqa: BLE001 - logged; ruff does not know this logger
             self._log.exception("%s: %s", self.name, connection.peer)
             reason = End.FAILED
         if stays and self._give_back(client):
@@ -628,7 +514,7 @@ class Server(Closable):
         self._end(client, End(connection.reason) if connection.reason else reason)
 
     def _meet(self, client: _Client) -> Session:
-        """Make the session of a client; its first message has to be there by its deadline."""
+        """Create the session of a client; its first message must arrive by its deadline."""
         connection = client.connection
         if self._tls is not None:
             assert client.deadline is not None
@@ -639,7 +525,7 @@ class Server(Closable):
         return make(connection)
 
     def _give_back(self, client: _Client) -> bool:
-        """Let the door wait for what a client says next; False: it is closed."""
+        """Return an idle client to the door; False: the server is stopping."""
         with self._lock:
             if self._is_stopping:
                 return False
@@ -649,7 +535,7 @@ class Server(Closable):
         return True
 
     def _limit_unsent(self, _: Connection) -> None:
-        """Cut off those who have most to take, until the rest is little enough."""
+        """Cut off the clients with the most unsent bytes, until the rest is within the limit."""
         limit = self.limits.max_unsent
         assert limit is not None
         with self._lock:
@@ -673,79 +559,8 @@ class Server(Closable):
             self._newcomers.pop(client, None)
             self._clients.discard(client)
             self._turned_away.discard(client)
-            if not client.is_turned_away:  # else it was counted when it came
+            if not client.is_turned_away:  # else it was counted as refused
                 self._ends[reason] += 1
             self._bytes_in += connection.bytes_in
             self._bytes_out += connection.bytes_out
-        connection.close()  # who sees it finds it counted
-
-
-class DatagramServer(Closable):
-    """Has batches of datagrams handled as they come, from `start` on until it is closed."""
-
-    def __init__(
-        self,
-        name: str,
-        sock: DatagramSocket,
-        handle: Callable[[Datagrams], None],
-        *,
-        log: logging.Logger,
-    ) -> None:
-        """Take over the socket; `handle` answers by it, or does not.
-
-        What `handle` raises is in the log, and the next batch comes all the same.
-        """
-        self.socket = sock
-        self._handle = handle
-        #: Batches that were handled, and at which that failed.
-        self.batches = self.failures = 0
-        self._waiting: deque[tuple[Datagrams, int]] = deque()
-        self._waiting_bytes = 0
-        self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
-
-    def start(self) -> DatagramServer:
-        self._worker.start()
-        return self
-
-    @property
-    def port(self) -> int:
-        return self.socket.port
-
-    def _run(self, worker: Worker) -> None:
-        # The kernel may have room for a hundred datagrams only. So all that have come are taken
-        # from it between two small batches, and wait here.
-        waiting = self._waiting
-        while not worker.is_stopping or waiting:
-            if not worker.is_stopping:
-                self._take_all(_LOOK if not waiting else 0.0)
-            if waiting:
-                found, size = waiting.popleft()
-                self._waiting_bytes -= size
-                self.batches += 1
-                self._handle(found)
-                worker.note_success()
-
-    def _take_all(self, timeout: float) -> None:
-        for _ in range(_TAKEN_AT_ONCE):
-            if self._waiting_bytes > _WAITING:
-                return
-            found = self.socket.receive(_HANDLED_AT_ONCE, timeout)
-            if not found:
-                return
-            size = sum([len(payload) + _OVERHEAD for payload, _ in found.whole])
-            self._waiting.append((found, size))
-            self._waiting_bytes += size
-            if len(found.whole) < _HANDLED_AT_ONCE:
-                return
-            timeout = 0.0
-
-    def _count(self, _: Exception) -> None:
-        self.failures += 1
-
-    def statistics(self) -> DatagramStatistics:
-        return self.socket.statistics()
-
-    def close(self) -> None:
-        """Stop; what has come is handled. Closing twice is fine."""
-        if self._worker.stop(2 * _LOOK + _LAST):
-            self.socket.close()
+        connection.close()  # last, so that its end is already counted

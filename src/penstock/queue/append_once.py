@@ -1,15 +1,14 @@
 """How is a batch appended exactly once, whatever dies in between?
 
-Before anything is appended, a note that the stream keeps says which batch of which writer begins at
-which number, how many messages it has, what it is made of, and in which files they are staged.
-After it, the note says that it is done. A batch that is tried again is skipped if it is done. If it
-is not, the files of the first attempt are taken, since rows may come in another order the second
-time; what follows that number in the stream is what the earlier attempt appended, which is
-compared, and the rest is appended. A stream of ours has one writer at a time, so nobody else's
-messages are among them.
+Before the append, a note kept with the stream records the batch and its writer, its start number,
+count of messages, source ranges and staged files. After the append, the note is marked as done. A
+retried batch is skipped if it is done. If not, the staged files of the first attempt are used, as a
+retry may order its rows differently: messages in the stream from the start number on, which the
+first attempt appended, are compared, and the rest is appended. A stream has one writer at a time,
+so no other writer's messages are among them.
 
-A batch of the same number that has more in it, since the checkpoint has fallen back, is compared
-with what is in the stream, and the rest is appended; one that is made of something else is refused.
+A batch of the same number with more rows, after the checkpoint fell back, is compared with the
+stream, and the rest is appended. A batch of other rows is refused.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from abc import abstractmethod
 from collections import Counter
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.core.capabilities import COMPARED, AppendOnce, Commit, Noted, Replayable, Staged
 from penstock.core.endpoints import endpoint_of
@@ -36,7 +33,6 @@ from penstock.core.provenance import (
 )
 from penstock.core.url import URL
 from penstock.queue.notes import Delivered, Note, NoteFile, Piece, StreamNotes
-from penstock.queue.staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,41 +44,40 @@ __all__ = ["NotedAppends", "Notes", "Stranger", "append_noted", "noted", "notes_
 
 log = logging.getLogger(__name__)
 
-#: Messages that are read from a stream at once, to be compared.
+#: Messages read at once for comparison.
 _AT_ONCE: Final = 10_000
 
 
 class Stranger(PenstockError):
-    """Somebody else wrote between two attempts to append a batch."""
+    """Another writer appended between two attempts to append a batch."""
 
 
 class Notes:
     """The notes of a stream about one writer."""
 
     def __init__(self, kept: StreamNotes, commit: Commit, suffix: str = "") -> None:
-        """Read them.
+        """Read the notes.
 
-        :param kept: where they are kept; those that the commit names are looked through, too
-        :param suffix: what stands behind the name of a writer there
-        :raises DamagedQueue: they are not what `put` wrote.
+        :param kept: the store of the notes; `commit.notes` is searched, too
+        :param suffix: suffix of the writers' names in the store
+        :raises DamagedQueue: the notes are not readable.
         """
         self._kept = kept
         self._writer = commit.writer
         self._origin = commit.origin
         self._own = None if commit.notes is None else NoteFile(commit.notes)
         self._suffix = suffix
-        #: Under which name the note was found, if that was another.
+        #: Earlier name of the writer, if the note was found under it.
         self._old: str | None = None
         self._notes = kept.read()
 
     def get(self) -> Note | None:
-        """Return the note of the writer.
+        """Return the note of the writer, or None.
 
-        One that has a new name, since its checkpoint has lost the old one, is found by where that
-        is.
+        A writer whose checkpoint lost its name is found by the path of its checkpoint.
         """
         found = self._notes.get(f"{self._writer}{self._suffix}")
-        if found is None and self._own is not None:  # of before its stream kept notes
+        if found is None and self._own is not None:  # written before streams kept notes
             found = self._own.read().get(self._writer)
         if found is None:
             found = self._renamed()
@@ -94,7 +89,7 @@ class Notes:
             raise self._kept.damaged(found) from error
 
     def _renamed(self) -> dict[str, Any] | None:
-        """Return the note of a writer that had another name, or has the one of before again."""
+        """Return the note of this writer under another of its names, or None."""
         origin = self._origin
         others = {
             name: note
@@ -112,9 +107,9 @@ class Notes:
         return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
 
     def put(self, note: Note) -> None:
-        """Keep a note: one that is not done is there also after a power failure.
+        """Store a note; sync it unless it is done.
 
-        Without one that is done the batch would be compared once more, and found.
+        If a power failure loses a done note, the batch is compared again, and found complete.
 
         :raises StorageError: there is no space, or no permission.
         """
@@ -125,9 +120,27 @@ class Notes:
             self._kept.write(self._old, None, sync=False)
             self._old = None
 
+    def begun_by_others(self) -> dict[str, Note]:
+        """Return the unfinished notes of other writers, by name."""
+        found = {}
+        for name, stored in self._notes.items():
+            is_own = name in (f"{self._writer}{self._suffix}", self._old)
+            if is_own or not name.endswith(self._suffix) or stored.get("is_done", True):
+                continue
+            try:
+                found[name] = Note.from_json(stored)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # its own writer raises the error
+        return found
+
+    def put_for(self, name: str, note: Note) -> None:
+        """Store the note of another writer."""
+        self._kept.write(name, note.to_json(), sync=True)
+        self._notes[name] = note.to_json()
+
 
 def noted(notes: Notes, batch: int) -> Noted | None:
-    """Return what is known of a batch."""
+    """Return what the notes say about a batch, or None."""
     note = notes.get()
     if note is None:
         return None
@@ -137,17 +150,17 @@ def noted(notes: Notes, batch: int) -> Noted | None:
 
 
 class NotedAppends(AppendOnce):
-    """Appends once by notes that a stream keeps beside it. For an `Endpoint`."""
+    """Appends exactly once, by notes kept beside the stream. Mixin of an `Endpoint`."""
 
     @abstractmethod
     def open_writer(self, url: URL) -> Writer: ...
 
     @abstractmethod
     def notes(self, url: URL) -> StreamNotes:
-        """Return the notes that a stream keeps; it need not be there yet."""
+        """Return the notes of a stream, which need not exist yet."""
 
     def append_once(self, url: URL, commit: Commit) -> int:
-        with self.open_writer(url) as writer:  # from here on nobody else appends
+        with self.open_writer(url) as writer:  # excludes other writers
             notes = self._notes_for(url, commit)
             return append_noted(writer, notes, commit, lambda: self.reread(url))
 
@@ -162,9 +175,9 @@ class NotedAppends(AppendOnce):
 
 
 def notes_of(url: str) -> StreamNotes:
-    """Return the notes that a stream keeps of its writers; it need not be there yet.
+    """Return the notes of a stream, which need not exist yet.
 
-    :raises Unsupported: it keeps none.
+    :raises Unsupported: this kind of stream keeps no notes.
     """
     endpoint, parsed = endpoint_of(url), URL.parse(url)
     if not isinstance(endpoint, NotedAppends):
@@ -172,17 +185,31 @@ def notes_of(url: str) -> StreamNotes:
     return endpoint.notes(parsed)
 
 
-def append_noted(writer: Writer, notes: Notes, commit: Commit, reread: Callable[[], Reader]) -> int:
-    """Append a batch to a stream, unless it is there already; return how many were new.
+class Appender(Protocol):
+    """The part of a writer that appends batches."""
 
-    :param writer: which nobody else writes beside
-    :param reread: opens the stream to look at what is in it; `NotFound` and `Unsupported`, and
-        readers that are not `Replayable`, mean that it cannot be looked at
-    :raises Stranger: somebody else wrote to the stream in between.
-    :raises AnotherBatch: what was appended under this number was made of something else.
+    @property
+    def url(self) -> str: ...
+
+    def write_batch(self, batch: Batch) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+def append_noted(
+    writer: Appender, notes: Notes, commit: Commit, reread: Callable[[], Reader]
+) -> int:
+    """Append a batch to a stream, unless it is there already; return the count of new messages.
+
+    :param writer: the only writer of the stream
+    :param reread: opens a reader to compare existing messages; `NotFound`, `Unsupported` or a
+        reader that is not `Replayable` mean that the stream cannot be read
+    :raises Stranger: another writer appended in between.
+    :raises AnotherBatch: another batch was appended under this number.
     """
     work = _Appending(writer.url, notes, commit, reread)
     work.settle(writer)
+    work.pin_others()
     files, there, note = work.plan()
     if note is None:
         log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)
@@ -194,7 +221,7 @@ def append_noted(writer: Writer, notes: Notes, commit: Commit, reread: Callable[
 
 
 class _Appending:
-    """Finds out what of a batch is in the stream already, and notes the rest as begun."""
+    """Finds which messages of a batch are in the stream, and notes the rest as started."""
 
     def __init__(
         self, url: str, notes: Notes, commit: Commit, reread: Callable[[], Reader]
@@ -209,7 +236,7 @@ class _Appending:
         self._bounds = self._bounds_now()
 
     def _bounds_now(self) -> Bounds | None:
-        """Return what is in the stream; None where it cannot be read."""
+        """Return the bounds of the stream; None if it cannot be read."""
         try:
             with self._reread() as reader:
                 return reader.bounds() if isinstance(reader, Replayable) else None
@@ -220,13 +247,25 @@ class _Appending:
         note = self._notes.get()
         return note if note is None or self._bounds is None else note.now(self._bounds)
 
-    def settle(self, writer: Writer) -> None:
-        """Bring an attempt at an earlier batch to its end, which its writer takes for done.
+    def settle(self, writer: Appender) -> None:
+        """Complete an earlier batch that its writer considers done, but its note does not.
 
-        Its note says that it is not, after a power failure; only that is on the disk for sure.
+        After a power failure only the note of the start is sure to be on disk.
         """
         note, bounds = self._note(), self._bounds
         if note is None or note.is_done or note.batch >= self._batch or bounds is None:
+            return
+        if note.start is None and note.before:  # other writers appended since
+            rest = self._rest(_first_attempt(self._url, note), note.before)
+            if rest is None:
+                log.error(
+                    "%s: batch %d is not all there, and its files are gone", self._url, note.batch
+                )
+            elif rest:
+                _append(writer, _batches(rest))
+                writer.flush()
+                self._bounds = self._bounds_now()
+            self._notes.put(note._replace(is_done=True, files=()))
             return
         if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
             return
@@ -242,8 +281,27 @@ class _Appending:
         self._notes.put(note._replace(is_done=True, files=()))
         self._bounds = self._bounds_now()
 
+    def pin_others(self) -> None:
+        """Record how far other writers that died got, before this batch follows theirs.
+
+        No other writer appends now: the messages from their start on are theirs.
+        """
+        bounds = self._bounds
+        for name, begun in self._notes.begun_by_others().items() if bounds is not None else ():
+            assert bounds is not None
+            note = begun.now(bounds)
+            if note.start is None or not _may_be_in(note, bounds):
+                continue
+            there = min(note.count, bounds.end - note.start)
+            if there == note.count:
+                self._notes.put_for(name, note._replace(is_done=True, files=()))
+                continue
+            piece = Piece(bounds.epoch, note.start, there)
+            before = (*note.before, *([piece] if there else []))
+            self._notes.put_for(name, note._replace(start=None, epoch=None, before=before))
+
     def plan(self) -> tuple[Sequence[Staged], int, Note | None]:
-        """Return what to append, how many of it are there, and the note; None: it is all there."""
+        """Return the files to append, the count already there, and the note (None: complete)."""
         parts = self._commit.files
         if self._origin.ranges is None:
             self._digest = self._commit.digest()
@@ -274,7 +332,7 @@ class _Appending:
         earlier: Sequence[Delivered] = (),
         before: Sequence[Piece] = (),
     ) -> Note:
-        """Note that a batch is about to be appended, after the note that is there."""
+        """Store the note of a batch that is about to be appended; `last` is the note before."""
         bounds, base = self._bounds, {} if last is None else last.base
         dropped = room_for([one.to_json() for one in earlier])
         for one in earlier[:dropped]:
@@ -301,8 +359,12 @@ class _Appending:
     def _go_on(
         self, note: Note, parts: Sequence[Staged]
     ) -> tuple[Sequence[Staged], int, Note | None]:
-        """Bring an attempt to its end."""
+        """Plan the completion of an interrupted attempt."""
         bounds = self._bounds
+        if bounds is not None and note.start is None and note.before:  # others appended since
+            known = [*note.earlier, note.delivered(bounds)]
+            first = _first_attempt(self._url, note) or parts
+            return self._complete(note, known, len(note.earlier), first)
         if bounds is None or note.start is None or not _may_be_in(note, bounds):
             return parts, 0, self._begin(parts, note, note.earlier)
         first = _first_attempt(self._url, note)
@@ -314,7 +376,7 @@ class _Appending:
     def _complete(
         self, note: Note, known: Sequence[Delivered], at: int, parts: Sequence[Staged]
     ) -> tuple[Sequence[Staged], int, Note | None]:
-        """Find out which of the messages are in the stream, and note the rest."""
+        """Find which messages are in the stream, and note the rest as started."""
         pieces = [piece for one in known[at:] for piece in one.pieces]
         rows, bounds = sum(part.messages for part in parts), self._bounds
         there = sum(piece.messages for piece in pieces)
@@ -324,11 +386,11 @@ class _Appending:
         )
         if is_gone:
             if known[at].ranges is None and known[at].digest is None and rows == there:
-                return parts, 0, None  # a note of before there were ranges in it: as many
+                return parts, 0, None  # an old note without ranges: compare the count
             raise self._another(known[at:], "they are not in the stream any more to be compared")
         assert bounds is not None
-        # What was in a stream that is created anew by now is gone with it. So is what was not on
-        # the disk when the power failed.
+        # Messages of a stream that was recreated since are gone, and so are messages that were
+        # not on disk at a power failure.
         pieces = [
             piece._replace(messages=max(0, min(piece.messages, bounds.end - piece.start)))
             for piece in pieces
@@ -357,13 +419,17 @@ class _Appending:
         return AnotherBatch(self._url, self._batch, planned, f"{said} (batch {last.batch})", why)
 
     def _rest(self, parts: Sequence[Staged], pieces: Sequence[Piece]) -> list[Staged] | None:
-        """Stage those messages that are not in the stream; None: others are there."""
+        """Stage the messages that are not in `pieces`; None: `pieces` have other messages, too."""
         there: Counter[bytes] = Counter()
         for piece in pieces:
             there.update(self._keys_there(piece))
         if not parts:
             return None if there.total() else []
-        staging = Staging(Path(parts[0].path).parent, 0)  # where they are removed with the batch
+        import pyarrow as pa  # noqa: PLC0415 - retries are rare
+
+        from penstock.queue.staging import Staging  # noqa: PLC0415 - loads Arrow
+
+        staging = Staging(Path(parts[0].path).parent, 0)  # removed together with the batch
         try:
             for batch in _batches(parts):
                 is_new = []
@@ -382,7 +448,7 @@ class _Appending:
             raise
 
     def _keys_there(self, piece: Piece) -> Iterator[bytes]:
-        """Yield what tells apart the messages of a piece of the stream."""
+        """Yield a digest of each message in a piece of the stream."""
         at, end = piece.start, piece.start + piece.messages
         with self._reread() as reader:
             reader.seek(at)
@@ -394,10 +460,10 @@ class _Appending:
                 at += found.num_rows
 
     def _check_there(self, note: Note, parts: Sequence[Staged], bounds: Bounds) -> int:
-        """Return how many messages of the batch are in the stream, after a look at each of them."""
+        """Compare the batch with the stream; return how many of its messages are there."""
         assert note.start is not None
         there = min(bounds.end - note.start, note.count)
-        # What is overwritten by now was ours or older.
+        # Overwritten messages were of this batch, or older.
         at = max(note.start, bounds.oldest)
         end = note.start + there
         with self._reread() as reader:
@@ -425,18 +491,18 @@ def _keys(batch: Batch) -> Iterator[bytes]:
 
 
 def _may_be_in(note: Note, bounds: Bounds) -> bool:
-    """Tell whether what was begun may be in the stream that is there now."""
+    """Tell whether messages of the attempt may be in the current stream."""
     if note.start is None or note.epoch != bounds.epoch:
         return False
-    return note.start <= bounds.end  # classic queues have no epoch, and begin anew with 0
+    return note.start <= bounds.end  # a recreated classic queue has no epoch, and starts at 0
 
 
 def _first_attempt(url: str, note: Note) -> list[Staged]:
-    """Return what was to be appended the first time, if it is all there still."""
+    """Return the staged files of the first attempt; empty if they are incomplete."""
     parts = [Staged(url, path, partition, messages) for path, partition, messages in note.files]
     try:
         rows = sum(batch.num_rows for batch in _batches(parts))
-    except (NotFound, pa.ArrowInvalid, OSError):
+    except (NotFound, ValueError, OSError):
         return []
     return parts if rows == note.count else []
 
@@ -445,7 +511,7 @@ def _batches(files: Sequence[Staged]) -> Iterator[Batch]:
     return Commit("", 0, files).batches()
 
 
-def _append(writer: Writer, batches: Iterable[Batch]) -> int:
+def _append(writer: Appender, batches: Iterable[Batch]) -> int:
     new = 0
     for batch in batches:
         writer.write_batch(batch)
@@ -454,7 +520,7 @@ def _append(writer: Writer, batches: Iterable[Batch]) -> int:
 
 
 def _after(batches: Iterable[Batch], there: int) -> Iterator[Batch]:
-    """Yield what follows the first so many messages."""
+    """Yield the messages after the first `there`."""
     for batch in batches:
         if there < batch.num_rows:
             yield batch.slice(there)

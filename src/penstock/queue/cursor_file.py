@@ -1,4 +1,4 @@
-"""Where do cursors live that have no other place?"""
+"""How are cursors kept in a file of their own?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.interfaces import Closable
 from penstock.core.whole_files import make_whole
-from penstock.queue.cursor_entries import ENTRY_SIZE, POSITION_AT
-from penstock.queue.cursors import CursorTable
+from penstock.queue.cursors import ENTRY_SIZE, POSITION_AT, CursorTable
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ _MOST_ENTRIES: Final = 65536
 
 
 class CursorFile(Closable):
-    """A table of cursors in a file of its own, for those that have no other place for it."""
+    """A table of cursors in a file of its own."""
 
     def __init__(self, path: str, count: int = 128) -> None:
-        """Open the file; make one for `count` cursors if there is none.
+        """Open the file, or create one for `count` cursors.
 
-        :raises DamagedQueue: it is not a file of cursors.
-        :raises Unsupported: a newer Penstock made it.
-        :raises StorageError: the operating system refuses.
+        :raises DamagedQueue: the file is no cursor file.
+        :raises Unsupported: a newer Penstock wrote it.
+        :raises StorageError: the operating system reports an error.
         """
         if not 1 <= count <= _MOST_ENTRIES:
             raise InvalidOption("count", count, f"must be from 1 to {_MOST_ENTRIES}")
@@ -56,15 +55,15 @@ class CursorFile(Closable):
     def claim(
         self, name: str | None, *, epoch: int = 0, seq: int = 0, timeout: float = 5.0
     ) -> Cursor:
-        """Own a cursor; see `CursorTable.claim`."""
+        """Claim a cursor; see `CursorTable.claim`."""
         return self.table.claim(name, epoch=epoch, seq=seq, timeout=timeout)
 
     def reserve(self, name: str, *, epoch: int = 0, seq: int = 0) -> None:
-        """Make sure that there is a cursor of this name; see `CursorTable.reserve`."""
+        """Create the cursor of this name if missing; see `CursorTable.reserve`."""
         self.table.reserve(name, epoch=epoch, seq=seq)
 
     def entries(self) -> list[CursorEntry]:
-        """Return those that are taken; see `CursorTable.entries`."""
+        """Return the entries in use; see `CursorTable.entries`."""
         return self.table.entries()
 
     def find(self, name: str) -> CursorEntry | None:
@@ -76,19 +75,19 @@ class CursorFile(Closable):
         return self.table.forget(name, timeout=timeout)
 
     def offset(self, cursor: Cursor) -> int:
-        """Return where in the file the position of a cursor is."""
+        """Return the file offset of a cursor's position."""
         return _HEADER_SIZE + cursor.index * ENTRY_SIZE + POSITION_AT
 
     def is_named(self) -> bool:
-        """Tell whether the path names this file, and not another or none."""
+        """Tell whether the path still names this file."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.stat(self.path), os.fstat(self._fd))  # noqa: PTH116
         return False
 
     def sync(self) -> None:
-        """Return when all positions up to now would survive a power failure.
+        """Sync all positions to disk.
 
-        :raises StorageError: the device refuses.
+        :raises StorageError: the sync fails.
         """
         if not self._close_fd.alive:
             raise Closed(f"{self.path}: the file of cursors was closed")
@@ -109,13 +108,13 @@ def _open_or_make(path: str, count: int) -> int:
         return os.open(path, flags)
     except FileNotFoundError:
         head = _HEADER.pack(_MAGIC, _VERSION, count).ljust(_HEADER_SIZE, b"\0")
-        # Written, not left as a hole: a store to the mapping then needs no space on the disk.
+        # Written, not sparse: a store to the mapping must not need disk space.
         make_whole(Path(path), head + bytes(count * ENTRY_SIZE))
     return os.open(path, flags)
 
 
 def _check_file(path: str, fd: int) -> int:
-    """Return the size of a file of cursors, after a look at its header."""
+    """Check the header of a cursor file, and return its size."""
     size = os.fstat(fd).st_size
     header = os.pread(fd, _HEADER.size, 0) if size >= _HEADER_SIZE else b""
     if not header:

@@ -9,103 +9,123 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.core.capabilities import Listable
-from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.capabilities import Listable, Removable, Resizable
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of
-from penstock.core.errors import InvalidOption, InvalidURL
-from penstock.core.options import parse_options
+from penstock.core.errors import InvalidOption, InvalidURL, Unsupported
+from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.append_once import NotedAppends
-from penstock.queue.classic.creation import create_queue, open_device
-from penstock.queue.classic.device import shared_memory_key
-from penstock.queue.classic.info import describe_queue
-from penstock.queue.classic.options import READER_OPTIONS as CLASSIC_READER_OPTIONS
-from penstock.queue.classic.options import ClassicOptions
-from penstock.queue.classic.reader import ClassicReader
-from penstock.queue.classic.repair import Repair, check_queue, repair_queue
-from penstock.queue.classic.writer import ClassicWriter
 from penstock.queue.notes import NoteFile
-from penstock.queue.storage import storage_errors
-from penstock.queue.wide.creation import boot_id, create_from_options
-from penstock.queue.wide.info import describe_wide
-from penstock.queue.wide.opening import open_wide_member, open_wide_reader, open_wide_writer
+from penstock.queue.wide.creation import create_from_options
+from penstock.queue.wide.file import SUFFIX, boot_id, file_of, groups_of
 from penstock.queue.wide.options import READER_OPTIONS, WRITER_OPTIONS, WideOptions
-from penstock.queue.wide.queue_file import SUFFIX, file_of
-from penstock.queue.wide.verification import check_wide
+from penstock.queue.wide.reader import open_wide_reader
+from penstock.queue.wide.writer import open_wide_writer
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from penstock.core.info import StreamInfo
-    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.interfaces import Reader, StreamInfo, Writer
+    from penstock.queue.classic.endpoint import ClassicEndpoint
+    from penstock.queue.classic.repair import Repair
 
 __all__ = ["FmqEndpoint", "check", "is_queue", "repair", "token_of"]
 
 
-class FmqEndpoint(NotedAppends, Listable, Endpoint):
+class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
     """`fmq:/path/name`: a Fast Message Queue in files or in shared memory."""
 
     def open_reader(self, url: URL, start: Position) -> Reader:
-        path, options = _parse(url)
-        if isinstance(options, ClassicOptions):
-            return ClassicReader(url.text, path, start, options)
+        if (classic := _classic(url)) is not None:
+            return classic.open_reader(url, start)
+        options = WideOptions.of(url)
         own = {"sync"} if options.group else set()
         _refuse(url, WRITER_OPTIONS - own, "is for writers, and would do nothing here")
         options.check_group("hold", "type", "resume")
-        open_kind = open_wide_reader if options.group is None else open_wide_member
-        return open_kind(url.text, path, start, options)
+        if options.group is None:
+            return open_wide_reader(url.text, url.path, start, options)
+        from penstock.queue.groups.reader import GroupReader  # noqa: PLC0415 - few need it
+
+        path = os.path.abspath(url.path)  # noqa: PTH100 - the process may go elsewhere
+        return GroupReader(
+            url.text,
+            lambda: open_wide_reader(url.text, path, start, options),
+            groups_of(path),
+            options,
+            lost=DropReason.OVERRUN,
+        )
 
     def open_writer(self, url: URL) -> Writer:
-        path, options = _parse(url)
+        classic = _classic(url)
         _refuse(
             url,
-            CLASSIC_READER_OPTIONS | READER_OPTIONS,
+            READER_OPTIONS,
             "is for readers, and would do nothing here",
             hint="a message's type is given with it: write(…, type=5), put --type 5",
         )
-        if isinstance(options, ClassicOptions):
-            return ClassicWriter(url.text, path, options)
-        return open_wide_writer(url.text, path, options)
+        if classic is not None:
+            return classic.open_writer(url)
+        return open_wide_writer(url.text, url.path, WideOptions.of(url))
 
     def create(self, url: URL, *, replace: bool = False) -> None:
-        path, options = _parse(url, creating=replace)
-        if isinstance(options, WideOptions):
-            create_from_options(path, options, replace=replace, exclusive=True)
+        if (classic := _classic(url, creating=replace)) is not None:
+            classic.create(url, replace=replace)
             return
-        create_queue(
-            path,
-            options.slots,
-            options.size,
-            SYSTEM_CLOCK.now_ns() // 1_000_000_000,
-            replace=replace,
-            lock_timeout=options.lock_timeout,
-        ).close()
+        create_from_options(url.path, WideOptions.of(url), replace=replace, exclusive=True)
 
     def describe(self, url: URL) -> StreamInfo:
-        path, options = _parse(url)
-        if isinstance(options, WideOptions):
-            return describe_wide(url.text, path)
-        return describe_queue(url.text, path)
+        if (classic := _classic(url)) is not None:
+            return classic.describe(url)
+        from penstock.queue.wide.info import describe_wide  # noqa: PLC0415 - for people only
+
+        WideOptions.of(url)
+        return describe_wide(url.text, url.path)
 
     def identity(self, url: URL) -> Identity:
         named = Identity.of(url, path=f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
         return named._replace(place=named.place.removesuffix(SUFFIX))
 
     def storage_of(self, url: URL) -> str | None:
-        path, options = _parse(url)
-        if isinstance(options, WideOptions):
-            return token_of(file_of(path))
-        key = shared_memory_key(path)
+        if _classic(url) is None:
+            return token_of(file_of(url.path))
+        path = url.path.removesuffix(SUFFIX)
+        key = _shared_memory_key(path)
         return token_of(f"{path}.stat") if key is None else f"{_machine()}:shm:{key}"
 
     def notes(self, url: URL) -> NoteFile:
-        # By the name of a wide queue, of either layout: a log of the same name may stand beside it.
+        # Named like a wide queue for both layouts: a log may have the name without suffix.
         return NoteFile.beside(f"{url.path.removesuffix(SUFFIX)}{SUFFIX}")
 
     def reread(self, url: URL) -> Reader:
         plain = replace(url, options={"trace": "false"})
         return self.open_reader(plain, Position.START)
+
+    def remove(self, url: URL, *, force: bool = False) -> None:
+        from penstock.queue.inventory import (  # noqa: PLC0415 - few need it
+            check_unused,
+            remove_classic,
+            remove_wide,
+        )
+
+        found = self.describe(url)
+        if not force:
+            check_unused(found)
+        if _classic(url) is None:
+            remove_wide(url.path)
+        else:
+            remove_classic(url.path.removesuffix(SUFFIX))
+
+    def resize(self, url: URL) -> None:
+        from penstock.queue.wide.resize import resize_wide  # noqa: PLC0415 - few need it
+
+        if _classic(url) is not None:
+            raise Unsupported(
+                f"{url.path} has the classic layout: LROSE's programs would not find the new one",
+                hint="create it anew: penstock create --replace",
+            )
+        self.describe(url)
+        resize_wide(url.path, WideOptions.of(url))
 
     def find(self, pattern: URL) -> set[str]:
         path = pattern.path.removesuffix(SUFFIX)
@@ -117,14 +137,14 @@ class FmqEndpoint(NotedAppends, Listable, Endpoint):
 
 
 def is_queue(url: str) -> bool:
-    """Tell whether a URL names a queue of this machine, there or not."""
+    """Tell whether a URL names a local queue, which need not exist."""
     return isinstance(endpoint_of(url), FmqEndpoint)
 
 
 def token_of(path: str) -> str | None:
-    """Return a token of a file or folder, whatever path led there; None: there is none.
+    """Return a token that identifies a file or directory; None: it does not exist.
 
-    It tells nobody where that is: servers say it to their clients.
+    It does not depend on the path, nor reveal it: servers send it to their clients.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - a Path raises for a name that no file can have
@@ -135,48 +155,46 @@ def token_of(path: str) -> str | None:
 
 
 def _machine() -> str:
-    """Return what tells this machine from others, until it is started again."""
+    """Return an id of this machine, unique until the next boot."""
     return boot_id().hex() or socket.gethostname()
 
 
 def check(url: str) -> int:
-    """Check every byte of a queue that matters, and return how many messages it holds.
+    """Check all messages of a queue, and return their count.
 
-    :raises DamagedQueue: names the first thing that is wrong.
+    :raises DamagedQueue: names the first fault.
     """
-    path, options = _parse(URL.parse(url))
-    if isinstance(options, WideOptions):
-        return check_wide(path)
-    device = open_device(path, writable=True)
-    try:
-        with storage_errors("checking", path), device.locked(options.lock_timeout):
-            return check_queue(device)
-    finally:
-        device.close()
+    parsed = URL.parse(url)
+    if (classic := _classic(parsed)) is not None:
+        return classic.check(parsed)
+    from penstock.queue.wide.recovery import check_wide  # noqa: PLC0415 - loads numpy
+
+    WideOptions.of(parsed)
+    return check_wide(parsed.path)
 
 
 def repair(url: str) -> Repair:
-    """Keep what can be read of a damaged queue, and make it usable again.
+    """Repair a damaged queue: keep its readable messages.
 
-    :raises DamagedQueue: nothing can be told of it; nothing was changed.
+    :raises DamagedQueue: the queue is beyond repair; nothing was changed.
     """
-    path, options = _parse(URL.parse(url))
-    if isinstance(options, WideOptions):
+    parsed = URL.parse(url)
+    classic = _classic(parsed)
+    if classic is None:
         raise InvalidURL(
             url,
             "it is a wide queue, which needs no repair: a new writer goes on where it can",
             hint="copy what can be read: penstock cp 'fmq:…?damaged=skip' fmq:/a/new/one",
         )
-    device = open_device(path, writable=True)
-    try:
-        with storage_errors("repairing", path), device.locked(options.lock_timeout):
-            return repair_queue(device, SYSTEM_CLOCK.now_ns() // 1_000_000_000)
-    finally:
-        device.close()
+    return classic.repair(parsed)
 
 
-def _parse(url: URL, *, creating: bool = False) -> tuple[str, ClassicOptions | WideOptions]:
-    """Return the path and the options, of the layout that is there or is asked for."""
+def _classic(url: URL, *, creating: bool = False) -> ClassicEndpoint | None:
+    """Return the classic endpoint if the queue has, or is to get, the classic layout.
+
+    :raises InvalidURL: the URL names no local queue.
+    :raises InvalidOption: the queue has another layout than `layout=`.
+    """
     if url.host is not None:
         raise InvalidURL(
             url.text, "fmq: is a queue on this machine and has no host", hint="write fmq:/path/name"
@@ -186,19 +204,29 @@ def _parse(url: URL, *, creating: bool = False) -> tuple[str, ClassicOptions | W
     asked, there = url.options.get("layout"), _layout_there(url.path)
     if asked and there and asked != there and not creating:
         raise InvalidOption("layout", asked, f"the queue at {url.path} has the {there} layout")
-    if (asked or there or "wide") == "classic":
-        return url.path.removesuffix(SUFFIX), parse_options(url, ClassicOptions)
-    return url.path, parse_options(url, WideOptions)
+    if (asked or there or "wide") != "classic":
+        return None
+    from penstock.queue.classic.endpoint import ClassicEndpoint  # noqa: PLC0415 - loads numpy
+
+    return ClassicEndpoint()
 
 
 def _layout_there(path: str) -> str | None:
-    """Tell the layout of the queue that a path names, or None if there is no queue yet."""
+    """Return the layout of an existing queue, or None."""
     # os.path, because a Path raises for a name that no file can have.
     if os.path.exists(file_of(path)):  # noqa: PTH110
         return "wide"
-    if shared_memory_key(path) is not None or os.path.exists(f"{path}.stat"):  # noqa: PTH110
+    if _shared_memory_key(path) is not None or os.path.exists(f"{path}.stat"):  # noqa: PTH110
         return "classic"
     return None
+
+
+def _shared_memory_key(path: str) -> int | None:
+    if "shmem" not in path:
+        return None
+    from penstock.queue.classic.device import shared_memory_key  # noqa: PLC0415 - loads numpy
+
+    return shared_memory_key(path)
 
 
 def _refuse(url: URL, options: AbstractSet[str], reason: str, *, hint: str | None = None) -> None:

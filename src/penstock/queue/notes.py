@@ -1,4 +1,4 @@
-"""What does a stream remember of those that append to it batch by batch?"""
+"""Which notes does a stream keep about writers that append batches?"""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Delivered", "Note", "NoteFile", "Piece", "StreamNotes"]
 
-#: Writers that are remembered for each stream.
+#: Most writers to remember for each stream.
 _MOST_WRITERS: Final = 1000
 _VERSION: Final = 2
-#: Seconds to wait for others who write notes in the same folder.
+#: Seconds to wait for other processes that write notes in the same folder.
 _PATIENCE: Final = 20.0
 
 
 class Piece(NamedTuple):
-    """Messages in the stream: which life of it, the number of the first, and how many."""
+    """A run of messages in a stream: epoch, first number and count."""
 
     epoch: int
     start: int
     messages: int
 
     def now(self, bounds: Bounds) -> Piece:
-        """Return what is left of it, by the numbers of a stream that a power failure cut."""
+        """Map the piece to the current epoch, after power failures cut the stream."""
         end = bounds.successor(self.epoch, self.start + self.messages)
         if end is None:
             return self
@@ -47,17 +47,17 @@ class Piece(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What is known of a batch that is in the stream."""
+    """A batch that was appended to the stream."""
 
     batch: int
-    #: Where its messages are.
+    #: The runs of its messages.
     pieces: tuple[Piece, ...]
     ranges: Ranges | None = None
     digest: str | None = None
     run: str | None = None
 
     def is_whole(self, messages: int) -> bool:
-        """Tell whether the last part of it, of so many messages, is all there."""
+        """Tell whether the last piece has all of its `messages`."""
         return not self.pieces or self.pieces[-1].messages == messages
 
     def to_json(self) -> dict[str, Any]:
@@ -71,34 +71,33 @@ class Delivered(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a query did last to a stream."""
+    """The last append of a writer (query) to a stream."""
 
     batch: int
-    #: How many messages of the batch are appended here; some may have been there before.
+    #: Messages of the batch to append here; those in `before` do not count.
     count: int  # type: ignore[assignment]
-    #: The number of the first of them, and the life of the stream that it counts in; None where
-    #: the stream cannot be read.
+    #: The number of the first of them, and its epoch; None if the stream cannot be read.
     start: int | None
     epoch: int | None
     is_done: bool
-    #: Where the messages are until then: path, partition and number of each file.
+    #: Staged files until it is done: path, partition and count of messages.
     files: tuple[tuple[str, int, int], ...] = ()
-    #: What the batch is made of; if that is not known, a digest of its rows.
+    #: Source ranges of the batch; if unknown, a digest of its rows.
     ranges: Ranges | None = None
     digest: str | None = None
-    #: The name of the query from its start to its end, and where Spark keeps how far it is.
+    #: The id of the query's run, and the path of its Spark checkpoint.
     run: str | None = None
     checkpoint: str | None = None
-    #: What Spark called the query before, when its checkpoint had lost the name.
+    #: Earlier names of the query, whose checkpoint lost them.
     names: tuple[str, ...] = ()
-    #: Messages of the batch that were there before: of others, which it includes.
+    #: Messages of the batch that were in the stream before.
     before: tuple[Piece, ...] = ()
-    #: Batches before this one, and how far each stream was delivered before those.
+    #: Earlier batches, and the end of each source before those.
     earlier: tuple[Delivered, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
 
     def now(self, bounds: Bounds) -> Note:
-        """Return the note by the numbers of a stream that a power failure cut since."""
+        """Map the note to the current epoch, after power failures cut the stream."""
         note = self
         if self.start is not None and self.epoch is not None:
             epoch, start, _ = Piece(self.epoch, self.start, 0).now(bounds)
@@ -112,7 +111,7 @@ class Note(NamedTuple):
         )
 
     def delivered(self, bounds: Bounds | None) -> Delivered:
-        """Return what is in the stream of the batch."""
+        """Return the part of the batch that is in the stream."""
         pieces = self.before
         if self.start is not None and self.epoch is not None:
             there = self.count
@@ -131,9 +130,9 @@ class Note(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Note:
-        """Read a note, also one of before there were ranges in it.
+        """Decode a note, also of the old format without ranges.
 
-        :raises ValueError: it is none; or a `KeyError` or `TypeError`.
+        :raises ValueError: it is no note; or a `KeyError` or `TypeError`.
         """
         note = cls(**fields)
         base = {key: (int(epoch), int(end)) for key, (epoch, end) in note.base.items()}
@@ -148,32 +147,32 @@ class Note(NamedTuple):
 
 
 class StreamNotes(ABC):
-    """Small notes that a stream keeps, one for each writer by its name; any JSON object.
+    """Notes kept with a stream: a JSON object for each writer, by name.
 
-    They are where the stream is, so that a writer on another machine finds them, too.
+    They are stored where the stream is, so that a writer on another machine finds them, too.
     """
 
-    #: Where they are, for people.
+    #: Location, for messages.
     where: str
 
     @abstractmethod
     def read(self) -> dict[str, dict[str, Any]]:
-        """Return all notes, that of the writer who was there last at the end.
+        """Return all notes, the latest last.
 
-        :raises DamagedQueue: they are not what `write` wrote.
-        :raises StorageError: they cannot be read.
+        :raises DamagedQueue: the notes are malformed.
+        :raises StorageError: the notes cannot be read.
         """
 
     @abstractmethod
     def write(self, name: str, note: Mapping[str, Any] | None, *, sync: bool) -> None:
-        """Keep the note of a writer, or (None) forget it.
+        """Store the note of a writer, or (None) remove it.
 
-        :param sync: return when it is on the disk
+        :param sync: sync it to disk
         :raises StorageError: there is no space, or no permission.
         """
 
     def damaged(self, found: object) -> DamagedQueue:
-        """Return the error that says what is wrong with them."""
+        """Return the error for malformed notes."""
         hint = "move it away, if no query was at work with the stream when it was damaged"
         what = "JSON with queries"
         return DamagedQueue(self.where, "notes", 0, what, str(found)[:80], hint=hint)
@@ -188,7 +187,7 @@ class NoteFile(StreamNotes):
 
     @classmethod
     def beside(cls, stream: str) -> NoteFile:
-        """Return the notes of the stream at a path, however that is written."""
+        """Return the notes of the stream at a path; links are resolved."""
         path = Path(stream).resolve()
         return cls(path.with_name(f"{path.name}.commits.json"))
 
@@ -206,7 +205,7 @@ class NoteFile(StreamNotes):
     def write(self, name: str, note: Mapping[str, Any] | None, *, sync: bool) -> None:
         with storage_errors("writing", str(self.path)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # The writer of another query, or a server for one, may be at it at the same time.
+            # Another query's writer, or a server, may write at the same time.
             with _locked(self.path.parent):
                 notes = self.read()
                 notes.pop(name, None)
@@ -222,9 +221,9 @@ class NoteFile(StreamNotes):
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep others out meanwhile; the lock of a folder leaves no file behind.
+    """Lock a folder, which leaves no lock file behind.
 
-    :raises LockTimeout: somebody does not let go of it.
+    :raises LockTimeout: another process keeps it locked.
     """
     names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

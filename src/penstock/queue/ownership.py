@@ -1,4 +1,4 @@
-"""Who made something, and is that process still there?"""
+"""Which process owns something, and is it still alive?"""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from penstock.core.errors import AlreadyExists, InvalidOption, LockTimeout, NotFound
-from penstock.queue.liveness import LockFile
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import LockFile, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["AlreadyOwned", "Owner", "Ownership"]
 
-#: Locked by whoever becomes the owner or asks who is, for that moment. So nobody is told of the
-#: owner before.
+#: Locked briefly by a process that becomes the owner or asks for it, so that no process reads the
+#: name of an earlier owner.
 _TURN: Final = 1 << 62
-#: Locked by the owner. The kernel unlocks it when the process ends, however that ends.
+#: Locked by the owner. The kernel unlocks it when the process ends.
 _OWNED: Final = _TURN + 1
 
-#: While another process has its turn, look again this often (seconds), for so long.
+#: While another process has its turn, retry this often, for this long (seconds).
 _PAUSE: Final = 0.001
 _PATIENCE: Final = 5.0
 
@@ -32,7 +31,7 @@ _LARGEST_RECORD: Final = 4096
 
 
 class AlreadyOwned(AlreadyExists):
-    """It was made by somebody who is still there."""
+    """Another live process owns it."""
 
     def __init__(self, what: str, owner: str, pid: int) -> None:
         is_here = pid == os.getpid()
@@ -46,17 +45,17 @@ class AlreadyOwned(AlreadyExists):
 
 
 class Owner(NamedTuple):
-    """Who owns something, or owned it last."""
+    """The owner of something, or its last owner."""
 
-    #: The name that it gave itself; empty if that is not known.
+    #: The name of the owner; empty if unknown.
     name: str
     pid: int
-    #: Whether the process is there, and has not let go of it.
+    #: Whether the process is alive, and has not released it.
     alive: bool
 
     @classmethod
     def of(cls, path: str) -> Owner | None:
-        """Return the owner that this file tells of, or None if there never was one."""
+        """Return the owner recorded in this file, or None if there never was one."""
         try:
             locks = LockFile(path)
         except NotFound:
@@ -69,10 +68,10 @@ class Owner(NamedTuple):
 
 
 class Ownership:
-    """What a process owns until it lets go of it, or ends.
+    """Ownership by a process, until it releases it or ends.
 
-    A file beside the thing has the owner's name, for others to read. That it exists, or what is in
-    it, does not mean that there is an owner: only the kernel's lock does.
+    A file beside the owned thing has the owner's name, for other processes. Neither the file nor
+    its content prove that there is an owner: only the kernel's lock does.
     """
 
     def __init__(self, path: str, locks: LockFile) -> None:
@@ -81,9 +80,9 @@ class Ownership:
 
     @classmethod
     def claim(cls, path: str, name: str, what: str) -> Self:
-        """Own what the file at `path` is for.
+        """Become the owner by the lock of the file at `path`.
 
-        :raises AlreadyOwned: another process does.
+        :raises AlreadyOwned: another process is the owner.
         :raises StorageError: the file cannot be written.
         """
         if not 0 < len(name) <= _LONGEST_NAME:
@@ -103,7 +102,7 @@ class Ownership:
             locks.close()  # its owner has removed it since it was opened
 
     def release(self, *, remove: bool = False) -> None:
-        """Let others own it; `remove` the file if the thing is gone, too. Twice is fine."""
+        """Release it; `remove` the file if the owned thing is gone, too. Idempotent."""
         if self._locks.is_open:
             if remove:
                 with _turn(self._locks), contextlib.suppress(FileNotFoundError):
@@ -144,7 +143,7 @@ def _become_owner(locks: LockFile, name: str, what: str) -> None:
 def _write(locks: LockFile, name: str) -> None:
     record = json.dumps({"owner": name, "pid": os.getpid()}).encode() + b"\n"
     with storage_errors("writing", locks.path):
-        # In one piece. What is left of a longer one is behind the end of the line.
+        # One write. The rest of a longer record is after the newline.
         os.pwrite(locks.fd, record, 0)
         os.ftruncate(locks.fd, len(record))
 

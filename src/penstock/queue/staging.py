@@ -1,4 +1,4 @@
-"""Where do tasks put what they have, until the whole batch is there?"""
+"""Where do tasks stage their messages until the batch is complete?"""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Staging", "remove_batch", "remove_files"]
 
 
 class Staging:
-    """The files of one task, one for each stream that it has something for.
+    """The staged files of one task, one for each stream.
 
-    A task may run twice, and both may be at it at once; each has files of its own.
+    A task may run twice, even concurrently; each attempt has files of its own.
     """
 
     def __init__(self, folder: Path, partition: int) -> None:
@@ -35,7 +35,7 @@ class Staging:
         self._counts: dict[str, int] = {}
 
     def add(self, url: str, batch: Batch) -> None:
-        """Keep a batch for a stream.
+        """Stage a batch for a stream.
 
         :raises StorageError: there is no space, or no permission.
         """
@@ -49,7 +49,7 @@ class Staging:
         self._counts[url] = self._counts.get(url, 0) + batch.num_rows
 
     def finish(self, *, sync: bool = False) -> list[Staged]:
-        """Close the files, and say what is in them; with `sync` when they are on the disk."""
+        """Close the files, and return them; with `sync`, sync them to disk."""
         done = []
         with storage_errors("staging in", str(self._folder)):
             for url, (path, file, writer) in self._files.items():
@@ -66,7 +66,7 @@ class Staging:
 
 
 def remove_files(paths: Sequence[str]) -> None:
-    """Remove files that are not needed, and the folders of batch and query if they are empty."""
+    """Remove staged files, and the folders of batch and query if they are empty."""
     for path in map(Path, paths):
         path.unlink(missing_ok=True)
         _remove_empty(path.parent)
@@ -74,7 +74,7 @@ def remove_files(paths: Sequence[str]) -> None:
 
 
 def remove_batch(folder: Path, batch: int) -> None:
-    """Remove the files of a batch, and what is left of those before it."""
+    """Remove the staged files of a batch and of all earlier ones."""
     if not folder.is_dir():
         return
     for old in folder.iterdir():
@@ -93,4 +93,4 @@ def _remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        return  # somebody has something in it
+        return  # not empty

@@ -1,4 +1,4 @@
-"""Where are the streams of a machine, which are there, and whose are they?"""
+"""Where are the streams of a machine, which exist, and who owns them?"""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from penstock.core.errors import (
 from penstock.core.stream_id import StreamId
 from penstock.queue.ownership import Owner, Ownership
 from penstock.queue.storage import storage_error, storage_errors
-from penstock.queue.wide.compression import Compression
 from penstock.queue.wide.creation import create_from_options
+from penstock.queue.wide.file import Geometry, QueueFile, file_of, mark
 from penstock.queue.wide.info import describe_wide
-from penstock.queue.wide.layout import Geometry, HeaderFlag, State
-from penstock.queue.wide.queue_file import QueueFile, file_of, mark
+from penstock.queue.wide.layout import Compression, HeaderFlag, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,9 @@ __all__ = [
     "StreamKind",
     "StreamPlace",
     "StreamState",
+    "list_places",
     "list_streams",
+    "make_streams_directory",
     "remove_stream",
     "streams_directory",
 ]
@@ -48,45 +49,37 @@ _FILE: Final = re.compile(r"([0-9a-f]{32})\.(input|output)\.fmq")
 
 
 class StreamKind(StrEnum):
-    """Which side of a stream its creator is on."""
+    """The direction of a stream, seen from its creator."""
 
-    #: The creator reads what others write.
+    #: The creator reads, others write.
     INPUT = "input"
-    #: The creator writes what others read.
+    #: The creator writes, others read.
     OUTPUT = "output"
 
 
 class StreamState(NamedTuple):
-    """A stream that exists."""
+    """State of an existing stream."""
 
     stream: StreamId
     kind: StreamKind
-    #: The name that its creator gave itself; empty if it is not known.
+    #: The creator's name; empty if unknown.
     owner: str
     #: The creator's process, or the last one's.
     pid: int
-    #: Whether its creator is there now.
+    #: Whether its creator is alive.
     alive: bool
     #: Messages that can be read now.
     messages: int
-    #: Messages that were ever written.
+    #: Total of messages written.
     written: int
-    #: What `penstock` shows it by.
+    #: URL for the `penstock` command.
     url: str
 
 
 def list_streams(directory: str | os.PathLike[str] | None = None) -> list[StreamState]:
-    """Return the streams that exist, in the order of their ids."""
-    folder = os.fspath(directory or streams_directory())
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise storage_error("reading", folder, error) from error
+    """Return the existing streams, sorted by id."""
     found = []
-    for match in filter(None, map(_FILE.fullmatch, names)):
-        place = StreamPlace(StreamId.parse(match[1]), StreamKind(match[2]), folder)
+    for place in list_places(directory):
         with contextlib.suppress(NotFound):  # removed meanwhile
             try:
                 found.append(place.state())
@@ -95,13 +88,28 @@ def list_streams(directory: str | os.PathLike[str] | None = None) -> list[Stream
     return found
 
 
+def list_places(directory: str | os.PathLike[str] | None = None) -> list[StreamPlace]:
+    """Return the places of existing streams, sorted by id, without opening them."""
+    folder = os.fspath(directory or streams_directory())
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_error("reading", folder, error) from error
+    return [
+        StreamPlace(StreamId.parse(match[1]), StreamKind(match[2]), folder)
+        for match in filter(None, map(_FILE.fullmatch, names))
+    ]
+
+
 def remove_stream(
     stream: StreamId, kind: StreamKind, directory: str | os.PathLike[str] | None = None
 ) -> None:
-    """Remove a stream that its creator left behind.
+    """Remove a stream whose creator is gone.
 
-    :raises AlreadyOwned: it has a creator.
-    :raises NotFound: there is none.
+    :raises AlreadyOwned: the stream has a live creator.
+    :raises NotFound: there is no such stream.
     """
     place = StreamPlace.of(stream, kind, directory)
     if not place.exists():
@@ -111,12 +119,30 @@ def remove_stream(
 
 
 def streams_directory() -> str:
-    """Return where streams are: in $PENSTOCK_STREAMS, else in memory, in a place of the user's."""
+    """Return the directory of streams: $PENSTOCK_STREAMS, or the user's own in /dev/shm."""
     return os.environ.get("PENSTOCK_STREAMS") or f"/dev/shm/penstock-{os.getuid()}"  # noqa: S108
 
 
+def make_streams_directory(directory: str) -> None:
+    """Create the directory of streams if it is missing.
+
+    :raises StorageError: creation failed, or the user's directory belongs to another user.
+    """
+    folder = Path(directory)
+    with storage_errors("creating", directory):
+        if directory != f"/dev/shm/penstock-{os.getuid()}":  # noqa: S108
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        # Any user could have created a directory of this name.
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            cause = OSError(errno.EACCES, "it is not a directory of this user's")
+            raise StorageError("using", directory, cause, hint="choose another: $PENSTOCK_STREAMS")
+
+
 class StreamPlace(NamedTuple):
-    """Where a stream is."""
+    """Location of a stream."""
 
     stream: StreamId
     kind: StreamKind
@@ -151,10 +177,14 @@ class StreamPlace(NamedTuple):
     def exists(self) -> bool:
         return Path(file_of(self.path)).exists()
 
+    def owner(self) -> Owner:
+        """Return its current or last creator; one without a name if unknown."""
+        return Owner.of(self._owner_file) or Owner("", 0, alive=False)
+
     @contextlib.contextmanager
     def claimed(self, owner: str) -> Iterator[Ownership]:
-        """Own the stream; it is let go of again if what follows fails."""
-        self._make_directory()
+        """Become the owner of the stream; released if the `with` block raises."""
+        make_streams_directory(self.directory)
         ownership = Ownership.claim(self._owner_file, owner, str(self))
         try:
             yield ownership
@@ -162,23 +192,8 @@ class StreamPlace(NamedTuple):
             ownership.release(remove=not self.exists())
             raise
 
-    def _make_directory(self) -> None:
-        folder = Path(self.directory)
-        with storage_errors("creating", self.directory):
-            if self.directory != f"/dev/shm/penstock-{os.getuid()}":  # noqa: S108
-                folder.mkdir(parents=True, exist_ok=True)
-                return
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-            # Anybody can make a directory of this name there.
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                cause = OSError(errno.EACCES, "it is not a directory of this user's")
-                raise StorageError(
-                    "using", self.directory, cause, hint="choose another: $PENSTOCK_STREAMS"
-                )
-
     def open_or_make(self, options: WideOptions) -> QueueFile:
-        """Map the stream's queue. The caller owns the stream."""
+        """Map the stream's queue, created if missing. The caller owns the stream."""
         while True:
             create_from_options(self.path, options, replace=False)
             file = QueueFile.open(self.path, writable=True)
@@ -186,15 +201,15 @@ class StreamPlace(NamedTuple):
                 self._check(file, options)
                 if file.field("state") == State.LIVE:
                     return file
-                Path(file.path).unlink()  # somebody was killed who was removing it
+                Path(file.path).unlink()  # its removal was interrupted
             except BaseException:
                 file.close()
                 raise
             file.close()
 
     def _check(self, file: QueueFile, options: WideOptions) -> None:
-        own = bytes(file.header["stream"][0])
         many = HeaderFlag.MANY_WRITERS in file.flags
+        own = file.header.stream or StreamId(bytes(16))  # zeros: an id, too
         if (
             own != self.stream
             or many is (self.kind is StreamKind.OUTPUT)
@@ -209,7 +224,7 @@ class StreamPlace(NamedTuple):
         """Remove the stream's files. The caller owns the stream."""
         with contextlib.suppress(NotFound, DamagedQueue):
             file = QueueFile.open(self.path, writable=True)
-            mark(file, State.SEALED)  # for those who have it open
+            mark(file, State.SEALED)  # wakes processes that have it open
             file.close()
         with storage_errors("removing", self.path):
             Path(file_of(self.path)).unlink(missing_ok=True)
@@ -217,13 +232,12 @@ class StreamPlace(NamedTuple):
 
     def state(self) -> StreamState:
         info = describe_wide(self.url, self.path)
-        owner = Owner.of(self._owner_file) or Owner("", 0, alive=False)
         written = 0 if info.youngest_seq is None else info.youngest_seq + 1
-        return StreamState(self.stream, self.kind, *owner, info.count, written, self.url)
+        return StreamState(self.stream, self.kind, *self.owner(), info.count, written, self.url)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say in the words of streams that there is none."""
+        """Replace a `NotFound` of the queue by one of the stream."""
         try:
             yield
         except NotFound:

@@ -1,25 +1,24 @@
-"""How does a stream have one creator, and many on its other side?
+"""How does a stream connect one creator with many readers or writers?
 
-An output stream is written by its creator and read by anybody (1:N). An input stream is read by its
-creator and written by anybody (N:1).
+An output stream is written by its creator and read by any process (1:N). An input stream is read by
+its creator and written by any process (N:1).
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from penstock.core.errors import CursorInUse, InvalidOption
-from penstock.core.options import parse_options
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.options import Creation
 from penstock.queue.stream_places import StreamKind, StreamPlace
-from penstock.queue.wide.opening import open_wide_reader, open_wide_writer
 from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.reader import WideReader
-from penstock.queue.wide.writer import WideWriter
+from penstock.queue.wide.reader import WideReader, open_wide_reader
+from penstock.queue.wide.writer import WideWriter, open_wide_writer
 
 if TYPE_CHECKING:
     import os
@@ -28,33 +27,33 @@ if TYPE_CHECKING:
     from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
     from penstock.queue.ownership import Ownership
-    from penstock.queue.wide.queue_file import QueueFile
+    from penstock.queue.wide.file import QueueFile
 
 __all__ = ["InputStream", "OutputStream"]
 
-#: The reader of an input stream, as its producers know it.
+#: Name of the reader of an input stream, which its producers hold.
 _CONSUMER: Final = "consumer"
 
-#: Sizes of a stream whose creator gives none. They are less than those of a queue: a machine has
-#: many streams, and they are in memory.
+#: Default sizes of a stream. They are smaller than those of a queue: a machine has many streams,
+#: all in memory.
 _SLOTS: Final = 4096
 _SIZE: Final = 4 << 20
 
-#: How long a producer waits for a consumer that is behind, or away (seconds).
+#: How long a producer waits for a consumer that is behind or absent (seconds).
 _PATIENCE: Final = 5.0
-#: A process that was killed lets go of what it had within this time (seconds).
+#: The kernel releases the locks of a killed process within this time (seconds).
 _DYING: Final = 5.0
 
-# What the other side may choose; the rest follows from what a stream is.
+# Options of the other side; the rest are fixed for streams.
 _OF_OUTPUT_READER: Final = frozenset({"hold", "wait", "type", "resume", "damaged"})
 _OF_INPUT_WRITER: Final = frozenset({"policy", "timeout", "keep", "wait", "sync"})
 
 
 class _Created(ABC):
-    """What the creator of a stream has, on either side of it."""
+    """Base of both kinds of streams, for their creator."""
 
     _kind: ClassVar[StreamKind]
-    #: The options that it may choose, and those that follow from what a stream is.
+    #: Options that the creator may set, and fixed ones.
     _choices: ClassVar[frozenset[str]]
     _fixed: ClassVar[Mapping[str, Any]]
 
@@ -69,13 +68,13 @@ class _Created(ABC):
         size: int | str = _SIZE,
         **options: object,
     ) -> Self:
-        """Make a stream, or take over the one that a creator left who is no more.
+        """Create a stream, or take over an existing one whose creator is gone.
 
-        One that is there keeps its messages, its numbers and its size, and one that is read here
-        is read on from where its last creator was. The class says which `options` there are.
+        An existing stream keeps its messages, numbers and size; an input stream resumes where its
+        last creator was. For `options` see the class.
 
-        :raises AlreadyOwned: it has a creator; says who that is.
-        :raises InvalidStreamId: the id leaves a field open.
+        :raises AlreadyOwned: the stream has a live creator, which the error names.
+        :raises InvalidStreamId: a field of the id is ANY.
         """
         place = StreamPlace.of(stream, cls._kind, directory)
         fixed = {**cls._fixed, "slots": slots, "size": size, "stream": stream}
@@ -90,7 +89,7 @@ class _Created(ABC):
     def __init__(
         self, place: StreamPlace, ownership: Ownership, options: WideOptions, file: QueueFile
     ) -> None:
-        #: Its name.
+        #: Its id.
         self.stream = place.stream
         self._place = place
         self._ownership: Ownership | None = None
@@ -103,13 +102,13 @@ class _Created(ABC):
 
 
 class OutputStream(_Created, WideWriter):
-    """A stream that this process made and writes to; any number of others read it.
+    """A stream that this process created and writes; any number of processes read it.
 
         with OutputStream.create(id_for_app("my_app", "temperature"), owner="my_app") as stream:
             stream.write(b"21.5")
 
-    It is the writer of a wide queue and does all that one does, with its options `hold`, `policy`,
-    `timeout`, `keep`, `readers`, `crc` and `sync`. After `close` it can still be read.
+    A `WideWriter` with its options `hold`, `policy`, `timeout`, `keep`, `readers`, `crc` and
+    `sync`. After `close` the stream can still be read.
     """
 
     _kind = StreamKind.OUTPUT
@@ -124,11 +123,11 @@ class OutputStream(_Created, WideWriter):
         directory: str | os.PathLike[str] | None = None,
         **options: object,
     ) -> WideReader:
-        """Read a stream that another process made, or will make (`wait`).
+        """Open a reader of a stream that another process created, or will create (`wait`).
 
-        `options` are a reader's: `hold`, `wait`, `type`, `resume` and `damaged`.
+        `options` are those of a reader: `hold`, `wait`, `type`, `resume` and `damaged`.
 
-        :raises NotFound: there is none.
+        :raises NotFound: there is no such stream.
         """
         place = StreamPlace.of(stream, StreamKind.OUTPUT, directory)
         chosen = _choose(options, _OF_OUTPUT_READER, place)
@@ -144,23 +143,22 @@ class OutputStream(_Created, WideWriter):
             self._ownership.release()
 
     def remove(self) -> None:
-        """Close it, and remove it. Those who read it now can read what is in it to the end."""
+        """Close and remove the stream. Open readers can read it to its end."""
         super().close()
         if self._ownership is not None:
             self._place.remove(self._ownership)
 
 
 class InputStream(_Created, WideReader):
-    """A stream that this process made and reads from; any number of others write to it.
+    """A stream that this process created and reads; any number of processes write to it.
 
         with InputStream.create(id_for_app("my_app", "commands"), owner="my_app") as stream:
             for message in stream:
                 ...
 
-    It is the reader of a wide queue and does all that one does, with its options `readers`, `crc`,
-    `type` and `damaged`. Messages come in the order of their arrival. Producers wait for it, so
-    none is lost: what a call returned is given back by the next call, and what was being worked on
-    when the process was killed comes again to the next creator.
+    A `WideReader` with its options `readers`, `crc`, `type` and `damaged`. Messages are in order of
+    arrival. Producers wait for this reader, so none is lost: the next call confirms the messages of
+    a call, and messages in work when the process is killed are redelivered to the next creator.
     """
 
     _kind = StreamKind.INPUT
@@ -173,7 +171,7 @@ class InputStream(_Created, WideReader):
         while True:
             try:
                 return super()._taken_over(place, ownership, options)
-            except CursorInUse:  # the last creator is about to be gone
+            except CursorInUse:  # the last creator is just ending
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.01)
@@ -182,24 +180,22 @@ class InputStream(_Created, WideReader):
     def open(
         stream: StreamId, *, directory: str | os.PathLike[str] | None = None, **options: object
     ) -> WideWriter:
-        """Write to a stream that another process made, or will make (`wait`).
+        """Open a writer to a stream that another process created, or will create (`wait`).
 
-        A write waits for a consumer that is behind or away, for up to 5 s: `timeout=None` waits for
-        ever, `policy="fail"` does not wait, `policy="drop"` overwrites. With `keep=False` it does
-        not wait for one that is away. `options` can also have `wait` and `sync`.
+        A write waits up to 5 s for a consumer that is behind or absent: `timeout=None` waits
+        forever, `policy="fail"` does not wait, `policy="drop"` overwrites. With `keep=False` it
+        does not wait for an absent one. `options` can also have `wait` and `sync`.
 
-        :raises NotFound: there is none.
+        :raises NotFound: there is no such stream.
         """
         place = StreamPlace.of(stream, StreamKind.INPUT, directory)
         given = {"timeout": _PATIENCE, "keep": True} | options
         fixed = {"create": Creation.NEVER, "stream": stream, "writers": "many"}
         chosen = _choose(given, _OF_INPUT_WRITER, place, hold=_CONSUMER, **fixed)
-        # Another producer may have the lock while it waits for the consumer.
+        # Another producer may hold the lock while it waits for the consumer.
         patience = 1e9 if chosen.timeout is None else chosen.timeout + _PATIENCE
         with place.explained():
-            return open_wide_writer(
-                place.url, place.path, chosen.model_copy(update={"lock_timeout": patience})
-            )
+            return open_wide_writer(place.url, place.path, replace(chosen, lock_timeout=patience))
 
     def _begin(self, options: WideOptions, file: QueueFile) -> None:
         path = self._place.path
@@ -211,7 +207,7 @@ class InputStream(_Created, WideReader):
             self._ownership.release()
 
     def remove(self) -> None:
-        """Close it, and remove it with all that was not read. Close its producers before."""
+        """Close and remove the stream with its unread messages. Close its producers before."""
         super()._close(finished=True)
         if self._ownership is not None:
             self._place.remove(self._ownership)
@@ -220,17 +216,14 @@ class InputStream(_Created, WideReader):
 def _choose(
     options: dict[str, object], allowed: frozenset[str], place: StreamPlace, **fixed: Any
 ) -> WideOptions:
-    """Put together the options of a stream's queue.
+    """Return the options of a stream's queue.
 
-    :raises InvalidOption: one is not for this side of a stream, or its value does not fit.
+    :raises InvalidOption: an option is not for this side of a stream, or its value is invalid.
     """
     for name in sorted(options.keys() - allowed):
         reason = f"is not for this side of an {place.kind} stream"
         raise InvalidOption(
             name, options[name], reason, hint=f"known: {', '.join(sorted(allowed))}"
         )
-    given: dict[str, Any] = {**options, **fixed}
-    for name, value in given.items():
-        if isinstance(value, bool):
-            given[name] = str(value).lower()  # as in a URL
-    return parse_options(URL(place.url, "fmq", None, None, place.path, given), WideOptions)
+    given = {name: value for name, value in {**options, **fixed}.items() if value is not None}
+    return WideOptions.of(URL(place.url, "fmq", None, None, place.path, given))

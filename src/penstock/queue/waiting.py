@@ -9,13 +9,13 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.core.closing import Closable
+from penstock.core.capabilities import Grouped
 from penstock.core.errors import Closed, PenstockError
-from penstock.core.grouped import Grouped
 from penstock.core.interfaces import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     LONGEST_SLEEP,
+    Closable,
     WaitGroup,
     between_looks,
 )
@@ -32,20 +32,20 @@ __all__ = ["RingWaitGroup", "Waiter", "wait_any"]
 
 log = logging.getLogger(__name__)
 
-#: Readers that a thread can sleep for: Linux takes 128 words at once, and one is the bell's.
+#: Most readers of a thread: Linux takes 128 futexes at once, and one is the bell.
 _AT_ONCE: Final = 127
-#: Of too many readers, so many stay with the thread that waits. The others go to helpers.
+#: Readers that stay with the waiting thread when the others are moved to helpers.
 _KEPT: Final = 64
 
 
 def wait_any(readers: Iterable[Reader], timeout: float | None = None) -> list[Reader]:
-    """Wait until one of these readers has something to read, and return those that have.
+    """Wait until a reader has messages, and return all readers that have.
 
-    None are returned when the time is over, or when none are given. Read them with a timeout of 0:
-    what is there may be left out by a reader's filter. One whose next read raises an error is
-    returned as well. Wide queues are slept for, whatever their number; others are polled.
+    The list is empty after `timeout` seconds, or without readers. Read them with a timeout of 0: a
+    reader's filter may skip its messages. A reader whose next read raises an error is returned as
+    well. Wide queues need no polling, whatever their number; others are polled.
 
-    To wait for many readers again and again, keep a `Waiter`.
+    To wait repeatedly for many readers, keep a `Waiter`.
     """
     every = list(readers)
     if not every:
@@ -57,7 +57,7 @@ def wait_any(readers: Iterable[Reader], timeout: float | None = None) -> list[Re
 class Waiter(Closable):
     """Waits for many readers, as `wait_any` does, until another thread interrupts it.
 
-    For one thread, but for `interrupt`. A forked process makes its own.
+    Not thread-safe, except for `interrupt`. A forked process creates its own.
     """
 
     def __init__(self) -> None:
@@ -66,19 +66,19 @@ class Waiter(Closable):
         self._interrupted = False
 
     def wait(self, readers: Iterable[Reader], timeout: float | None = None) -> list[Reader]:
-        """Return the readers that have something to read; none when time is over or interrupted."""
+        """Return the readers that have messages; empty after `timeout`, or if interrupted."""
         every = list(readers)
         for reader in every:
             if isinstance(reader, Grouped):
-                continue  # what it has is acknowledged by its own call
-            with suppress(Closed):  # it is returned, and says so when it is read
-                reader.acknowledge()  # this is the call after the last read
+                continue  # it acknowledges by explicit calls only
+            with suppress(Closed):  # it is returned, and its read raises the error
+                reader.acknowledge()  # this call follows the last read
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
         look_around = now + between_looks(len(every))
-        for reader in every:  # which may be waited for again and again, each time for a moment
+        for reader in every:  # for callers that wait repeatedly with short timeouts
             if reader.wait_group is RingWaitGroup and not _has_news(reader):
-                with suppress(PenstockError):  # its next read says so
+                with suppress(PenstockError):  # its next read raises it
                     cast("WideReader", reader)._look_if_due(between_looks(len(every)))  # noqa: SLF001
         pause = FIRST_PAUSE
         while True:
@@ -89,7 +89,7 @@ class Waiter(Closable):
             if now >= look_around:
                 look_around = now + between_looks(len(every))
                 for reader in every:
-                    reader._idle()  # noqa: SLF001 - for whoever waits for readers
+                    reader._idle()  # noqa: SLF001 - meant for waiters
             limit = min(deadline - now, LONGEST_SLEEP)
             if self._sleep_for(every) < len(every):
                 limit = min(limit, pause)
@@ -98,7 +98,7 @@ class Waiter(Closable):
             now = time.monotonic()
 
     def _sleep_for(self, readers: list[Reader]) -> int:
-        """Tell the group whom to wait for; return how many those are: others are to be polled."""
+        """Set the readers that the group sleeps for; return their count. Others are polled."""
         wanted = {reader for reader in readers if reader.wait_group is RingWaitGroup}
         for reader in self._asleep - wanted:
             self._group.discard(reader)
@@ -108,21 +108,21 @@ class Waiter(Closable):
         return len(wanted)
 
     def interrupt(self) -> None:
-        """End the wait under way, or else the next one. Any thread may call this."""
+        """End the current wait, or else the next one. Thread-safe."""
         self._interrupted = True
         self._group.wake()
 
     def close(self) -> None:
-        """End its threads, where many readers needed some."""
+        """Stop the helper threads, if there are any."""
         self._group.close()
 
 
 def _has_news(reader: Reader) -> bool:
-    """Tell whether a read would return something, or raise."""
+    """Tell whether a read would return messages, or raise."""
     if reader.wait_group is RingWaitGroup:
         return _is_ready(cast("WideReader", reader))
     try:
-        reader.newest_seq()  # which has a look at the queue
+        reader.newest_seq()  # which reads the state of the queue
         return reader.statistics().backlog > 0
     except PenstockError:
         return True
@@ -133,25 +133,25 @@ def _is_ready(reader: WideReader) -> bool:
         has_more = reader._head > reader._next  # noqa: SLF001 - its other half
         return has_more or reader._is_closed or reader._goes_on()  # noqa: SLF001
     except AttributeError:
-        return True  # another thread closes it this moment
+        return True  # another thread is closing it
 
 
 class RingWaitGroup(WaitGroup):
     """Sleeps for readers of wide queues, on all of their futexes at once.
 
-    Linux lets a thread sleep on 128. Of more readers, those that were silent for longest are left
-    to helpers, who need not wake up for the others. So a message costs the same however many
-    queues are silent.
+    Linux lets a thread sleep on 128 futexes. Of more readers, those silent for longest are moved to
+    helper threads, which do not wake for the others. So the cost of a message does not depend on
+    the number of silent queues.
     """
 
     def __init__(self) -> None:
         self._bell = _Bell()
-        # Those that this thread sleeps for; the last one came last.
+        # Readers that this thread sleeps for, the latest active last.
         self._near: dict[WideReader, None] = {}
-        # Those that were left to a helper.
+        # Readers moved to a helper.
         self._far: dict[WideReader, _Helper] = {}
         self._helpers: list[_Helper] = []
-        # Those that a helper has found to be ready.
+        # Readers that a helper found ready.
         self._found: deque[WideReader] = deque()
 
     def add(self, reader: Reader) -> None:
@@ -201,7 +201,7 @@ class RingWaitGroup(WaitGroup):
 
 
 class _Bell:
-    """A word to sleep on, beside those of the readers. It stays rung until somebody hears it."""
+    """A futex to interrupt a sleep. It stays set until the next sleep ends."""
 
     def __init__(self) -> None:
         self._word = bytearray(4)
@@ -210,23 +210,23 @@ class _Bell:
         _ring.wake(self._word, 0)
 
     def sleep(self, readers: tuple[WideReader, ...], timeout: float) -> None:
-        """Return when it rings, when one of the readers may have something, or after some time."""
+        """Sleep until it rings, a reader may have messages, or `timeout` seconds passed."""
         try:
             _ring.wait_for_any(readers, self._word, timeout)
         except ValueError:
-            pass  # a reader was closed, which is news
+            pass  # a reader was closed: report it
         except OSError:
-            # Closed at this very moment, or a system that cannot do this: then they are polled.
+            # A reader closed at this moment, or no support by the system: poll.
             time.sleep(min(timeout, LONGEST_PAUSE))
         finally:
             self._word[:] = bytes(4)
 
 
 class _Helper:
-    """A thread that sleeps for some readers; when some may have something, it says so and rings."""
+    """A thread that sleeps for some readers; it reports those that are ready, and rings."""
 
     def __init__(self, found: deque[WideReader], bell: _Bell) -> None:
-        #: Those it sleeps for. It leaves out those that it has found.
+        #: The readers that it sleeps for; those reported are removed.
         self.readers: set[WideReader] = set()
         self._found = found
         self._bell = bell

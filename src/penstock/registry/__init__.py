@@ -1,16 +1,15 @@
 """What streams exist on a site, who writes them, and how fresh are they?"""
 
 from penstock.registry.data_map import DataMap, MapFull
-from penstock.registry.data_map_options import MapServerOptions
-from penstock.registry.data_map_server import DataMapServer
+from penstock.registry.data_map_server import DataMapServer, MapServerOptions
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_reading import LatestStatistics
+from penstock.registry.latest_files import LatestSettings
+from penstock.registry.latest_reader import LatestStatistics
 from penstock.registry.latest_server import LdataServer, LdataServerOptions
-from penstock.registry.latest_settings import LatestSettings
-from penstock.registry.registered import RegisteredWriter, registered
+from penstock.registry.registration import RegisteredWriter, registered
 from penstock.registry.trigger_commands import Command, CommandFailed, CommandTimeout
-from penstock.registry.trigger_letters import DeadLetters
 from penstock.registry.triggers import (
+    DeadLetters,
     Happening,
     NewData,
     Trigger,

@@ -1,20 +1,36 @@
-"""Which data sets does a site have, and how fresh are they?"""
+"""Which data sets does a site have, how fresh are they, and how is that kept over a restart?
+
+The file is the one that LROSE's DataMapper keeps: its entries, 864 bytes each, one after another.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.errors import InvalidOption, PenstockError
-from penstock.protocols.lrose.datamapper_info import DataSetInfo
+from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
+from penstock.core.whole_files import write_whole
+from penstock.protocols.lrose.datamapper_wire import INFO_SIZE, DataSetInfo
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
-__all__ = ["ALL", "DEFAULT_MAX_ENTRIES", "DataMap", "MapFull", "guess_datatype"]
+__all__ = [
+    "ALL",
+    "DEFAULT_MAX_ENTRIES",
+    "DataMap",
+    "MapFull",
+    "guess_datatype",
+    "load_state",
+    "save_state",
+    "state_bytes",
+]
 
-#: Deletes by it match every value of a field.
+#: In a delete, matches every value of a field.
 ALL: Final = "all"
 
 DEFAULT_MAX_ENTRIES: Final = 10_000
@@ -31,7 +47,7 @@ _DATATYPES: Final = (
 
 
 class MapFull(PenstockError):
-    """The map holds as many data sets as it may."""
+    """The map has reached its limit of data sets."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -52,7 +68,7 @@ def guess_datatype(directory: str) -> str:
 class DataMap:
     """The table of a DataMapper: one entry for each data type, directory and host.
 
-    Who registers what changes only the fields that are said below; LROSE's programs rely on it.
+    Each kind of registration changes only the fields named below; LROSE's programs rely on it.
     """
 
     def __init__(
@@ -61,7 +77,7 @@ class DataMap:
         if max_entries < 1:
             raise InvalidOption("max_entries", max_entries, "must be at least 1")
         self.max_entries = max_entries
-        #: Grows with every change, so that who saves the map knows whether there is need.
+        #: Grows with every change: tells whether the map has to be saved.
         self.version = 0
         self._clock = clock
         self._entries: dict[tuple[str, str, str], DataSetInfo] = {}
@@ -72,9 +88,9 @@ class DataMap:
     # --- registering ------------------------------------------------------------------------
 
     def register_latest(self, info: DataSetInfo) -> None:
-        """Note the time and the forecast lead of the latest data.
+        """Set the time and the forecast lead of the latest data.
 
-        :raises MapFull: there is no room for another data set.
+        :raises MapFull: the map has no room for another data set.
         """
         entry = self._entry(info)
         self._put(
@@ -87,19 +103,19 @@ class DataMap:
         )
 
     def register_status(self, info: DataSetInfo) -> None:
-        """Note the status text.
+        """Set the status text.
 
-        :raises MapFull: there is no room for another data set.
+        :raises MapFull: the map has no room for another data set.
         """
         self._put(replace(self._entry(info), status=info.status, last_reg_time=self._now()))
 
     def register_data_set(self, info: DataSetInfo) -> None:
-        """Note what is in store: its first and last time, files and bytes.
+        """Set what is stored: first and last time, files and bytes.
 
-        :raises MapFull: there is no room for another data set.
+        :raises MapFull: the map has no room for another data set.
         """
-        # LROSE leaves the time of registration alone here: this comes from a scout, not from the
-        # writer of the data.
+        # LROSE keeps the time of registration here: this comes from a scout, not from the writer
+        # of the data.
         self._put(
             replace(
                 self._entry(info),
@@ -111,9 +127,9 @@ class DataMap:
         )
 
     def register_full(self, infos: Iterable[DataSetInfo]) -> None:
-        """Take whole entries as they are, in place of those that are there.
+        """Store complete entries unchanged; they replace existing ones.
 
-        :raises MapFull: there is no room for all of them; none was taken.
+        :raises MapFull: the map has no room for all of them; none was stored.
         """
         given = {info.key: info for info in infos}
         if len(self._entries.keys() | given.keys()) > self.max_entries:
@@ -134,7 +150,7 @@ class DataMap:
         )
 
     def purge(self, age: float) -> int:
-        """Remove the entries not heard of for more than `age` seconds; return how many."""
+        """Remove the entries without an update for more than `age` seconds; return how many."""
         now = self._now()
         return self._remove(
             key for key, entry in self._entries.items() if now - _last_heard(entry) > age
@@ -151,11 +167,11 @@ class DataMap:
     # --- looking ----------------------------------------------------------------------------
 
     def all(self) -> list[DataSetInfo]:
-        """Return every entry as it is kept, sorted as LROSE sorts them."""
+        """Return all entries, in LROSE's order."""
         return sorted(self._entries.values(), key=lambda entry: entry.sort_key)
 
     def selected(self, datatype: str = "", directory: str = "") -> list[DataSetInfo]:
-        """Return those of a type and of a directory; an empty text matches any."""
+        """Return the entries of a type and of a directory; an empty text matches any."""
         return [
             entry
             for entry in self.all()
@@ -165,7 +181,7 @@ class DataMap:
     # --- parts of these ---------------------------------------------------------------------
 
     def _entry(self, info: DataSetInfo) -> DataSetInfo:
-        """Return the entry that is meant, or a new one."""
+        """Return the entry of this key, or a new one."""
         if info.datatype in {"", _UNKNOWN}:
             info = replace(info, datatype=guess_datatype(info.dir))
         there = self._entries.get(info.key)
@@ -190,5 +206,90 @@ class DataMap:
 
 
 def _last_heard(entry: DataSetInfo) -> int:
-    """Return the time that an entry's age counts from: the first of these that is known."""
+    """Return the time from which an entry's age counts: the first of these that is known."""
     return entry.last_reg_time or entry.end_time or entry.start_time or entry.latest_time
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+_DAMAGED: Final = ".damaged"
+
+
+def state_bytes(infos: Iterable[DataSetInfo]) -> bytes:
+    """Return the content of the file for these entries."""
+    return b"".join(info.write() for info in infos)
+
+
+def save_state(path: Path, content: bytes) -> None:
+    """Write the file atomically, also if this process or the machine dies.
+
+    The caller must be the only writer.
+
+    :raises StorageError: the operating system refuses.
+    """
+    with storage_errors("writing", str(path)):
+        write_whole(path, content, sync=True)
+
+
+def load_state(path: Path, into: DataMap) -> int:
+    """Load an existing file into the map, and return the number of entries.
+
+    Damaged entries are skipped with a warning; the damaged file is renamed and kept.
+
+    :raises StorageError: the operating system refuses.
+    :raises MapFull: the file holds more entries than the map allows.
+    """
+    largest = into.max_entries * INFO_SIZE
+    with storage_errors("reading", str(path)):
+        try:
+            with path.open("rb") as file:
+                content = file.read(largest + 1)
+        except FileNotFoundError:
+            return 0
+    if len(content) > largest:
+        raise MapFull(into.max_entries)
+    infos, faults = _entries(content)
+    if faults:
+        kept = _put_aside(path)
+        log.warning(
+            "the state file %s is damaged (%s): %d data sets of it are used; %s",
+            path,
+            "; ".join(faults),
+            len(infos),
+            kept,
+        )
+    into.register_full(infos)
+    return len(infos)
+
+
+def _entries(content: bytes) -> tuple[list[DataSetInfo], list[str]]:
+    """Return the valid entries, and what is wrong with the others."""
+    infos: list[DataSetInfo] = []
+    faults: list[str] = []
+    whole, rest = divmod(len(content), INFO_SIZE)
+    unreadable = 0
+    for at in range(0, whole * INFO_SIZE, INFO_SIZE):
+        try:
+            infos.append(DataSetInfo.read(content[at : at + INFO_SIZE], f"entry at byte {at}"))
+        except Malformed as fault:
+            unreadable += 1
+            if unreadable == 1:  # one says enough: a file of another kind has nothing but faults
+                faults.append(str(fault))
+    if unreadable > 1:
+        faults.append(f"{unreadable - 1:,} more entries like it")
+    if rest:
+        faults.append(f"it ends with {rest} bytes of an entry of {INFO_SIZE}")
+    return infos, faults
+
+
+def _put_aside(path: Path) -> str:
+    """Keep a damaged file for inspection; return where."""
+    aside = path.with_name(f"{path.name}{_DAMAGED}")
+    try:
+        with storage_errors("renaming", str(path)):
+            path.replace(aside)
+    except StorageError as error:
+        return f"it could not be kept: {error}"
+    return f"it is kept as {aside}"

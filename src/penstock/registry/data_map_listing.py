@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from penstock.protocols.lrose.datamapper_info import DataSetInfo
+    from penstock.protocols.lrose.datamapper_wire import DataSetInfo
 
 __all__ = [
     "Column",
@@ -44,11 +44,11 @@ _ELEMENTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns a table has, beside data type, directory and host."""
+    """The columns of a table besides data type, directory and host."""
 
     ip: bool = False
     latest: bool = False
-    #: Times as how long ago they were.
+    #: Show times as ages.
     relt: bool = False
     lreg: bool = False
     dates: bool = False
@@ -60,14 +60,14 @@ class Column(NamedTuple):
     """One column of a table."""
 
     title: str
-    #: How an entry shows in it.
+    #: Formats the value of an entry.
     value: Callable[[DataSetInfo], str]
-    #: Characters wide, numbers to the right; 0: as wide as its values, text to the left.
+    #: Width in characters, right-aligned; 0: as wide as the values, left-aligned.
     width: int
 
 
 def listed(infos: Iterable[DataSetInfo], *, later_than: int | None, now: int) -> list[DataSetInfo]:
-    """Return the entries to show: all, or those whose latest data are so many seconds old."""
+    """Return the entries to show: all, or those with data `later_than` or more seconds old."""
     return [
         info
         for info in infos
@@ -76,14 +76,14 @@ def listed(infos: Iterable[DataSetInfo], *, later_than: int | None, now: int) ->
 
 
 def _clean(text: str) -> str:
-    """Show what is no text as its number: anybody may register what would drive a terminal."""
+    """Escape unprintable characters: registered text could hold terminal sequences."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _number(each) for each in text)
 
 
 def _number(character: str) -> str:
-    # A byte that is no UTF-8 stands in the text as a surrogate, whose last 8 bits it is.
+    # A byte that is not UTF-8 is a surrogate in the text; the byte is its last 8 bits.
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))
 
 
@@ -91,7 +91,7 @@ def _number(character: str) -> str:
 
 
 def plain(infos: Sequence[DataSetInfo], shown: Iterable[DataSetInfo] | None = None) -> str:
-    """Return the count of all, and a line for each of those that are shown (all, by default)."""
+    """Return the count of all entries, and a line for each one shown (default: all)."""
     lines = [str(len(infos))]
     lines += [
         f"{_clean(info.datatype)} {_clean(info.dir)} {_clean(info.hostname)} "
@@ -106,7 +106,7 @@ def plain(infos: Sequence[DataSetInfo], shown: Iterable[DataSetInfo] | None = No
 def xml(infos: Iterable[DataSetInfo], hostname: str) -> str:
     """Return the map of a host as XML.
 
-    The host of every data set is the one that was asked, as LROSE has it.
+    The host of every data set is the queried one, as in LROSE.
     """
     host = _escaped(hostname)
     lines = [f'<monitored hostname="{host}">']
@@ -128,7 +128,7 @@ _NUMBER: Final = {field: "g" if field in {"nfiles", "total_bytes"} else "d"
 
 
 def _escaped(text: str) -> str:
-    # LROSE leaves them as they are, which no parser of XML would take.
+    # LROSE does not escape them, which no XML parser accepts.
     text = _clean(text)
     for character, name in (("&", "amp"), ("<", "lt"), (">", "gt"), ('"', "quot")):
         text = text.replace(character, f"&{name};")
@@ -139,7 +139,7 @@ def _escaped(text: str) -> str:
 
 
 def columns(wanted: Columns, infos: Sequence[DataSetInfo]) -> list[Column]:
-    """Return the columns of a table; that of forecasts only where there is one."""
+    """Return the columns of a table; that of leads only if an entry is a forecast."""
     found = [
         Column("DataType", lambda info: _clean(info.datatype), 0),
         Column("Dir", lambda info: _clean(info.dir), 0),
@@ -179,7 +179,7 @@ def table(
     hosts: str,
     now: int,
 ) -> str:
-    """Return the table that PrintDataMap prints: `hosts` as it was asked, relays and all."""
+    """Return the table that PrintDataMap prints; `hosts` as queried, relays included."""
     host = hosts.rpartition(":")[2]
     relay = f"Relay host list: '{hosts}'" if host != hosts else None
     at = f"{_utc(infos[0].check_time if infos else now):%Y/%m/%d %H:%M:%S}"
@@ -247,12 +247,12 @@ def _moment(seconds: int) -> str:
 
 
 def date(seconds: int) -> str:
-    """Show a day; nothing for a time that is not known."""
+    """Format a date; empty for an unknown time."""
     return "" if seconds <= 0 else f"{_utc(seconds):%Y/%m/%d}"
 
 
 def lead(seconds: int) -> str:
-    """Show how far a forecast looks ahead; nothing for what is none."""
+    """Format a forecast lead; empty for what is not a forecast."""
     return "" if seconds < 0 else "+" + _clock_time(seconds)
 
 
@@ -268,7 +268,7 @@ def _clock_time(seconds: int) -> str:
 
 
 def size(number: float) -> str:
-    """Show a number in at most a few characters: `12`, `1.2K`, `345M`; nothing below 1."""
+    """Format a number in a few characters: `12`, `1.2K`, `345M`; empty below 1."""
     if number < 1:
         return ""
     if number < 1e3:  # noqa: PLR2004 - the unit itself

@@ -1,7 +1,7 @@
 """How do programs tell each other of new files? `LatestDataInfo`.
 
-LROSE's latest_data_info: who writes a file into a directory says so there, and who works on the
-files waits for it.
+LROSE's latest_data_info: the writer of a file announces it in the directory, and programs that
+process the files wait for that.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption
-from penstock.protocols.lrose.ldata_info import NONE, UNKNOWN, LatestInfo
-from penstock.registry.latest_files import write_files
-from penstock.registry.latest_paths import data_path
-from penstock.registry.latest_reading import InfoReader, LatestStatistics
-from penstock.registry.latest_registering import MapRegistrar, Register
-from penstock.registry.latest_settings import InfoFiles, LatestSettings, writing_is_off
-from penstock.registry.latest_state import SavedPlace
+from penstock.core.interfaces import Closable
+from penstock.protocols.lrose.ldata_format import NONE, UNKNOWN, LatestInfo
+from penstock.registry.latest_files import (
+    InfoFiles,
+    LatestSettings,
+    SavedPlace,
+    data_path,
+    write_files,
+    writing_is_off,
+)
+from penstock.registry.latest_reader import InfoReader, LatestStatistics
+from penstock.registry.registration import MapRegistrar, Register
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -37,10 +41,10 @@ _SECOND: Final = 1_000_000_000
 class LatestDataInfo(Closable):
     """The latest_data_info of one directory, to be written or read. For one thread at a time.
 
-    `settings` says which of LROSE's forms are used. With a `label` the place of reading is kept,
-    as LROSE keeps it, and found again by the next process with that label. Every entry written is
-    registered with the DataMapper of this machine, if there is one; a `register` of your own is
-    called instead, and None registers nothing.
+    `settings` selects LROSE's forms. With a `label` the read position is saved, as LROSE saves it,
+    and the next process with that label resumes there. Every entry written is registered with the
+    DataMapper of this machine, if one runs; your own `register` is called instead, and None
+    registers nothing.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class LatestDataInfo(Closable):
         self._closed = False
 
     def use(self, settings: LatestSettings) -> None:
-        """Write and look at other forms from now on; the place of reading stays.
+        """Use other forms from now on; the read position stays.
 
         :raises InvalidOption: the settings are for files of another name.
         """
@@ -94,7 +98,7 @@ class LatestDataInfo(Closable):
         fmq_only: bool = False,
         **fields: Any,
     ) -> LatestInfo:
-        """Say that there is a new file, and return the entry.
+        """Announce a new file, and return the entry.
 
         `path` is the file, below the directory; `time` when its data is valid (or, of a forecast,
         when it was made), in seconds since 1970 or as an aware datetime; now by default. Other
@@ -131,10 +135,9 @@ class LatestDataInfo(Closable):
     ) -> LatestInfo | None:
         """Return what is new since the last read, in order, or None.
 
-        The first read returns the newest entry that is there; `from_start` lets it begin with the
-        oldest one in the queue, a label after the last one that was read. What is there at first
-        and was written more than `max_valid_age` seconds ago is passed over. `forced` returns the
-        last entry again.
+        The first read returns the newest entry; with `from_start` the oldest one in the queue, with
+        a label the one after the last that was read. Entries that exist at first and were written
+        more than `max_valid_age` seconds ago are skipped. `forced` returns the last entry again.
 
         :raises StorageError: the operating system refuses.
         """
@@ -148,7 +151,7 @@ class LatestDataInfo(Closable):
         from_start: bool = False,
         timeout: float | None = None,
     ) -> Iterator[LatestInfo]:
-        """Yield entries as they come; end when none came for `timeout` seconds."""
+        """Yield entries as they arrive; end when none arrived for `timeout` seconds."""
         while True:
             info = self.wait(max_valid_age, from_start=from_start, timeout=timeout)
             if info is None:
@@ -162,7 +165,7 @@ class LatestDataInfo(Closable):
         from_start: bool = False,
         timeout: float | None = None,
     ) -> LatestInfo | None:
-        """Return the next entry, once there is one; None: the time is over."""
+        """Wait for the next entry, and return it; None: timeout."""
         until = None if timeout is None else clock_time.monotonic() + timeout
         while True:
             self._check_open()
@@ -174,11 +177,11 @@ class LatestDataInfo(Closable):
                 self._reader.wait(left)
 
     def data_path(self, info: LatestInfo) -> str | None:
-        """Return the path of the file that an entry tells of; None: there is none (any more)."""
+        """Return the path of an entry's file; None: it does not exist (any more)."""
         return data_path(info, self._files.directory)
 
     def statistics(self) -> LatestStatistics:
-        """Return what was delivered, lost and unreadable so far."""
+        """Return the counters of delivered, lost and unreadable entries."""
         return self._reader.statistics()
 
     # --- the rest ---------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class LatestDataInfo(Closable):
             raise Closed(f"the latest_data_info of {self.directory} was closed")
 
     def close(self) -> None:
-        """Give everything back. Closing twice is fine."""
+        """Release all resources. Idempotent."""
         if not self._closed:
             self._closed = True
             self._reader.close()
@@ -204,7 +207,7 @@ def info_about(
     forecast_lead_secs: int | None = None,
     **fields: Any,
 ) -> LatestInfo:
-    """Return the entry for a file, with what its name tells.
+    """Return the entry for a file, with the fields that its name implies.
 
     :raises InvalidOption: the file is not below the directory, or a field does not fit.
     """
@@ -225,7 +228,7 @@ def info_about(
 
 
 def _below(path: str, directory: str) -> str:
-    """Return the path as it is seen from the directory."""
+    """Return the path relative to the directory."""
     below = path
     if os.path.isabs(path):  # noqa: PTH117
         below = os.path.relpath(path, os.path.abspath(directory))  # noqa: PTH100

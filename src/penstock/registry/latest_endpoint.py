@@ -1,40 +1,49 @@
 """How is a directory's latest_data_info read and written as a stream? `latest:/dir`.
 
-One message for each new file. It is the queue of latest_data_info underneath, so that it can be
-read again from any entry that the queue still has.
+One message for each new file. It reads the queue of latest_data_info, so it can be replayed from
+any entry that the queue still has.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from penstock.core.books import BookedWriter
 from penstock.core.capabilities import Listable, Replayable
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.endpoints import Endpoint, Identity
-from penstock.core.errors import InvalidURL, Malformed
-from penstock.core.interfaces import Bounds, BytesLike, Reader
-from penstock.core.options import Options, parse_options
+from penstock.core.errors import InvalidURL, Malformed, NotFound
+from penstock.core.interfaces import BookedWriter, Bounds, BytesLike, Reader
+from penstock.core.options import Options, Patience, Size, parse_options
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
-from penstock.protocols.lrose.ldata_body import decode_body, xml_in_body
-from penstock.protocols.lrose.ldata_info import LatestInfo
-from penstock.protocols.lrose.ldata_xml import ROOT, decode_xml, encode_xml
-from penstock.queue.classic.info import describe_queue
+from penstock.protocols.lrose.ldata_format import (
+    ROOT,
+    LatestInfo,
+    decode_body,
+    decode_xml,
+    encode_xml,
+    xml_in_body,
+)
+from penstock.queue.classic.creation import create_queue
+from penstock.queue.classic.endpoint import describe_queue
 from penstock.queue.classic.options import ClassicOptions
 from penstock.queue.classic.reader import ClassicReader
-from penstock.queue.options import Patience  # noqa: TC001 - pydantic reads it at run time
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_paths import data_path
-from penstock.registry.latest_settings import DEFAULT_NAME, InfoFiles, LatestSettings
+from penstock.registry.latest_files import (
+    DEFAULT_NAME,
+    InfoFiles,
+    LatestSettings,
+    data_path,
+    expected_path,
+)
 
 if TYPE_CHECKING:
-    from penstock.core.info import StreamInfo
-    from penstock.core.interfaces import Writer
+    from penstock.core.interfaces import StreamInfo, Writer
     from penstock.core.message import Message
     from penstock.core.position import Position, PositionLike
     from penstock.core.stream_id import StreamId
@@ -42,16 +51,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LatestEndpoint", "LatestReader", "LatestWriter", "payload_of"]
 
+log = logging.getLogger(__name__)
+
 _SECOND: Final = 1_000_000_000
 
 
 class LatestReaderOptions(Options):
     """Options of `latest:/dir` for readers."""
 
-    #: What the files are called, behind an underscore.
+    #: Name of the files, after an underscore.
     name: str = DEFAULT_NAME
-    #: What a payload is: LROSE's XML, or its fields and the file's path as JSON.
-    format: Literal["xml", "json"] = "xml"
+    #: Form of a payload: LROSE's XML, its fields and the file's path as JSON, or the file itself.
+    format: Literal["xml", "json", "file"] = "xml"
+    #: Most bytes of a file as a payload.
+    max_file: Size = 256 << 20
     #: Wait for the first entry to be written: `true`, or for how long.
     wait: Patience = 0.0
 
@@ -60,7 +73,7 @@ class LatestWriterOptions(Options):
     """Options of `latest:/dir` for writers."""
 
     name: str = DEFAULT_NAME
-    #: Tell the DataMapper of this machine.
+    #: Register entries with the DataMapper of this machine.
     datamapper: bool = True
 
 
@@ -74,6 +87,18 @@ class LatestEndpoint(Listable, Endpoint):
 
     def open_writer(self, url: URL) -> Writer:
         return LatestWriter(url.text, _directory(url), parse_options(url, LatestWriterOptions))
+
+    def create(self, url: URL, *, replace: bool = False) -> None:
+        """Create an empty queue, for readers that start before the first entry."""
+        settings = LatestSettings(name=parse_options(url, LatestReaderOptions).name)
+        create_queue(
+            InfoFiles(_directory(url), settings.name).queue,
+            settings.fmq_slots,
+            settings.fmq_size,
+            SYSTEM_CLOCK.now_ns() // _SECOND,
+            replace=replace,
+            lock_timeout=settings.lock_timeout,
+        ).close()
 
     def describe(self, url: URL) -> StreamInfo:
         name = parse_options(url, LatestReaderOptions).name
@@ -102,15 +127,34 @@ def _directory(url: URL) -> str:
 
 
 def payload_of(body: bytes, directory: str, format: str) -> tuple[bytes, LatestInfo]:
-    """Return what a message of the queue is to a reader of the stream, and what it says.
+    """Return the payload for a message of the queue, and its entry.
 
-    :raises Malformed: it is no entry.
+    :raises Malformed: the message is not an entry.
     """
     info = decode_body(body)
     if format == "json":
         fields = {**info.to_fields(), "directory": directory, "path": data_path(info, directory)}
         return json.dumps(fields).encode(), info
     return xml_in_body(body) or encode_xml(info, directory), info
+
+
+def _content(info: LatestInfo, directory: str, most: int) -> bytes:
+    """Return the content of an entry's file.
+
+    :raises NotFound: the file does not exist any more.
+    :raises Malformed: the file is larger than allowed.
+    """
+    path = data_path(info, directory)
+    if path is None:
+        raise NotFound(f"{expected_path(info, directory)} is gone")
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - LROSE's spelling of it
+            content = file.read(most + 1)
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > most:
+        raise Malformed(path, "size", f"at most {most:,} bytes: max_file=", "more")
+    return content
 
 
 class LatestReader(Replayable, Reader):
@@ -124,6 +168,7 @@ class LatestReader(Replayable, Reader):
         super().__init__(url)
         self._directory = os.path.abspath(directory)  # noqa: PTH100 - for programs elsewhere
         self._format = options.format
+        self._max_file = options.max_file
         self._queue = ClassicReader(
             url,
             InfoFiles(directory, options.name).queue,
@@ -140,7 +185,7 @@ class LatestReader(Replayable, Reader):
         return self._take_within(limit, timeout)
 
     def _take_within(self, limit: int, timeout: float | None) -> list[Message]:
-        """Take from the queue, which knows how to sleep until it is written to."""
+        """Read from the queue, which can wait for a write."""
         while found := self._queue.read_many(limit, timeout):
             messages = [made for message in found if (made := self._made_of(message))]
             if messages:
@@ -150,10 +195,17 @@ class LatestReader(Replayable, Reader):
         return []
 
     def _made_of(self, message: Message) -> Message | None:
+        lost = DropReason.DAMAGED
         try:
-            payload, info = payload_of(message.payload, self._directory, self._format)
-        except Malformed:
-            self._unreadable.add(Loss(message.seq, message.seq, DropReason.DAMAGED))
+            if self._format == "file":
+                info = decode_body(message.payload)
+                lost = DropReason.RETENTION
+                payload = _content(info, self._directory, self._max_file)
+            else:
+                payload, info = payload_of(message.payload, self._directory, self._format)
+        except (Malformed, NotFound) as error:
+            log.warning("%s: entry %d: %s", self.url, message.seq, error)
+            self._unreadable.add(Loss(message.seq, message.seq, lost))
             return None
         return message._replace(payload=payload, time_ns=info.time_ns)
 
@@ -167,7 +219,7 @@ class LatestReader(Replayable, Reader):
         return self._queue.bounds()
 
     def _idle(self) -> bool:
-        return self._queue._idle()  # noqa: SLF001 - for whoever waits for readers
+        return self._queue._idle()  # noqa: SLF001 - called while this reader waits
 
     def statistics(self) -> ReaderStatistics:
         books = self._queue.statistics()
@@ -190,7 +242,7 @@ class LatestWriter(BookedWriter):
 
     def __init__(self, url: str, directory: str, options: LatestWriterOptions) -> None:
         super().__init__(url)
-        # The number of the entry is what a writer returns: there has to be a queue.
+        # A writer returns the number of the entry, which only the queue has.
         settings = replace(LatestSettings(name=options.name), use_fmq=True)
         self._latest = LatestDataInfo(
             directory, settings=settings, register="map" if options.datamapper else None
@@ -208,9 +260,9 @@ class LatestWriter(BookedWriter):
     ) -> int:
         """Write an entry; see `Writer.write`.
 
-        JSON without a `latest_time` has the `time_ns` given, or now.
+        For JSON without a `latest_time`, the time is `time_ns`, or now.
 
-        :raises Malformed: the payload is no entry.
+        :raises Malformed: the payload is not an entry.
         """
         del type, subtype, created_ns
         self._check_open()
@@ -232,7 +284,7 @@ class LatestWriter(BookedWriter):
 
 
 def _entry(payload: bytes, time_ns: int | None) -> LatestInfo:
-    """Read a payload of either form."""
+    """Decode a payload of either form."""
     if payload.lstrip().startswith(ROOT):
         return decode_xml(payload)
     try:
@@ -241,7 +293,7 @@ def _entry(payload: bytes, time_ns: int | None) -> LatestInfo:
         fields = None
     if not isinstance(fields, dict):
         raise Malformed("latest_data_info", "payload", "XML, or an object in JSON", payload[:60])
-    # What a reader adds for its own reader.
+    # Fields that readers add.
     fields.pop("directory", None)
     fields.pop("path", None)
     moment = SYSTEM_CLOCK.now_ns() if time_ns is None else time_ns

@@ -1,7 +1,7 @@
 """How is the latest_data_info of this machine served to others?
 
-As LROSE's DsLdataServer does (spec lrose 3.6), below one directory. Other than LROSE's it heeds the
-age, the force and the form that a client asks for.
+As LROSE's DsLdataServer does (docs/specs/lrose.md 3.6), below one directory. Unlike LROSE's it
+applies the age, the force and the form that a client requests.
 """
 
 from __future__ import annotations
@@ -15,56 +15,55 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import Field
 
 from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
-from penstock.protocols.lrose.addresses import default_port
-from penstock.protocols.lrose.fmq_paths import QueueRoot
-from penstock.protocols.lrose.ldata_message import Arguments, LdataMessage, Mode
-from penstock.protocols.lrose.serving import DsServer, ServingOptions
+from penstock.protocols.lrose.addresses import QueueRoot, default_port
+from penstock.protocols.lrose.ds_server import DsServer, ServingOptions
+from penstock.protocols.lrose.ldata_wire import Arguments, LdataMessage, Mode
 from penstock.registry.latest import LatestDataInfo
-from penstock.registry.latest_registering import MapRegistrar
-from penstock.registry.latest_settings import LatestSettings
+from penstock.registry.latest_files import LatestSettings
+from penstock.registry.registration import MapRegistrar
 
 if TYPE_CHECKING:
     from penstock.protocols.lrose.ds_message import DsMessage
-    from penstock.protocols.lrose.ldata_info import LatestInfo
-    from penstock.registry.latest_registering import Register
+    from penstock.protocols.lrose.ldata_format import LatestInfo
+    from penstock.registry.registration import Register
 
 __all__ = ["LdataServer", "LdataServerOptions"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a client may wait for another writer.
+#: Most seconds that a client waits for another writer.
 _LOCK_TIMEOUT: Final = 10.0
 _LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Where the places of clients are kept, below the root.
+#: Folder of the clients' saved positions, below the root.
 _PLACES: Final = "_latest_read_info"
 
 
 class LdataServerOptions(ServingOptions):
-    """What a server of latest_data_info may be told."""
+    """Options of a server of latest_data_info."""
 
     #: The directory that is served, with all below it.
     root: Path
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default_factory=lambda: default_port("ldatap")
     )
-    #: Nobody may write.
+    #: Refuse writes.
     read_only: bool = False
-    #: Slots of a queue that a client may have made, at most.
+    #: Most slots of a queue that a client creates.
     max_slots: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
-    #: Tell the DataMapper of this machine of what is written.
+    #: Register written entries with the DataMapper of this machine.
     datamapper: bool = True
     #: An entry is small.
     max_message: Annotated[int, Field(ge=1024, le=1 << 24)] = 1 << 20
 
 
 class LdataServer(DsServer):
-    """A DsLdataServer. It serves as soon as it is made."""
+    """A DsLdataServer. Serves from construction until `close`."""
 
     def __init__(self, options: LdataServerOptions) -> None:
-        """Serve what is below the root.
+        """Serve the directories below the root.
 
-        :raises NotFound: there is no such directory.
-        :raises StorageError: the address cannot be had.
+        :raises NotFound: the root is not a directory.
+        :raises StorageError: the address is in use.
         """
         if not options.root.is_dir():
             raise NotFound(f"there is no directory {options.root}")
@@ -90,7 +89,7 @@ class LdataServer(DsServer):
 
 
 class _LdataSession:
-    """What one client has open."""
+    """The open directory of one client."""
 
     socket_id: int = Mode.REPLY
 
@@ -140,7 +139,7 @@ class _LdataSession:
         self._use(asked.arguments)
 
     def _change(self, mode: Mode, arguments: Arguments) -> None:
-        """Change what the request is about, and nothing else that it does not mention."""
+        """Change only the arguments that the request sets."""
         names = {
             Mode.SET_DISPLACED_DIR_PATH: ("displacedDirPath",),
             Mode.SET_LDATA_FILE_NAME: ("ldataFileName",),
@@ -156,7 +155,7 @@ class _LdataSession:
         self._use(Arguments(**said))
 
     def _use(self, arguments: Arguments) -> None:
-        """Open the directory as the client wants it."""
+        """Open the directory with the client's arguments."""
         if self._directory is None:
             raise Unsupported("no directory is open", hint="a client opens one first")
         if arguments.fmqNSlots > self._options.max_slots:
@@ -174,7 +173,7 @@ class _LdataSession:
             fmq_slots=arguments.fmqNSlots,
             lock_timeout=_LOCK_TIMEOUT,
         )
-        # No link in the place of a file may lead out.
+        # No symbolic link in place of a file may lead out of the root.
         self._root.path(f"{self._directory}/_{settings.name}")
         before, self._arguments = self._arguments, arguments
         if self._latest is not None and _is_same_place(before, arguments):
@@ -208,12 +207,12 @@ class _LdataSession:
         if asked.info is None:
             raise InvalidOption("INFO_XML", None, "a write has an entry")
         if asked.info.displaced_dir_path:
-            # Whoever reads the entry would take a file of that directory for a client's.
+            # Readers of the entry would take a file of that directory for the client's.
             self._root.path(asked.info.displaced_dir_path)
         self._opened().write(info=asked.info, fmq_only=asked.arguments.writeFmqOnly)
 
 
 def _is_same_place(one: Arguments, other: Arguments) -> bool:
-    """Tell whether a reader with these arguments goes on where one with those was."""
+    """Tell whether a reader with the other arguments continues at the same position."""
     names = ("ldataFileName", "saveLatestReadInfo", "latestReadInfoLabel")
     return all(getattr(one, name) == getattr(other, name) for name in names)

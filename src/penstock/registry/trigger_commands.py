@@ -1,7 +1,7 @@
 """How is a command run for a new file, and ended when it takes too long?
 
-No shell has a look at it: each word of the command is one argument, with the file's path and times
-put in where the word says so.
+No shell is involved: each word of the command is one argument, in which fields are replaced by the
+file's path and times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.errors import InvalidOption, PenstockError
 from penstock.core.supervision import NotStarted, Process, describe_status
 from penstock.core.units import format_duration, format_time
-from penstock.registry.latest_paths import relative_path
+from penstock.registry.latest_files import relative_path
 from penstock.registry.triggers import Stopped
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FIELDS", "Command", "CommandFailed", "CommandTimeout"]
 
-#: What a word may name, and what is put there.
+#: The fields of words, and their values.
 FIELDS: Final[dict[str, Callable[[NewData], str]]] = {
     "path": lambda new: new.path,
     "rel": lambda new: relative_path(new.info, new.directory),
@@ -42,7 +42,7 @@ FIELDS: Final[dict[str, Callable[[NewData], str]]] = {
 }
 
 _FIELD: Final = re.compile(r"\{\{|\}\}|\{([a-z0-9]*)\}|[{}]")
-#: Seconds between two looks at whether to stop.
+#: Seconds between two checks for a stop.
 _LOOK: Final = 0.2
 
 
@@ -61,10 +61,10 @@ class CommandTimeout(CommandFailed, TimeoutError):
 
 
 class Command:
-    """Work for new files that another program does.
+    """A command to run for each new file.
 
-    A run that takes longer than `timeout` seconds is ended, and so is everything it started. When
-    the trigger is to stop, the run under way has `grace` seconds to come to its end.
+    A run that takes longer than `timeout` seconds is ended, with all processes it started. When
+    the trigger stops, the current run has `grace` seconds to finish.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Command:
     ) -> None:
         """Check the words.
 
-        :raises InvalidOption: there are none, or one has a field that no file has.
+        :raises InvalidOption: there are no words, or one has an unknown field.
         """
         if not words:
             raise InvalidOption("command", "", "is empty", hint="penstock on DIR -- COMMAND {path}")
@@ -91,17 +91,17 @@ class Command:
         self._output = output
 
     def arguments(self, new: NewData) -> list[str]:
-        """Return the words for one file.
+        """Return the arguments for one file.
 
-        :raises NotFound: the path is asked for, and the file is not there.
+        :raises NotFound: the path is used, and the file does not exist.
         """
         return [_filled(word, new) for word in self._words]
 
     def __call__(self, new: NewData) -> None:
-        """Run it for one file.
+        """Run the command for one file.
 
         :raises CommandFailed: it ended with a status other than 0, or took too long.
-        :raises Stopped: it was ended because the trigger is to stop.
+        :raises Stopped: it was ended because the trigger stops.
         """
         arguments = self.arguments(new)
         name = os.path.basename(arguments[0])  # noqa: PTH119 - for people

@@ -1,36 +1,53 @@
 """How is work done for every new file, in order and at least once? `on_new_data` and `Trigger`.
 
-A trigger follows the queue of a directory's latest_data_info. Its place is saved after each file
-that is done; a file that was being worked on when the process died comes again.
+A trigger follows the queue of a directory's latest_data_info. Its position is saved after each file
+that is done; a file in work when the process dies is redelivered.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from penstock.core.clock import SYSTEM_CLOCK, SystemClock
-from penstock.core.errors import Malformed, NotFound, Unsupported
+from penstock.core.dead_letter import Code, DeadLetter
+from penstock.core.endpoints import open_reader, open_writer
+from penstock.core.errors import (
+    InvalidOption,
+    Malformed,
+    NotFound,
+    PositionError,
+    Unsupported,
+    WriteTimeout,
+)
 from penstock.core.position import Position, PositionLike
 from penstock.core.retry import Backoff, RetryPolicy, retry
-from penstock.protocols.lrose.ldata_body import decode_body
-from penstock.registry.latest_paths import data_path, expected_path
-from penstock.registry.latest_settings import DEFAULT_NAME, InfoFiles
-from penstock.registry.trigger_letters import DeadLetters
-from penstock.registry.trigger_place import TriggerPlace, check_name, open_entries
+from penstock.protocols.lrose.ldata_format import decode_body
+from penstock.queue.classic.options import ClassicOptions
+from penstock.queue.classic.reader import ClassicReader
+from penstock.queue.cursor_file import CursorFile
+from penstock.registry.latest_files import DEFAULT_NAME, InfoFiles, data_path, expected_path
 
 if TYPE_CHECKING:
-    from penstock.core.dead_letter import DeadLetter
+    from collections.abc import Iterator
+
+    from penstock.core.interfaces import Reader
     from penstock.core.message import Message
-    from penstock.protocols.lrose.ldata_info import LatestInfo
-    from penstock.queue.classic.reader import ClassicReader
+    from penstock.protocols.lrose.ldata_format import LatestInfo
 
 __all__ = [
     "DEFAULT_RETRY",
+    "DeadLetters",
     "Happening",
     "NewData",
     "Stopped",
@@ -39,19 +56,23 @@ __all__ = [
     "on_new_data",
 ]
 
-#: Three attempts in a few seconds, whatever the error: then a person has to look at it.
+log = logging.getLogger(__name__)
+
+# --- triggers -----------------------------------------------------------------------------------
+
+#: Three attempts in a few seconds, whatever the error; then the file is a dead letter.
 DEFAULT_RETRY: Final = RetryPolicy(
     retry_on=(Exception,), backoff=Backoff(initial=1.0, maximum=30.0), max_attempts=3
 )
-#: Seconds between two looks at whether to stop.
+#: Seconds between two checks for a stop.
 _LOOK: Final = 0.2
 _WAIT_FOR_QUEUE: Final = 0.05
-#: Seconds that the first writer may take between its first file and its queue.
+#: Most seconds between the first writer's first file and its queue.
 _MAKING_A_QUEUE: Final = 2.0
 
 
 class Stopped(BaseException):
-    """The work was broken off because the trigger is to stop; the file comes again."""
+    """The work was aborted because the trigger stops; the file is redelivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +80,7 @@ class NewData:
     """A new file."""
 
     info: LatestInfo
-    #: The directory whose latest_data_info told of it.
+    #: The directory of the latest_data_info.
     directory: str
     #: The number of its entry in the queue.
     seq: int
@@ -68,7 +89,7 @@ class NewData:
     def path(self) -> str:
         """The path of the file.
 
-        :raises NotFound: it is not there (any more).
+        :raises NotFound: the file does not exist (any more).
         """
         found = data_path(self.info, self.directory)
         if found is None:
@@ -86,22 +107,22 @@ class NewData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """What a trigger tells of, as it goes."""
+    """An event of a trigger."""
 
     #: `done`; `failed`, to be tried again; `dead`, given up; `lost`, overwritten before it was
-    #: read; `unreadable`, no entry; `restarted`: the queue was made anew.
+    #: read; `unreadable`, not an entry; `restarted`: the queue was recreated.
     what: Literal["done", "failed", "dead", "lost", "unreadable", "restarted"]
     new: NewData | None = None
     seq: int | None = None
-    #: How often it was tried so far; how many, of those lost.
+    #: Attempts so far; for `lost`, the number of entries.
     count: int = 1
-    #: Seconds it took; until it is tried again, of one that failed.
+    #: Seconds of the work; for `failed`, until the next attempt.
     seconds: float = 0.0
     error: Exception | None = field(default=None, compare=False)
 
 
 class TriggerStatistics(NamedTuple):
-    """Books of a trigger. Every entry up to its place is done, dead, lost or unreadable."""
+    """Counters of a trigger. Each entry before its position is done, dead, lost or unreadable."""
 
     #: Files whose work is done.
     done: int
@@ -111,9 +132,9 @@ class TriggerStatistics(NamedTuple):
     failures: int
     #: Entries overwritten before they were read.
     lost: int
-    #: Entries that are none.
+    #: Messages that are not valid entries.
     unreadable: int
-    #: How often the queue was made anew.
+    #: How often the queue was recreated.
     restarts: int
 
 
@@ -123,11 +144,11 @@ StopAsked: TypeAlias = Callable[[], bool]
 
 
 class Trigger:
-    """Does work for every new file of a directory. One process at a time has a trigger's name.
+    """Does work for every new file of a directory. One process at a time can use a name.
 
-    `start` is where a trigger of a new name begins: `last`, as LROSE's readers do, with the newest
-    file that is there; `start` with the oldest that the queue knows; `end` with the next to come.
-    Its place and its dead letters are in the directory, or in `state`.
+    `start` is where a trigger of a new name starts: `last` with the newest file, as LROSE's readers
+    do; `start` with the oldest one in the queue; `end` with the next new one. Its position and its
+    dead letters are stored in the directory, or in `state`.
     """
 
     def __init__(
@@ -142,7 +163,7 @@ class Trigger:
         info_name: str = DEFAULT_NAME,
         tell: Tell = lambda _: None,
     ) -> None:
-        self.name = check_name(name)
+        self.name = _check_name(name)
         self.directory = os.fspath(directory)
         self._files = InfoFiles(directory, info_name)
         self._work = work
@@ -156,16 +177,16 @@ class Trigger:
         self._stop: StopAsked = lambda: False
 
     def __call__(self, new: NewData) -> object:
-        """Do the work for one file, outside of any order."""
+        """Do the work for one file, independent of the position."""
         return self._work(new)
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The files given up."""
+        """The dead letters: files given up."""
         return self._letters
 
     def statistics(self) -> TriggerStatistics:
-        """Return what was done, given up and lost so far."""
+        """Return the counters of files done, given up and lost."""
         return TriggerStatistics(
             self._done, self._dead, self._failures, self._lost, self._unreadable, self._restarts
         )
@@ -175,10 +196,10 @@ class Trigger:
     def run(
         self, stop: StopAsked = lambda: False, *, idle: float | None = None
     ) -> TriggerStatistics:
-        """Work until `stop` says so, or until nothing came for `idle` seconds; return the books.
+        """Work until `stop`, or until no file came for `idle` seconds; return the counters.
 
-        :raises NotFound: there is no such directory.
-        :raises CursorInUse: another process has this trigger.
+        :raises NotFound: the directory does not exist.
+        :raises CursorInUse: another process runs this trigger.
         :raises StorageError: the operating system refuses.
         """
         if not self._files.folder.is_dir():
@@ -187,11 +208,11 @@ class Trigger:
                 hint="check its name, or make it; the first file may come later",
             )
         self._stop = stop
-        place = TriggerPlace(self._state, self.name)
+        place = _TriggerPlace(self._state, self.name)
         try:
             place.claim(self._files.queue, self._start, is_there=self._files.has_whole_queue())
             if self._wait_for_queue(idle):
-                with open_entries(self._files.queue) as reader:
+                with _open_entries(self._files.queue) as reader:
                     if not place.stand(reader, self._files.queue):
                         self._restarts += 1
                         self._tell(Happening(what="restarted"))
@@ -206,7 +227,7 @@ class Trigger:
         until = None if idle is None else time.monotonic() + idle
         alone_since: float | None = None
         while not self._files.has_whole_queue():
-            # Whoever writes the first entry makes the queue after the file.
+            # The writer of the first entry creates the queue after the file.
             has_file = self._files.xml.exists() or self._files.ascii.exists()
             is_alone = has_file and not self._files.stat.exists()
             alone_since = (alone_since or time.monotonic()) if is_alone else None
@@ -221,7 +242,7 @@ class Trigger:
             time.sleep(_WAIT_FOR_QUEUE)
         return True
 
-    def _follow(self, reader: ClassicReader, place: TriggerPlace, idle: float | None) -> None:
+    def _follow(self, reader: ClassicReader, place: _TriggerPlace, idle: float | None) -> None:
         heard = time.monotonic()
         before = (self._lost, self._restarts)
         while not self._stop():
@@ -272,7 +293,7 @@ class Trigger:
         )
 
     def _attempt(self, new: NewData) -> tuple[Exception | None, int]:
-        """Do the work, as often as the policy says; return what is wrong in the end, and tries."""
+        """Do the work with retries; return the last error, or None, and the number of attempts."""
         attempts = 1
 
         def failed(attempt: int, error: Exception, delay: float) -> None:
@@ -295,17 +316,17 @@ class Trigger:
     # --- dead letters -----------------------------------------------------------------------
 
     def told_by(self, letter: DeadLetter) -> NewData:
-        """Return the file that a dead letter is about.
+        """Return the file of a dead letter.
 
-        :raises Malformed: it is about none.
+        :raises Malformed: it holds no entry.
         """
         info = decode_body(letter.original.payload)
         return NewData(info, self.directory, letter.original.seq)
 
     def retry_dead(self, stop: StopAsked = lambda: False) -> tuple[int, int]:
-        """Try those given up again; return how many are done, and how many still dead.
+        """Retry the dead letters; return how many are done, and how many still dead.
 
-        :raises CursorInUse: somebody else is at it.
+        :raises CursorInUse: another process retries them.
         """
         self._stop = stop
         done = dead = 0
@@ -333,7 +354,7 @@ class Trigger:
 
 
 class _StoppableClock(SystemClock):
-    """A clock on which nobody sleeps longer than until the trigger is to stop."""
+    """A clock whose sleeps end when the trigger stops."""
 
     def __init__(self, stop: StopAsked) -> None:
         self._stop = stop
@@ -357,10 +378,9 @@ def on_new_data(
     state: str | os.PathLike[str] | None = None,
     tell: Tell = lambda _: None,
 ) -> Callable[[Work], Trigger]:
-    """Make a function the work for every new file of a directory: `@on_new_data(dir)`.
+    """Turn a function into a `Trigger` for the new files of a directory: `@on_new_data(dir)`.
 
-    What becomes of it is a `Trigger`, by the function's name unless it is given another. Its `run`
-    does the work.
+    The trigger has the function's name, unless another is given. Its `run` does the work.
     """
 
     def made(work: Work) -> Trigger:
@@ -370,3 +390,214 @@ def on_new_data(
         )
 
     return made
+
+
+# --- the position of a trigger ------------------------------------------------------------------
+# A named cursor holds the number of the next entry. The queue of latest_data_info has no epoch that
+# shows that it was recreated; so the cursor's epoch is a fingerprint of the entry before it.
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+#: The fingerprint of nothing.
+_NOBODY: Final = 0
+
+
+def _check_name(name: str) -> str:
+    """Check that a name is valid in file names.
+
+    :raises InvalidOption: it is not.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidOption("name", name, "is up to 64 letters, digits, dots and dashes")
+    return name
+
+
+def _cursors_path(state: str) -> str:
+    """Return the file with the positions of all triggers of a directory."""
+    return str(Path(state) / "_penstock_on.cursors")
+
+
+def _open_entries(queue: str) -> ClassicReader:
+    """Open the queue of latest_data_info at its start."""
+    return ClassicReader(
+        f"fmq:{queue}", queue, Position.START, ClassicOptions(damaged="skip", wait=0.0)
+    )
+
+
+class _TriggerPlace:
+    """The position of a trigger, owned by one process at a time."""
+
+    def __init__(self, state: str, name: str) -> None:
+        self._path = _cursors_path(state)
+        self._name = name
+        self._open = ExitStack()
+        self._file: int | None = None
+
+    def claim(self, queue: str, start: Position, *, is_there: bool) -> None:
+        """Take ownership; a new position is at `start`, or at 0 if there is no queue yet.
+
+        :raises CursorInUse: another process runs this trigger.
+        """
+        self._claim(self._first(queue, start) if is_there else 0)
+
+    def _claim(self, seq: int) -> None:
+        cursors = self._open.enter_context(CursorFile(self._path))
+        self._cursor = self._open.enter_context(cursors.claim(self._name, epoch=_NOBODY, seq=seq))
+        self._file = _inode(self._path)
+
+    @staticmethod
+    def _first(queue: str, start: Position) -> int:
+        with _open_entries(queue) as reader:
+            reader.seek(start)
+            return reader.statistics().next_seq or 0
+
+    def stand(self, reader: ClassicReader, queue: str) -> bool:
+        """Move a reader to the position; False: the queue was recreated, and it is at its start.
+
+        The reader counts overwritten entries as lost.
+        """
+        seq = self._cursor.seq
+        try:
+            reader.seek(Position.sequence(seq))
+            is_same = self._is_same(queue, seq, self._cursor.epoch)
+        except PositionError:
+            is_same = False
+        if not is_same:
+            log.warning("%s was made anew since %s read it", reader.url, self._name)
+            reader.seek(Position.START)
+        return is_same
+
+    @staticmethod
+    def _is_same(queue: str, seq: int, fingerprint: int) -> bool:
+        """Tell whether the entry before a position is the last one done."""
+        if fingerprint == _NOBODY:
+            return True
+        # A cursor is moved by two stores. A kill between them leaves the fingerprint one behind.
+        with _open_entries(queue) as reader:
+            bounds = reader.bounds()
+            known = [at for at in (seq - 1, seq - 2) if bounds.oldest <= at < bounds.end]
+            for at in known:
+                reader.seek(at)
+                message = reader.read(timeout=0)
+                if message is not None and _fingerprint(message) == fingerprint:
+                    return True
+        return not known
+
+    def move_past(self, message: Message) -> None:
+        """Record that this entry, and all before it, are done."""
+        if _inode(self._path) != self._file:
+            # The directory was cleaned up. A position in a removed file is lost.
+            log.warning("%s is gone; it is made anew", self._path)
+            self._open.close()
+            self._claim(message.seq)
+        self._cursor.move(message.seq + 1, _fingerprint(message))
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_ino
+    except OSError:
+        return None
+
+
+def _fingerprint(message: Message) -> int:
+    what = b"%d %d %b" % (message.seq, message.created_ns, message.payload)
+    number = int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little")
+    return number or 1
+
+
+# --- dead letters -------------------------------------------------------------------------------
+# Entries that a trigger gave up are stored as dead letters in a log beside its cursor, until they
+# are retried.
+
+#: Entries are small, and dead letters are few.
+_OPTIONS: Final = {"segment": "1M", "segment_slots": 1024, "sync": "batch"}
+
+
+def _code_of(error: Exception) -> Code:
+    """Return the numeric code of a failure."""
+    if isinstance(error, TimeoutError | WriteTimeout):
+        return Code.DEADLINE_EXCEEDED
+    if isinstance(error, FileNotFoundError):
+        return Code.NOT_FOUND
+    return Code.PERMISSION_DENIED if isinstance(error, PermissionError) else Code.UNKNOWN
+
+
+class DeadLetters:
+    """The dead letters of one trigger."""
+
+    def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
+        self._state = os.fspath(directory)
+        self._name = _check_name(name)
+        self.folder = Path(directory) / f"_penstock_on.{name}.dead"
+        self._url = f"log:{quote(os.path.abspath(self.folder))}"  # noqa: PTH100
+        #: The position up to which they were retried.
+        self._cursor_name = f"{name}.dead"
+
+    def add(self, message: Message, error: Exception, attempts: int, first_ns: int) -> None:
+        """Store an entry that was given up, and the reason.
+
+        :raises StorageError: the operating system refuses; then the entry must not be skipped.
+        """
+        now = SYSTEM_CLOCK.now_ns()
+        reason = str(error) or type(error).__name__
+        code = _code_of(error)
+        self._append(DeadLetter(message, code, reason, self._name, attempts, first_ns, now, now))
+
+    def _append(self, letter: DeadLetter) -> None:
+        m = letter.to_message()
+        with open_writer(self._url, **_OPTIONS) as writer:
+            writer.write(m.payload, m.type, m.subtype, m.time_ns, None, m.stream, m.attributes)
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """Yield the pending dead letters, the oldest first."""
+        if not self.folder.exists():
+            return
+        with closing(CursorFile(_cursors_path(self._state))) as cursors:
+            done = cursors.find(self._cursor_name)
+        for message in self._waiting(0 if done is None else done.seq):
+            yield DeadLetter.from_message(message)
+
+    def _waiting(self, seq: int) -> Iterator[Message]:
+        try:
+            reader: Reader = open_reader(self._url)
+        except NotFound:
+            return
+        with reader:
+            bounds = reader.bounds()
+            if seq < bounds.end:
+                reader.seek(max(seq, bounds.oldest))
+                yield from reader.available()
+
+    def retry(self, work: Callable[[DeadLetter], tuple[Exception | None, int]]) -> None:
+        """Retry each dead letter.
+
+        `work` returns the error, or None, and the number of attempts. An entry that fails again is
+        stored as a new letter.
+
+        :raises CursorInUse: another process retries them.
+        """
+        if not self.folder.exists():
+            return
+        with (
+            closing(CursorFile(_cursors_path(self._state))) as cursors,
+            cursors.claim(self._cursor_name) as cursor,
+        ):
+            for message in self._waiting(cursor.seq):
+                letter = DeadLetter.from_message(message)
+                error, attempts = work(letter)
+                if error is not None:
+                    now = SYSTEM_CLOCK.now_ns()
+                    again = replace(
+                        letter,
+                        code=_code_of(error),
+                        reason=str(error) or type(error).__name__,
+                        attempts=letter.attempts + attempts,
+                        last_attempt_ns=now,
+                        dead_ns=now,
+                    )
+                    self._append(again)
+                cursor.move(message.seq + 1)

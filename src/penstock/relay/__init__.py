@@ -1,10 +1,9 @@
-"""Copying any reader to any writer."""
+"""Copy any reader to any writer."""
 
+from penstock.relay.config import RelayFile, RelayOptions, load_relays, relay_options
 from penstock.relay.copy import CopyStatistics, check_apart, copy, fields_lost
-from penstock.relay.relay import Relay
-from penstock.relay.relay_options import RelayFile, RelayOptions, load_relays, relay_options
-from penstock.relay.running import Relays, RelayStatus
-from penstock.relay.statistics import RelayStatistics
+from penstock.relay.relay import Relay, RelayStatistics
+from penstock.relay.relays import Relays, RelayStatus
 
 __all__ = [
     "CopyStatistics",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.core.capabilities import Grouped, KeepsOrigin
 from penstock.core.endpoints import are_same_stream
 from penstock.core.errors import InvalidOption
-from penstock.core.grouped import Grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyStatistics", "check_apart", "copy", "fields_lost"]
 
-#: Messages moved at a time.
+#: Messages per batch.
 _BATCH = 1000
-#: While following, look this often (seconds) whether to stop.
+#: While following, check this often (seconds) whether to stop.
 _PATIENCE = 0.5
 
 
 class CopyStatistics(NamedTuple):
-    """Books of a copy: every message was copied, or lost before it could be."""
+    """Counters of a copy: every message was copied, or lost before it was read."""
 
     #: Messages written to the target.
     copied: int
@@ -33,7 +33,7 @@ class CopyStatistics(NamedTuple):
 
 
 def fields_lost(reader: Reader, writer: Writer) -> dict[str, str]:
-    """Return the fields that the source may have and the target cannot carry, and what happens."""
+    """Return the fields that the source may have and the target cannot store, and their fate."""
     return {
         field: fate
         for field, fate in writer.cannot_carry.items()
@@ -42,7 +42,7 @@ def fields_lost(reader: Reader, writer: Writer) -> dict[str, str]:
 
 
 def check_apart(source: str, target: str) -> None:
-    """Make sure that a stream is not copied to itself; called before the target is opened.
+    """Check that a stream is not copied to itself; call it before opening the target.
 
     :raises InvalidOption: both URLs name one stream.
     :raises ConnectionLost: a server cannot be reached.
@@ -64,13 +64,13 @@ def copy(
     on_progress: Callable[[CopyStatistics], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> CopyStatistics:
-    """Copy what the source holds now, or (`follow`) what comes as well, until told to stop.
+    """Copy the existing messages, and with `follow` also new ones, until told to stop.
 
-    The target numbers the messages anew and notes its own time of arrival; payload, type,
-    subtype, time, stream and attributes are kept as far as it can carry them.
+    The target assigns its own `seq` and `created_ns`; payload, type, subtype, time, stream,
+    attributes and `origin_ns` are kept as far as it can store them.
 
     :raises InvalidOption: both are one stream; nothing was copied.
-    :raises PenstockError: whatever reader or writer raise; what was copied before stays.
+    :raises PenstockError: the reader or writer failed; copied messages stay.
     """
     check_apart(reader.url, writer.url)
     newest = None if follow else reader.newest_seq()
@@ -85,8 +85,10 @@ def copy(
             lost=reader.statistics().lost - lost_before,
         )
 
+    keeps_origin = isinstance(writer, KeepsOrigin)
+    read_batch = reader.read_batch_with_origins if keeps_origin else reader.read_batch
     while not should_stop():
-        batch = reader.read_batch(_BATCH, timeout=_PATIENCE if follow else 0)
+        batch = read_batch(_BATCH, timeout=_PATIENCE if follow else 0)
         if batch.num_rows:
             writer.write_batch(batch)
             if isinstance(reader, Grouped):

@@ -1,14 +1,15 @@
 """How does a relay know, after it was killed, what it had copied?
 
-Before a batch goes to the target, a note says which messages it has and where in the target it
-begins. It is written over the note before the last one, so one of the two is always whole. That
-there is a note means that all before it arrived; what of it arrived, the target itself tells. A
-third place has what was on the disk on both sides at some moment, for after a power failure.
+Before a batch is written to the target, a note records its messages and its start in the target.
+It overwrites the note before the last one, so one of the two is always intact. A note means that
+everything before it arrived; how much of its batch arrived is found in the target itself. A third
+slot records a state that was on disk on both sides, for recovery after a power failure.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import struct
 import zlib
@@ -17,20 +18,46 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from penstock.core.closing import Closable
-from penstock.core.errors import CursorInUse, DamagedQueue, InvalidOption, Unsupported
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.capabilities import AppendOnce, Replayable
+from penstock.core.errors import (
+    CursorInUse,
+    DamagedQueue,
+    InvalidOption,
+    NotFound,
+    PenstockError,
+    Unsupported,
+)
+from penstock.core.interfaces import Closable
+from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.core.whole_files import make_whole
-from penstock.queue.liveness import LockFile
-from penstock.queue.storage import storage_errors
-from penstock.relay.patience import side
+from penstock.queue.storage import LockFile, storage_errors
+from penstock.relay.outages import side
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["MOST_RUNS", "Journal", "Note", "runs_of"]
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Bounds, Reader
+
+__all__ = [
+    "MOST_RUNS",
+    "Journal",
+    "Note",
+    "Tail",
+    "TargetCut",
+    "arrived",
+    "bounds_of",
+    "check_end",
+    "resume",
+    "runs_of",
+]
+
+# --- the journal --------------------------------------------------------------------------------
 
 _MAGIC: Final = b"PNRELAY\0"
 _VERSION: Final = 1
@@ -44,18 +71,18 @@ _NOTE: Final = struct.Struct("<IQQQQQII")
 _RUN: Final = struct.Struct("<QQ")
 _LOCK: Final = 1 << 62
 
-#: Runs of consecutive numbers in one note, at most; a batch with more is cut.
+#: The most runs of consecutive numbers in one note; a batch with more is split.
 MOST_RUNS: Final = (_PLACE_SIZE - _NOTE.size) // _RUN.size
 
 
 class Note(NamedTuple):
-    """The last thing that a relay began to do."""
+    """The last batch that a relay started to write."""
 
-    #: The life of the source that the numbers count in.
+    #: The epoch of the source's sequence numbers.
     source_epoch: int
-    #: The first message that is not in the batch, nor before it.
+    #: The first message after the batch.
     next: int
-    #: The life of the target, and the number that the batch begins with; None: it is not known.
+    #: The epoch of the target, and the first number of the batch in it; None: unknown.
     target: tuple[int, int] | None = None
     #: The messages of the batch: the first number and the count of each run. Empty: it arrived.
     runs: tuple[tuple[int, int], ...] = ()
@@ -66,7 +93,7 @@ class Note(NamedTuple):
 
 
 def runs_of(seqs: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Return the runs of consecutive numbers: the first of each, and how many."""
+    """Return the runs of consecutive numbers, as first number and length."""
     if not len(seqs):
         return ()
     starts = np.flatnonzero(np.diff(seqs) != 1) + 1
@@ -75,13 +102,13 @@ def runs_of(seqs: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 
 class Journal(Closable):
-    """The file where one relay keeps its notes. For one process at a time."""
+    """The file with the notes of one relay. For one process at a time."""
 
     def __init__(self, path: Path, source: str, target: str) -> None:
-        """Open it, or make it.
+        """Open or create it.
 
-        :raises CursorInUse: another process goes by it.
-        :raises DamagedQueue: it is no such file.
+        :raises CursorInUse: another process uses it.
+        :raises DamagedQueue: the file is not a journal.
         :raises InvalidOption: it belongs to a relay of other streams.
         :raises StorageError: the operating system refuses.
         """
@@ -89,7 +116,7 @@ class Journal(Closable):
         names = [str(side(url).identity(URL.parse(url))) for url in (source, target)]
         self._between = json.dumps(names).encode()
         plain = [url.partition("?")[0] for url in (source, target)]
-        #: As earlier releases kept it: by the URLs, without their options.
+        #: The key in earlier releases: the URLs, without their options.
         self._between_urls = json.dumps(plain).encode()
         if len(self._between) > _PLACE_SIZE - _HEADER.size:
             raise InvalidOption("state", str(path), "the URLs are too long to be kept in it")
@@ -115,7 +142,7 @@ class Journal(Closable):
         return self._note
 
     def put(self, note: Note) -> None:
-        """Keep a note. It survives the end of this process; see `sync` for more.
+        """Write a note. It survives the end of this process, but not a power failure; see `sync`.
 
         :raises StorageError: the operating system refuses.
         """
@@ -124,7 +151,7 @@ class Journal(Closable):
         self._note = note
 
     def sync(self, note: Note) -> None:
-        """Keep a note of what is on the disk of the target, and bring that to the disk.
+        """Write a note of what the target has on disk, and sync the journal.
 
         :raises StorageError: the operating system refuses.
         """
@@ -178,7 +205,7 @@ class Journal(Closable):
             os.pwrite(self._fd, data, _PLACE_SIZE * (1 + place))
 
     def _load(self, place: int) -> tuple[int, Note | None]:
-        """Return a note and its generation; none if there is none, or half of one."""
+        """Return the generation and note of a slot; (0, None) if it is empty or torn."""
         with storage_errors("reading", str(self.path)):
             data = os.pread(self._fd, _PLACE_SIZE, _PLACE_SIZE * (1 + place))
         if len(data) < _NOTE.size:
@@ -193,3 +220,227 @@ class Journal(Closable):
             (epoch, start) if has_target else None,
             tuple(_RUN.iter_unpack(data[_NOTE.size : end])),
         )
+
+
+# --- what arrived in the target -----------------------------------------------------------------
+
+#: Fields that must be equal.
+_COMPARED: Final = ("payload", "type", "subtype", "time_ns", "stream", "attributes")
+_AT_ONCE: Final = 1000
+
+
+class Tail(NamedTuple):
+    """The end of a target: its epoch, and the sequence number of its next message."""
+
+    epoch: int
+    seq: int
+
+
+class TargetCut(PenstockError):
+    """A target lost copied messages in a power failure."""
+
+    def __init__(self, url: str, missing: int) -> None:
+        hint = "with --state they are copied again; otherwise copy them by --from"
+        super().__init__(
+            f"{url} lost its last {missing:,} messages, which were copied, with the power",
+            hint=hint,
+        )
+        self.url = url
+        #: How many messages were lost.
+        self.missing = missing
+
+
+def check_end(url: str, bounds: Bounds, tail: Tail) -> int | None:
+    """Return the number of `tail` in the current epoch of a target; None: it was recreated.
+
+    :raises TargetCut: messages before `tail` are missing.
+    """
+    start = bounds.successor(tail.epoch, tail.seq)
+    if start is None or not bounds.epoch:  # a classic queue has no epoch
+        return start
+    if min(start, bounds.end) < tail.seq:
+        raise TargetCut(url, tail.seq - min(start, bounds.end))
+    return start
+
+
+def bounds_of(url: str, options: dict[str, str]) -> Bounds | None:
+    """Return the bounds of a target; None: unknown.
+
+    :raises ConnectionLost: its server cannot be reached.
+    """
+    with _Target(url, options) as target:
+        return target.bounds
+
+
+def arrived(
+    url: str,
+    options: dict[str, str],
+    tail: Tail,
+    batch: Batch,
+    lacking: Collection[str] = (),
+) -> tuple[int, Tail | None]:
+    """Return how many messages of a batch are in the target after `tail`, and its end now.
+
+    They are searched one by one, in order, so messages of other writers do not matter. `lacking`
+    are the fields that the target does not store.
+
+    :raises ConnectionLost: its server cannot be reached.
+    :raises TargetCut: messages before `tail` are missing.
+    """
+    with _Target(url, options) as target:
+        bounds = target.bounds
+        if bounds is None:
+            return 0, None
+        now = Tail(bounds.epoch, bounds.end)
+        start = check_end(url, bounds, tail)
+        if start is None or bounds.end <= start:
+            return 0, now
+        # Messages that are overwritten by now had arrived.
+        found = min(max(0, bounds.oldest - start), batch.num_rows)
+        fields = [name for name in _COMPARED if name not in lacking]
+        wanted = list(_rows(batch, fields))
+        for row in target.rows(max(start, bounds.oldest), bounds.end, fields):
+            if found == len(wanted):
+                break
+            if row == wanted[found]:
+                found += 1
+        return found, now
+
+
+class _Target(Closable):
+    """The target, opened temporarily for reading."""
+
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self._reader: Reader | None = None
+        self.bounds: Bounds | None = None
+        endpoint = side(url)
+        if not isinstance(endpoint, AppendOnce):  # its end cannot be read
+            return
+        try:
+            self._reader = endpoint.reread(URL.parse(url, options))
+        except NotFound:
+            return
+        if isinstance(self._reader, Replayable):
+            self.bounds = self._reader.bounds()
+
+    def rows(self, start: int, end: int, fields: list[str]) -> Iterator[tuple[object, ...]]:
+        assert self._reader is not None
+        self._reader.seek(start)
+        while batch := self._reader.read_batch(_AT_ONCE, timeout=0):
+            yield from _rows(batch, fields)
+            if batch.column("seq")[-1].as_py() >= end - 1:
+                return
+
+    def close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _rows(batch: Batch, fields: list[str]) -> Iterator[tuple[object, ...]]:
+    return zip(*(batch.column(name).to_pylist() for name in fields), strict=True)
+
+
+# --- resumption ---------------------------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+
+def resume(
+    journal: Journal,
+    reader: Reader,
+    target: Bounds | None,
+    arrived: Callable[[Tail, Batch], int],
+) -> int:
+    """Move a reader to the position in the journal; return how many messages may be duplicated.
+
+    `target` are the current bounds of the target; `arrived` returns how many messages of a batch
+    are in the target after a tail.
+    """
+    if journal.note is None or not isinstance(reader, Replayable):
+        return 0
+    source = reader.bounds()
+    note = _translated(journal.note, source)
+    if note is None or (source.epoch == 0 and note.next > source.end):
+        log.warning("%s was created anew since it was copied", reader.url)
+        reader.seek(Position.START)
+        return 0
+    place, in_doubt = _place(journal, note, reader, target, arrived)
+    # Not beyond the end: a source that lost its last messages in a power failure reuses their
+    # numbers.
+    reader.seek(min(place, source.end))
+    return in_doubt
+
+
+def _translated(note: Note, source: Bounds) -> Note | None:
+    """Return a note with the numbers of the source's current epoch; None: it was recreated.
+
+    After a power failure the source may end before the copied messages: their numbers are reused.
+    """
+    cut = source.successor(note.source_epoch, note.next)
+    if cut is None:
+        return None
+    runs = ((first, min(count, cut - first)) for first, count in note.runs)
+    kept = tuple((first, count) for first, count in runs if count > 0)
+    return note._replace(source_epoch=source.epoch, next=cut, runs=kept)
+
+
+def _place(
+    journal: Journal,
+    note: Note,
+    reader: Reader,
+    target: Bounds | None,
+    arrived: Callable[[Tail, Batch], int],
+) -> tuple[int, int]:
+    """Return the number to resume at, and how many messages may be copied twice."""
+    if note.target is None or target is None:
+        return (note.runs[0][0], note.messages) if note.runs else (note.next, 0)
+    epoch, start = note.target
+    there = target.successor(epoch, start)
+    if there is not None and min(there, target.end) < start:
+        return _before_power_failed(journal, reader.bounds(), target)
+    if not note.runs:
+        return note.next, 0
+    if there is None:  # it was recreated
+        return note.runs[0][0], 0
+    batch = _read_again(reader, note)
+    if batch.num_rows == note.messages:
+        count = arrived(Tail(target.epoch, start), batch)
+    else:  # the source no longer has them: nothing to compare
+        count = min(target.end - start, note.messages)
+    return _number(note, count), 0
+
+
+def _before_power_failed(journal: Journal, source: Bounds, target: Bounds) -> tuple[int, int]:
+    """Return the last synced position: the target has lost its last messages."""
+    log.warning("the target ends earlier than it did: its last messages were lost with the power")
+    synced = None if journal.synced is None else _translated(journal.synced, source)
+    if synced is None or synced.target is None:
+        return 0, 0
+    epoch, start = synced.target
+    there = target.successor(epoch, start)
+    if there is None or min(there, target.end) < start:
+        return 0, 0
+    return synced.next, target.end - start
+
+
+def _number(note: Note, index: int) -> int:
+    """Return the sequence number at `index` in the batch, or `next` after its end."""
+    for first, length in note.runs:
+        if index < length:
+            return first + index
+        index -= length
+    return note.next
+
+
+def _read_again(reader: Reader, note: Note) -> Batch:
+    """Read the messages of the batch again, as far as the source still has them."""
+    wanted = {seq for first, length in note.runs for seq in range(first, first + length)}
+    last = max(wanted)
+    found = []
+    reader.seek(note.runs[0][0])
+    while batch := reader.read_batch(len(wanted), timeout=0):
+        found += [message for message in messages_from_batch(batch) if message.seq in wanted]
+        if batch.column("seq")[-1].as_py() >= last:
+            break
+    return batch_from_messages(found)

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.batch import batch_from_messages, messages_from_batch, numbers_of
+from penstock.core.capabilities import AllOrNone, Grouped, Held, KeepsOrigin
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.delivery import DeliveryQueue
 from penstock.core.errors import (
@@ -21,18 +22,25 @@ from penstock.core.errors import (
     Unacknowledged,
     WriteTimeout,
 )
-from penstock.core.grouped import Grouped
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
 from penstock.core.worker import Worker
-from penstock.relay.arrivals import Tail, TargetCut, arrived, bounds_of, check_end
 from penstock.relay.copy import check_apart
-from penstock.relay.feed import Feed
-from penstock.relay.journal import MOST_RUNS, Journal, Note, runs_of
-from penstock.relay.patience import Patience, StopAsked, connection_options, patient, patiently
-from penstock.relay.pieces import Left, payload_bytes, shifted
-from penstock.relay.resuming import resume
-from penstock.relay.statistics import RelayStatistics
+from penstock.relay.feed import Feed, Left, payload_bytes, shifted
+from penstock.relay.journal import (
+    MOST_RUNS,
+    Journal,
+    Note,
+    Tail,
+    TargetCut,
+    arrived,
+    bounds_of,
+    check_end,
+    resume,
+    runs_of,
+)
+from penstock.relay.outages import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.pacing import Pacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,24 +48,71 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.message import Message
-    from penstock.relay.relay_options import RelayOptions
+    from penstock.relay.config import RelayOptions
 
-__all__ = ["Relay"]
+__all__ = ["Relay", "RelayStatistics"]
+
+
+class RelayStatistics(NamedTuple):
+    """Counters of a relay: `read == copied + sum(dropped.values()) + held`, at any moment."""
+
+    #: Messages taken from the source.
+    read: int
+    #: Messages that are in the target.
+    copied: int
+    #: Their payload bytes.
+    bytes: int
+    #: Messages dropped, by reason: by the policy, or because the target will never accept them.
+    dropped: dict[DropReason, int]
+    #: Messages read and not yet in the target. A relay with a state reads them again; if the source
+    #: delivers once only, they are dropped as `abandoned` when the relay stops.
+    held: int
+    #: Messages that were gone before they could be read.
+    lost: int
+    #: Messages sent again that may be in the target already, because it could not be queried.
+    in_doubt: int
+    #: Number of outages.
+    outages: int
+    #: Unread messages in the source, at the last check.
+    backlog: int
+
+    def behind(self, earlier: RelayStatistics) -> RelayStatistics:
+        """Return the sum of these counters and those of an earlier relay of the same streams."""
+        dropped = dict(earlier.dropped)
+        for reason, count in self.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        return RelayStatistics(
+            read=earlier.read + self.read,
+            copied=earlier.copied + self.copied,
+            bytes=earlier.bytes + self.bytes,
+            dropped=dropped,
+            held=earlier.held + self.held,
+            lost=earlier.lost + self.lost,
+            in_doubt=earlier.in_doubt + self.in_doubt,
+            outages=earlier.outages + self.outages,
+            backlog=self.backlog,
+        )
+
+    @property
+    def missing(self) -> int:
+        """Messages lost unintentionally."""
+        return self.lost + self.dropped.get(DropReason.ABANDONED, 0)
+
 
 log = logging.getLogger(__name__)
 
-#: How long (seconds) a side may be away, if nothing is said and it does not follow.
-_SHORT_OUTAGE: Final = 30.0
-#: How often (seconds) both sides are brought to the disk, where there is a state.
+#: Interval (seconds) of syncs to disk on both sides, with a state.
 _BETWEEN_SYNCS: Final = 1.0
-#: Seconds to deliver what waits in memory when it shall stop.
+#: Seconds to deliver the messages in memory on a stop.
 _DRAIN: Final = 0.5
-#: A thread that waits looks this often (seconds) whether to stop.
+#: Interval (seconds) at which a wait checks for a pause.
+_BETWEEN_KEYS: Final = 0.05
+#: Interval (seconds) at which a waiting thread checks for a stop.
 _LOOK: Final = 0.2
 
 
 class Relay:
-    """Copies a reader to a writer, for one run. `statistics` may be asked from any thread."""
+    """Copies a reader to a writer, for one run. `statistics` is thread-safe."""
 
     def __init__(
         self,
@@ -67,18 +122,20 @@ class Relay:
         *,
         should_stop: Callable[[], bool] = lambda: False,
         on_progress: Callable[[RelayStatistics], None] | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if isinstance(writer, AllOrNone):
+            _check_kept(reader, options)
         self._reader = reader
         self._writer = writer
         self._options = options
         self._on_progress = on_progress
+        self._is_paused = is_paused
         self._patience = Patience(should_stop, clock)
-        give_up = options.give_up
-        if give_up is None and not options.follow:
-            give_up = _SHORT_OUTAGE
-        self._policy = patient(give_up)
+        self._policy = patient(options.longest_outage)
         self._quota = None if options.quota is None else parse_quota(options.quota, clock)
+        self._pacer = None if options.speed is None else Pacer(options.speed, clock)
         self._connection = connection_options(options.target)
         self._queue: DeliveryQueue[Message] | None = None
         if options.policy is not None:
@@ -101,7 +158,7 @@ class Relay:
         self._lock = threading.Lock()
         self._read = self._copied = self._bytes = self._in_doubt = self._outages = 0
         self._dropped = DropCounts()
-        #: While a side is away, why; then None.
+        #: The reason of the current outage, or None.
         self.trouble: str | None = None
 
     def statistics(self) -> RelayStatistics:
@@ -130,10 +187,10 @@ class Relay:
         )
 
     def run(self) -> RelayStatistics:
-        """Copy until the end, or until it shall stop.
+        """Copy until the end, or until told to stop.
 
         :raises InvalidOption: both sides are one stream; nothing was copied.
-        :raises PenstockError: what a side raises and waiting does not mend; what was copied stays.
+        :raises PenstockError: an error that retries cannot fix; copied messages stay.
         """
         with contextlib.ExitStack() as stack:
             options = self._options
@@ -151,14 +208,14 @@ class Relay:
         return self.statistics()
 
     def _abandon_held(self) -> None:
-        """Count what is in hand as dropped, where the source will not give it again."""
+        """Count held messages as dropped, if the source cannot deliver them again."""
         if self._feed is not None and self._feed.epoch is None and (held := self.statistics().held):
             log.warning("%d messages were taken from %s for nothing", held, self._reader.url)
             with self._lock:
                 self._dropped.add(DropReason.ABANDONED, held)
 
     def _start_again(self, error: TargetCut) -> None:
-        """Go back to what the target has, if there are notes about it."""
+        """Restart from the target's end, if there is a journal."""
         if self._journal is None:
             raise error
         log.warning("%s; they are copied again", error)
@@ -173,7 +230,7 @@ class Relay:
         self.trouble = None
 
     def _prepare(self) -> None:
-        """Find out where both sides are, and go on there."""
+        """Find the positions of both sides, and resume there."""
         target = self._options.target
         check_apart(self._options.source, target)
         there_now = bounds_of(target, self._connection)
@@ -188,6 +245,7 @@ class Relay:
             in_doubt = resume(self._journal, self._reader, there_now, there)
         self._feed = Feed(
             self._reader,
+            self._writer,
             self._options,
             self._patience,
             self._policy,
@@ -199,13 +257,13 @@ class Relay:
             log.warning("%s cannot be read again; its state keeps nothing", self._reader.url)
             self._journal = None
         elif self._journal is not None and self._journal.note is None:
-            # A start such as `end` means the end of today also when it is killed before a message.
+            # A start such as `end` keeps its first meaning even if killed before the first message.
             place = self._feed.books.next_seq
             if place is not None:
                 self._journal.put(Note(self._feed.epoch or 0, place, self._tail))
 
     def _copy(self) -> None:
-        """Read and write in turns: a slow target makes the source wait."""
+        """Read and write alternately: a slow target slows down reading."""
         assert self._feed is not None
         while (batch := self._feed.next()) is not None:
             with self._lock:
@@ -220,7 +278,7 @@ class Relay:
                 raise StopAsked
 
     def _copy_through(self, queue: DeliveryQueue[Message]) -> None:
-        """Read on a thread of its own, so that the policy decides while the target is slow."""
+        """Read in a separate thread, so that the policy applies while the target is slow."""
         failure: list[BaseException] = []
         reading = Worker(
             "penstock-relay-reader", lambda _: self._fill(queue, failure), log=log
@@ -236,7 +294,8 @@ class Relay:
                         break
                     messages = queue.get_many(self._options.batch, _LOOK)
                     if messages:
-                        left = self._write(batch_from_messages(messages))
+                        is_copied = isinstance(self._writer, KeepsOrigin)
+                        left = self._write(batch_from_messages(messages, origins=is_copied))
         finally:
             queue.close()
             reading.join(_DRAIN * 4)
@@ -274,7 +333,7 @@ class Relay:
     # --- writing ----------------------------------------------------------------------------------
 
     def _write(self, batch: Batch) -> int | None:
-        """Write a batch, piece by piece; return the first number that was not, if it shall stop."""
+        """Write a batch in pieces; return the first unwritten number if told to stop, else None."""
         seqs = batch.column("seq")
         batch = shifted(batch, self._options.clock_offset)
         done = 0
@@ -290,15 +349,32 @@ class Relay:
         return None
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Yield as much as may go at once, when it may go."""
+        """Yield the pieces that may be sent at once, each when it is due."""
         while batch.num_rows:
             piece = batch.slice(0, self._fits(batch))
+            if self._pacer is not None:
+                count, delay = self._pacer.next(numbers_of(piece, "time_ns"))
+                self._wait(delay)
+                piece = piece.slice(0, count)
             if self._quota is not None:
                 size = payload_bytes(piece)
                 delay = self._quota.delay(size, piece.column("time_ns")[0].as_py())
                 self._patience.sleep(delay)
+            self._wait(0)
             yield piece
             batch = batch.slice(piece.num_rows)
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep for `seconds`, plus the time paused."""
+        until = self._patience.monotonic() + seconds
+        while (is_paused := self._is_paused()) or self._patience.monotonic() < until:
+            began = self._patience.monotonic()
+            self._patience.sleep(_BETWEEN_KEYS if is_paused else min(until - began, _BETWEEN_KEYS))
+            if is_paused:
+                paused = self._patience.monotonic() - began
+                until += paused
+                if self._pacer is not None:
+                    self._pacer.postpone(paused)
 
     def _fits(self, batch: Batch) -> int:
         count: int = batch.num_rows
@@ -311,9 +387,9 @@ class Relay:
         return max(1, count)
 
     def _deliver(self, piece: Batch) -> None:
-        """Bring a piece to the target, however often that takes.
+        """Write a piece to the target, with retries.
 
-        :raises StopAsked: it shall stop while the target is away. What of it arrived is not known.
+        :raises StopAsked: told to stop during an outage. How much of it arrived is unknown.
         """
         left = Left(piece)
         self._note(piece)
@@ -329,7 +405,7 @@ class Relay:
                 self._journal.sync(self._note_behind(piece))
 
     def _flush(self) -> bool:
-        """Bring what was written to the disk; tell whether it is there."""
+        """Flush the target; tell whether that succeeded."""
         if not self._is_writer_well:
             return False
         try:
@@ -340,7 +416,7 @@ class Relay:
         return self._is_writer_well
 
     def _attempt(self, left: Left) -> None:
-        # What a writer is told first after its connection broke should be a message.
+        # After a broken connection, the writer's first call should be a write, not a flush.
         self._is_writer_well = False
         if left.is_in_doubt:
             self._find_out(left)
@@ -376,22 +452,22 @@ class Relay:
             self._move_tail(last)
 
     def _check_end(self, last: int | None, count: int) -> None:
-        """Look whether the target had all that came before a piece, by the number that it got.
+        """Check that the target has everything before a piece, by the number it assigned.
 
-        :raises TargetCut: its machine lost power since, and messages with it.
+        :raises TargetCut: the target lost messages in a power failure.
         """
         if self._tail is None or last is None or last + 1 >= self._tail.seq + count:
             return
         there_now = bounds_of(self._options.target, self._connection)
         if there_now is not None and check_end(self._options.target, there_now, self._tail) is None:
-            self._tail = Tail(there_now.epoch, last + 1)  # it was created anew
+            self._tail = Tail(there_now.epoch, last + 1)  # it was recreated
 
     def _move_tail(self, last: int | None) -> None:
         if self._tail is not None and last is not None:
             self._tail = self._tail._replace(seq=last + 1)
 
     def _find_out(self, left: Left) -> None:
-        """Ask the target what of a piece arrived; where it cannot be asked, send it again."""
+        """Query the target how much of a piece arrived; if it cannot be queried, send it again."""
         if self._tail is None:
             self._in_doubt += left.unknown
         else:
@@ -407,7 +483,7 @@ class Relay:
         left.unknown = 0
 
     def _enter(self, left: Left, count: int) -> None:
-        """Write into the books that the first so many of a piece are in the target."""
+        """Count the first `count` messages of a piece as copied."""
         with self._lock:
             self._copied += count
             self._bytes += payload_bytes(left.batch.slice(0, count))
@@ -416,7 +492,7 @@ class Relay:
     # --- notes ------------------------------------------------------------------------------------
 
     def _note(self, piece: Batch) -> None:
-        """Keep what is about to be written."""
+        """Record in the journal what is about to be written."""
         if self._journal is not None and piece.num_rows:
             runs = runs_of(piece.column("seq").to_numpy())
             self._journal.put(self._note_behind(piece)._replace(runs=runs))
@@ -427,7 +503,7 @@ class Relay:
         return Note(self._feed.epoch or 0, behind, self._tail)
 
     def _note_end(self, *, is_synced: bool) -> None:
-        """Keep that nothing is under way: whoever writes to the target later does not matter."""
+        """Record that nothing is in transit, so later writes of others do not matter."""
         if self._journal is not None and self._journal.note is not None:
             note = self._journal.note._replace(runs=(), target=self._tail)
             self._journal.put(note)
@@ -443,3 +519,22 @@ class Relay:
 
     def _note_return(self) -> None:
         self.trouble = None
+
+
+def _check_kept(reader: Reader, options: RelayOptions) -> None:
+    """Refuse to acknowledge messages that are lost if the target is never finished.
+
+    :raises InvalidOption: the source's position would advance.
+    """
+    option, value = "state", None if options.state is None else str(options.state)
+    if isinstance(reader, Grouped):
+        option, value = "group", reader.url
+    elif isinstance(reader, Held) and reader.hold is not None:
+        option, value = "hold", reader.hold
+    if value is not None:
+        raise InvalidOption(
+            option,
+            value,
+            f"{options.target} keeps nothing until it is finished",
+            hint="copy to a log: first, or leave it out",
+        )

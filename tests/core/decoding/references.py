@@ -387,7 +387,9 @@ def is_unchanged(value: Any, found: Any, kind: pa.DataType) -> bool:
     if isinstance(value, str) and not isinstance(found, str | bytes):
         return _is_text_of(value, found, kind)
     if isinstance(found, str) and not isinstance(value, str | bytes):
-        return _is_text_of(found, value, pa.scalar(value).type)
+        # A float of 32 bits is written with the digits that tell it from others of 32 bits.
+        kinds = [pa.float64(), pa.float32()] if _is_single(value) else [pa.float64()]
+        return any(_is_text_of(found, value, kind) for kind in kinds)
     if isinstance(value, str | bytes) and isinstance(found, str | bytes):
         encoded = (x.encode() if isinstance(x, str) else x for x in (value, found))
         return len(set(encoded)) == 1
@@ -397,6 +399,11 @@ def is_unchanged(value: Any, found: Any, kind: pa.DataType) -> bool:
         whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
         return bool(pa.scalar(found, kind).cast(whole).as_py() == value)
     return _is_equal(value, found)
+
+
+def _is_single(value: Any) -> bool:
+    with np.errstate(over="ignore"):
+        return isinstance(value, float) and float(np.float32(value)) == value
 
 
 def _is_equal(value: Any, found: Any) -> bool:

@@ -98,7 +98,7 @@ def test_a_file_of_a_newer_version_is_left_alone(used: Path, name: str) -> None:
 def test_a_message_that_is_damaged_on_the_disk_is_counted_and_the_others_come(folder: Path) -> None:
     with Outbox(folder) as outbox:
         outbox.append([message(f"message {i}") for i in range(10)])
-    (segment,) = (folder / "cs1").glob("*.fmq")
+    (segment,) = (folder / "log").glob("*.fmq")
     data = segment.read_bytes()
     segment.write_bytes(data.replace(b"message 4", b"massage 4"))
     with Outbox(folder) as outbox:
@@ -108,8 +108,22 @@ def test_a_message_that_is_damaged_on_the_disk_is_counted_and_the_others_come(fo
         assert "damaged" in outbox.findings[0]
 
 
+def test_a_damaged_message_is_not_superseded_as_well(folder: Path) -> None:
+    with Outbox(folder) as outbox:
+        outbox.append_latest(1, message("message 0", 0))
+        outbox.append([message(f"message {i}", 0) for i in range(1, 3)])
+    with Outbox(folder, max_messages=2) as outbox:
+        (segment,) = (folder / "log").glob("*.fmq")
+        segment.write_bytes(segment.read_bytes().replace(b"message 0", b"massage 0"))
+        done = outbox.append_latest(1, message("newer", 6))
+        assert (done.stored, done.superseded) == (1, 0)
+        books = outbox.books()
+        assert (books.stored, books.damaged, books.superseded) == (4, 1, 0)
+        assert texts(outbox.take())[-1] == "newer"
+
+
 def test_a_log_that_was_removed_is_told_of_and_made_anew(used: Path) -> None:
-    shutil.rmtree(used / "cs1")
+    shutil.rmtree(used / "log")
     with Outbox(used) as outbox:
         assert "created anew" in outbox.findings[0]
         assert outbox.books().acked == 10
@@ -126,7 +140,7 @@ def test_a_log_that_was_removed_is_told_of_and_made_anew(used: Path) -> None:
 def test_segments_that_are_gone_are_counted_as_damaged(folder: Path) -> None:
     with Outbox(folder, segment=1 << 16) as outbox:
         outbox.append([message("x" * 1000) for _ in range(200)])
-    segments = sorted((folder / "cs1").glob("*.fmq"))
+    segments = sorted((folder / "log").glob("*.fmq"))
     segments[0].unlink()
     segments[2].unlink()
     with Outbox(folder, segment=1 << 16) as outbox:
@@ -142,12 +156,12 @@ def test_a_log_that_lost_its_end_gives_no_number_that_counts_as_settled(used: Pa
     # As after a power failure: the state is on the disk, the last messages are not.
     with Outbox(used) as outbox:
         outbox.settle(outbox.take(100), Reason.ACKED)
-    settings = (used / "cs1" / "log.json").read_bytes()
-    (segment,) = (used / "cs1").glob("*.fmq")
+    settings = (used / "log" / "log.json").read_bytes()
+    (segment,) = (used / "log").glob("*.fmq")
     data = bytearray(segment.read_bytes())
     data[128:136] = (5).to_bytes(8, "little")  # the head
     segment.write_bytes(data)
-    assert (used / "cs1" / "log.json").read_bytes() == settings
+    assert (used / "log" / "log.json").read_bytes() == settings
     with Outbox(used) as outbox:
         assert "did not get to the disk" in outbox.findings[0]
         outbox.append([message("next")])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import resource
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.errors import Closed, InvalidOption, LockTimeout, MessageTooLarge, StorageError
-from penstock.dispatch.outbox import Entry, Item, Outbox, Reason, lanes
+from penstock.dispatch.outbox import Entry, Item, Outbox, Reason, store
+from penstock.dispatch.outbox.log import OutboxLog
+from penstock.dispatch.outbox.state import StateFile
 from support.outbox_backlog import disk_of
 from support.outbox_messages import message, messages, texts
 
@@ -181,6 +187,45 @@ def test_messages_that_are_not_in_memory_expire_one_by_one(folder: Path, *, rest
         assert outbox.queued == 0
 
 
+def test_what_expired_and_was_not_settled_expires_again_after_a_restart(folder: Path) -> None:
+    with Outbox(folder) as outbox:
+        outbox.append(message(str(i), expires_at_ms=10 if i < 5 else 1000) for i in range(2000))
+        flying = outbox.take(1)
+        assert len(outbox.expire(20, settle=False)) == 4  # and nobody writes the letters
+    with Outbox(folder) as outbox:
+        assert outbox.next_expiry_ms() == 10
+        assert texts(outbox.expire(20))[:1] == texts(flying)
+        assert outbox.next_expiry_ms() == 1000
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("reads", [0, 1, 2, 3])
+def test_what_could_not_be_read_when_it_was_due_expires_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reads: int, *, restarts: bool
+) -> None:
+    outbox = Outbox(folder, window=8)
+    outbox.append(message(str(i), expires_at_ms=10) for i in range(4000))
+    if restarts:
+        outbox.close()
+        outbox = Outbox(folder, window=8)
+    calls = itertools.count()
+    read = OutboxLog.read
+
+    def fail(log: OutboxLog, which: str, at: int, count: int) -> Any:
+        if next(calls) >= reads:
+            raise StorageError("reading", "it", OSError(errno.EIO, "no answer"))
+        return read(log, which, at, count)
+
+    with outbox:
+        with monkeypatch.context() as patch:
+            patch.setattr(OutboxLog, "read", fail)
+            with pytest.raises(StorageError):
+                outbox.expire(20)
+        assert outbox.next_expiry_ms() == 10
+        assert texts(outbox.expire(20)) == [str(i) for i in range(4000)]
+        assert outbox.next_expiry_ms() is None
+
+
 # --- latest only --------------------------------------------------------------------------------
 
 
@@ -216,8 +261,32 @@ def test_so_many_of_a_key_wait_and_no_more_also_after_a_restart(folder: Path) ->
         assert outbox.append_latest(1, message("5"), 3).superseded == 0  # two wait
         assert outbox.append_latest(1, message("6"), 3).superseded == 1
     with Outbox(folder) as outbox:
-        assert outbox.append_latest(1, message("7"), 3).superseded == 1
-        assert texts(outbox.take()) == ["4", "5", "6", "7"]
+        # The one that was in flight waits again.
+        assert outbox.append_latest(1, message("7"), 3).superseded == 2
+        assert texts(outbox.take()) == ["5", "6", "7"]
+
+
+def test_messages_given_back_do_not_add_to_those_that_wait(outbox: Outbox) -> None:
+    outbox.append_latest(1, message("0"))
+    for n in range(1, 4):
+        items = outbox.take()
+        assert outbox.append_latest(1, message(f"{n}")).superseded == 0  # the other is in flight
+        outbox.give_back(items)
+        assert outbox.append_latest(1, message(f"{n}, newer")).superseded == 2
+        assert outbox.waiting == 1
+    assert texts(outbox.take()) == ["3, newer"]
+    assert outbox.books().superseded == 6
+
+
+def test_all_that_a_message_supersedes_makes_room(folder: Path) -> None:
+    with Outbox(folder, max_messages=2) as outbox:
+        outbox.append_latest(1, message("old"))
+        items = outbox.take()
+        outbox.append_latest(1, message("newer", 0))
+        outbox.give_back(items)
+        done = outbox.append_latest(1, message("newest", 6))
+        assert (done.stored, done.evicted, done.refused, done.superseded) == (1, [], [], 2)
+        assert texts(outbox.take()) == ["newest"]
 
 
 def test_the_keys_outlive_a_restart(folder: Path) -> None:
@@ -263,12 +332,11 @@ def test_the_books_tell_what_became_of_every_message(folder: Path) -> None:
 def test_what_waits_can_be_looked_at_and_dropped(folder: Path) -> None:
     with Outbox(folder, window=2) as outbox:
         outbox.append(messages(10))
-        some, following = outbox.look(1, limit=4)
+        some, following = outbox.look(limit=4)
         assert texts(some) == ["0", "1", "2", "3"]
         assert following is not None
-        more, end = outbox.look(1, following, 100)
+        more, end = outbox.look(following, 100)
         assert (len(more), end) == (6, None)
-        assert outbox.look(5) == ([], None)
         assert outbox.settle([*some[1:], *more[:2]], Reason.ADMIN) == 5
         assert texts(outbox.take()) == ["0", "6", "7", "8", "9"]
 
@@ -335,14 +403,15 @@ def test_nobody_is_evicted_for_a_message_that_the_disk_has_no_room_for(folder: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Outbox(folder, max_messages=100, segment=1 << 16) as outbox:
         outbox.append(messages(100, priority=0))
+        high = message("x" * 60_000, 6)  # it needs another segment
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))
         try:
             with pytest.raises(StorageError):
-                outbox.append([message("high", 6)])
+                outbox.append([high])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert outbox.books() == (100, 0, 0, 0, 0, 0, 0, 0, 0, 100)
-        assert texts(outbox.append([message("high", 6)]).evicted) == ["0"]
+        assert texts(outbox.append([high]).evicted) == ["0"]
         assert len(outbox.take(200)) == 100
 
 
@@ -379,10 +448,10 @@ def test_many_threads_can_share_it(folder: Path) -> None:
     assert books.queued == 0
 
 
-def test_the_files_of_a_lane_at_rest_are_closed_and_opened_again(
+def test_the_files_of_a_log_at_rest_are_closed_and_opened_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "_IDLE", 0.0)
+    monkeypatch.setattr(store, "_IDLE", 0.0)
     with Outbox(folder, sync=3600.0) as outbox:
         idle = _open_files()
         outbox.append(messages(3))
@@ -399,6 +468,48 @@ def test_the_files_of_a_lane_at_rest_are_closed_and_opened_again(
 
 def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("step", ["sync", "free"])
+def test_the_notes_are_saved_once_the_disk_answers_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("syncing", "it", OSError(errno.EIO, "no answer"))
+
+    with Outbox(folder, sync=3600.0) as outbox:
+        outbox.append(messages(10))
+        outbox.settle(outbox.take(10)[5:], Reason.ACKED)
+        with monkeypatch.context() as patch:
+            patch.setattr(OutboxLog, step, fail)
+            with pytest.raises(StorageError):
+                outbox.tend()
+        assert not (folder / "settled").exists()
+        outbox.tend()
+        assert (folder / "settled").exists()
+
+
+def test_a_state_that_could_not_be_synced_is_synced_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    state = StateFile(folder / "state")
+    folder.mkdir()
+    state.open(sync=False)
+    state.keep()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "no answer")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(StorageError):
+        state.sync()
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    state.sync()
+    assert len(synced) == 1
+    state.sync()
+    assert len(synced) == 1
+    state.close()
 
 
 def test_disk_is_given_back_while_messages_pass(folder: Path) -> None:

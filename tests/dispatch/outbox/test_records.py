@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.core.message import Message
 from penstock.dispatch.outbox import Entry, Item
-from penstock.dispatch.outbox.records import Columns, decode, encode, items_of, key_of
+from penstock.dispatch.outbox.log import Columns, decode, encode, items_of, key_of
 
 WORDS = st.integers(0, (1 << 64) - 1)
 
@@ -24,7 +24,7 @@ def test_a_record_gives_back_what_it_was_made_of(
     columns = Columns.of([entry])._replace(arrivals=[arrival])
     (payload,) = encode(columns, stored, key)
     keys: dict[int, int] = {}
-    item = decode(_stored(payload), 3, keys)
+    item = decode(_stored(payload), keys)
     assert item == Item(3, 7, arrival, expires, stored, source, kind, raw)
     assert [item] == items_of(columns, 7, stored)
     assert type(item) is Item
@@ -33,13 +33,13 @@ def test_a_record_gives_back_what_it_was_made_of(
 
 @given(st.binary(max_size=60))
 def test_other_bytes_are_no_record_or_one_without_harm(payload: bytes) -> None:
-    item = decode(_stored(payload), 3, {})
+    item = decode(_stored(payload), {})
     assert item is None or payload.endswith(item.raw)
 
 
 def test_the_layout_on_the_disk_is_this() -> None:
     (payload,) = encode(Columns.of([Entry(3, 1, 2, 4, 5, b"raw")]), 3, 6)
-    words = (1, 2, 3, 4, 5 | 1 << 8, 6)
+    words = (1, 2, 3, 4, 5 | 1 << 8 | 3 << 16, 6)
     assert payload == b"".join(word.to_bytes(8, "little") for word in words) + b"raw"
 
 

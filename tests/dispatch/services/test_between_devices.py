@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatch.administration import find_place
+from penstock.dispatch.control import find_place
 from penstock.protocols.uprotocol import SubscriptionStatus, UUri
 from penstock.protocols.uprotocol.communication import Publisher, RpcServer
 from support.bus_processes import bus_process, ring_entity

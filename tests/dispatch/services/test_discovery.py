@@ -1,4 +1,4 @@
-"""Which services and topics there are: the service uDiscovery, version 3 (spec uprotocol 6.2)."""
+"""Which services and topics there are: uDiscovery, version 3 (docs/specs/uprotocol.md 6.2)."""
 
 from __future__ import annotations
 

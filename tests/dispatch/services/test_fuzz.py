@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.dispatch.services import SubscriptionTable, UDiscovery, USubscription, UTwin
-from penstock.dispatch.services.service import Service
+from penstock.dispatch.services.leg import Service
 from penstock.protocols.uprotocol import (
     UMessage,
     UMessageType,

@@ -1,4 +1,4 @@
-"""Topics of other authorities: one uSubscription subscribes at another (spec uprotocol 6.1)."""
+"""Topics of others: one uSubscription subscribes at another (docs/specs/uprotocol.md 6.1)."""
 
 from __future__ import annotations
 

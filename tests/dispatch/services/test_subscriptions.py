@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import StorageError
-from penstock.dispatch.routing import Subscriber
+from penstock.dispatch.routes import Subscriber
 from penstock.dispatch.services import Subscription, SubscriptionTable
-from penstock.dispatch.services.journal import Journal
+from penstock.dispatch.services.subscriptions import Journal
 from penstock.protocols.uprotocol import UUri
 
 TOPIC = UUri("here", 0x10, 1, 0x8001)

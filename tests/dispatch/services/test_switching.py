@@ -1,4 +1,4 @@
-"""Can a receiver start and stop topics itself, and only for itself? (spec uprotocol 10.1, R11)."""
+"""Can a receiver start and stop topics, for itself only? (docs/specs/uprotocol.md 10.1, R11)."""
 
 from __future__ import annotations
 

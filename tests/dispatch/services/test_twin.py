@@ -1,4 +1,4 @@
-"""The last message of a topic: the service uTwin, version 2 (spec uprotocol 6.3)."""
+"""The last message of a topic: the service uTwin, version 2 (docs/specs/uprotocol.md 6.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which topics: the service uSubscription, version 4 (spec uprotocol 6.1)."""
+"""Who gets which topics: the service uSubscription, version 4 (docs/specs/uprotocol.md 6.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do clients of other SDKs get, which speak uSubscription, version 3? (spec 6.1)."""
+"""What do SDKs get that speak uSubscription, version 3? (docs/specs/uprotocol.md 6.1)."""
 
 from __future__ import annotations
 

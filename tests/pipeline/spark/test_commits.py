@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from penstock import DamagedQueue, LockTimeout, StorageError, create, describe, open_writer
+from penstock import create, describe, open_writer
 from penstock.core import provenance
 from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Staged
+from penstock.core.capabilities import Commit, Staged
 from penstock.core.endpoints import endpoint_of, identity
+from penstock.core.errors import DamagedQueue, LockTimeout, StorageError
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Origin, Span
 from penstock.core.url import URL
-from penstock.pipeline.commits import append_once, notes_beside
-from penstock.pipeline.offsets import Offset, offsets_to_json
-from penstock.pipeline.options import SinkOptions
-from penstock.pipeline.provenance import origin_of
-from penstock.pipeline.sink import StreamSink, _Message
+from penstock.pipeline.sink.commits import append_once, notes_beside
+from penstock.pipeline.sink.stream_sink import StreamSink, _Message
+from penstock.pipeline.source.checkpoint import Offset, offsets_to_json, origin_of
+from penstock.pipeline.source.options import SinkOptions
 from penstock.queue.append_once import NotedAppends, Stranger
 from penstock.queue.notes import NoteFile
 from penstock.queue.staging import Staging, remove_batch
@@ -169,6 +169,32 @@ def test_what_others_wrote_into_it_is_an_error(tmp_path: Path, folder: Path) -> 
         append_once(url, parts, "q", 7, folder)
     assert "commits.json" in (caught.value.hint or "")
     assert len(payloads(url)) == 4
+
+
+@pytest.mark.parametrize("there", [0, 12, 30])
+@pytest.mark.parametrize("has_files", [True, False])
+def test_another_query_that_writes_after_one_died_does_not_get_in_its_way(
+    tmp_path: Path, folder: Path, there: int, has_files: bool
+) -> None:
+    url = f"log:{tmp_path}/out"
+    append_once(url, staged(url, folder, 3), "q", 6, folder)
+    parts = staged(url, folder)
+    unfinished(url, parts, batch=7, start=3, count=30)
+    left = there
+    with open_writer(url) as writer:  # what it had appended when it died
+        for batch in Commit("", 0, parts).batches():
+            writer.write_batch(batch.slice(0, max(0, left)))
+            left -= batch.num_rows
+    for number in range(3):  # beside it, before it is back
+        append_once(url, staged(url, folder / "live", 20, seed=9), "live", number, folder)
+    if not has_files:
+        remove_batch(folder / "the-query", 7)
+    again = staged(url, folder, seed=1)
+    assert append_once(url, again, "q", 7, folder) == 30 - there
+    assert append_once(url, again, "q", 7, folder) == 0
+    expected = [*range(3), *range(30), *list(range(20)) * 3]
+    assert rows_of(url) == sorted(expected)
+    assert append_once(url, staged(url, folder, seed=2), "q", 8, folder) == 30
 
 
 def test_without_the_files_of_the_first_attempt_its_messages_are_compared(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.pipeline.rows import ROW_SCHEMA
+from penstock.pipeline.source.ranges import ROW_SCHEMA
 from support.exactly_once import check_stream, messages, write_messages
 from support.spark_cluster import connect_server
 from support.spark_lives import connecting, programs

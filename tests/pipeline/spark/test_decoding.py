@@ -16,9 +16,9 @@ from pyspark.sql.types import ArrayType, FloatType
 import penstock
 from penstock.core.dead_letter import DeadLetter
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.decoding import decode, split_failures
-from penstock.pipeline.rows import SPARK_SCHEMA
-from penstock.pipeline.source import PenstockSource
+from penstock.pipeline.source.payloads import decode, split_failures
+from penstock.pipeline.source.ranges import SPARK_SCHEMA
+from penstock.pipeline.source.stream import PenstockSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

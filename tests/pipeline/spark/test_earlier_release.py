@@ -18,9 +18,9 @@ from penstock.core.capabilities import Staged
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch
 from penstock.pipeline import Pipeline, plan
-from penstock.pipeline.commits import append_once
-from penstock.pipeline.file_names import file_name
-from penstock.pipeline.running import QueryFailed, run
+from penstock.pipeline.run import QueryFailed, run
+from penstock.pipeline.sink.commits import append_once
+from penstock.pipeline.spark_process import file_name
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.queue.staging import Staging
 from support.spark_streams import fill, numbers

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import NotFound, create, open_reader, open_writer
-from penstock.pipeline.losses import DataLoss, LossReports, LostRange
+from penstock.pipeline.source.loss_reports import DataLoss, LossReports, LostRange
 from support.planner import Planner
 from support.spark_streams import fill, payloads
 

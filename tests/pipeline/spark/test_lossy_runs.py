@@ -17,7 +17,7 @@ import pytest
 
 from penstock import create, open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
-from penstock.pipeline.running import run
+from penstock.pipeline.run import run
 from support.spark_lives import environment, session_of
 from support.spark_streams import fill, numbers
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.pipeline.running import Outcome, Progress
+    from penstock.pipeline.run import Outcome, Progress
 
 
 def overwriting(frame: DataFrame, folder: str) -> DataFrame:

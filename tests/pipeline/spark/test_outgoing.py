@@ -7,9 +7,11 @@ import time
 import pyarrow as pa
 import pytest
 
-from penstock import BATCH_SCHEMA, InvalidOption, InvalidURL, Malformed, messages_from_batch
+from penstock import InvalidOption, Malformed
+from penstock.core.batch import BATCH_SCHEMA, messages_from_batch
+from penstock.core.errors import InvalidURL
 from penstock.core.message import Message
-from penstock.pipeline.outgoing import Targets
+from penstock.pipeline.sink.stream_sink import Targets
 
 
 def rows(**columns: list[object] | pa.Array) -> pa.RecordBatch:
@@ -17,7 +19,7 @@ def rows(**columns: list[object] | pa.Array) -> pa.RecordBatch:
 
 
 def messages(
-    url: str | None = "log:/out", outputs: dict[str, str] | None = None, /, **columns: object
+    url: str | None = "log:/out", outputs: dict[str, list[str]] | None = None, /, **columns: object
 ) -> dict[str, list[Message]]:
     batch = rows(**columns)
     targets = Targets(url, outputs or {}, batch.schema.names)
@@ -65,12 +67,28 @@ def test_rows_go_where_their_column_says() -> None:
         "log:/a": [b"1", b"3"],
         "log:/b": [b"2"],
     }
-    outputs = {"x": "log:/a", "y": "log:/b"}
+    outputs = {"x": ["log:/a"], "y": ["log:/b"]}
     by_name = messages(None, outputs, output=["y", "x", "x"], **columns)
     assert {u: [m.payload for m in some] for u, some in by_name.items()} == {
         "log:/b": [b"1"],
         "log:/a": [b"2", b"3"],
     }
+
+
+def test_a_name_may_stand_for_several_streams() -> None:
+    outputs = {"x": ["log:/a", "log:/b"], "y": ["log:/b"]}
+    found = Targets(None, outputs, ["payload", "output"]).messages(
+        rows(payload=["1", "2"], output=["x", "y"])
+    )
+    assert [(url, some["payload"].to_pylist()) for url, some in found] == [
+        ("log:/a", [b"1"]),
+        ("log:/b", [b"1"]),
+        ("log:/b", [b"2"]),
+    ]
+    alone = Targets(None, outputs, ["payload", "output"]).messages(
+        rows(payload=["1", "2"], output=["x", "x"])
+    )
+    assert [(url, some.num_rows) for url, some in alone] == [("log:/a", 2), ("log:/b", 2)]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +120,12 @@ def test_a_row_that_fits_no_message_is_told_by_its_column(
         ("log:/a", {}, ["payload", "id", "dbz"], "option columns='dbz, id': have no place"),
         ("log:/a", {}, ["payload", "output"], "the column output names what it says"),
         (None, {}, ["payload"], "option url=None: is missing"),
-        (None, {"x": "log:/a"}, ["payload"], "no column output to choose by"),
-        ("log:/a", {"x": "log:/a"}, ["payload", "output"], "outputs is given as well"),
+        (None, {"x": ["log:/a"]}, ["payload"], "no column output to choose by"),
+        ("log:/a", {"x": ["log:/a"]}, ["payload", "output"], "outputs is given as well"),
     ],
 )
 def test_columns_that_say_nothing_are_told_before_anything_is_written(
-    url: str | None, outputs: dict[str, str], columns: list[str], message: str
+    url: str | None, outputs: dict[str, list[str]], columns: list[str], message: str
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
         Targets(url, outputs, columns)
@@ -116,7 +134,7 @@ def test_columns_that_say_nothing_are_told_before_anything_is_written(
 
 def test_a_row_that_goes_nowhere_is_an_error() -> None:
     with pytest.raises(Malformed, match="column output should be one of x, y, found z"):
-        messages(None, {"x": "log:/a", "y": "log:/b"}, payload=["1"], output=["z"])
+        messages(None, {"x": ["log:/a"], "y": ["log:/b"]}, payload=["1"], output=["z"])
     with pytest.raises(Malformed, match="column url should be a value in every row, found null"):
         messages(None, payload=["1"], url=pa.array([None], pa.string()))
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
@@ -12,19 +23,19 @@ from penstock import (
     InvalidOption,
     Malformed,
     NotFound,
-    PositionError,
     Unsupported,
     create,
     describe,
     open_reader,
     open_writer,
 )
-from penstock.pipeline.admission import shares
-from penstock.pipeline.options import SinkOptions, SourceOptions, parse_spark_options
-from penstock.pipeline.private_folder import private_folder
-from penstock.pipeline.ranges import Range, split
-from penstock.pipeline.source import PenstockSource
-from penstock.pipeline.streams import expand
+from penstock.core.errors import PositionError
+from penstock.pipeline.source.batch import Part
+from penstock.pipeline.source.inputs import expand
+from penstock.pipeline.source.options import SinkOptions, SourceOptions, parse_spark_options
+from penstock.pipeline.source.ranges import Range, split
+from penstock.pipeline.source.stream import PenstockSource, shares
+from penstock.pipeline.spark_process import private_folder
 from support.planner import Planner, declared
 from support.spark_streams import fill
 
@@ -373,3 +384,89 @@ def test_a_checkpoint_of_other_streams_is_not_taken_for_one_of_this_source(tmp_p
     pattern = Planner(f"fmq:{tmp_path}/[%61-b].fmq")
     pattern.at = a.at
     assert pattern.run() == [0, 1, 2]
+
+
+def test_a_batch_waits_for_enough_messages_but_not_for_ever(url: str) -> None:
+    fill(url, range(3))
+    planner = Planner(url, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    planner.begin()
+    assert not planner.plan()
+    fill(url, range(3, 6))
+    assert planner.run() == list(range(6))
+    fill(url, range(6, 7))
+    assert not planner.plan()
+    hasty = Planner(url, minOffsetsPerTrigger=5, maxTriggerDelay="0s")
+    hasty.at = planner.at
+    assert hasty.run() == [6]
+    last = Planner(url, minOffsetsPerTrigger=5)
+    last.at = planner.at
+    last.reader.prepareForTriggerAvailableNow()
+    assert last.run() == [6]
+
+
+def test_a_source_begins_at_a_timestamp_of_kafkas_kind(url: str) -> None:
+    fill(url, range(5))
+    with open_reader(url) as reader:
+        middle = reader.read_many(5)[-1].created_ns // 1_000_000 + 2
+    time.sleep(0.005)
+    fill(url, range(5, 8))
+    planner = Planner(url, startingTimestamp=middle)
+    planner.begin()
+    assert planner.run() == [5, 6, 7]
+    each = Planner(url, startingOffsetsByTimestamp=f'{{"{url}": {middle}}}')
+    each.begin()
+    assert each.run() == [5, 6, 7]
+    with pytest.raises(InvalidOption, match="is none of the URLs"):
+        Planner(url, startingOffsetsByTimestamp='{"fmq:/other": 1}').begin()
+
+
+@pytest.mark.parametrize(
+    ("filters", "first", "end"),
+    [
+        ([GreaterThanOrEqual(("seq",), 40), LessThan(("seq",), 60)], 40, 60),
+        ([GreaterThan(("seq",), 40), LessThanOrEqual(("seq",), 60)], 41, 61),
+        ([EqualTo(("seq",), 7)], 7, 8),
+        ([GreaterThan(("seq",), 500)], None, None),
+        ([LessThan(("seq",), -5)], None, None),
+        ([GreaterThan(("time_ns",), 40), IsNotNull(("seq",))], 0, 100),
+        ([GreaterThanOrEqual(("seq",), 90), GreaterThan(("seq",), 3)], 90, 100),
+    ],
+)
+def test_what_filters_leave_out_is_not_read(
+    url: str, filters: list[Filter], first: int | None, end: int | None
+) -> None:
+    fill(url, range(100))
+    reader = batch_reader(url)
+    assert reader.pushFilters(filters) == filters  # Spark applies them, too
+    ranges = [part.range for part in reader.partitions() if isinstance(part, Part)]
+    found = (min(r.start for r in ranges), max(r.end for r in ranges)) if ranges else (None, None)
+    assert found == (first, end)
+
+
+def test_filters_by_time_of_appending_and_by_type_narrow_what_is_read(url: str) -> None:
+    fill(url, range(5))
+    time.sleep(0.002)
+    fill(url, range(5, 9))
+    with open_reader(url) as messages:
+        times = [message.created_ns for message in messages.read_many(9)]
+    reader = batch_reader(url)
+    reader.pushFilters(
+        [
+            GreaterThanOrEqual(("created_ns",), times[5]),
+            LessThanOrEqual(("created_ns",), times[-1]),
+            EqualTo(("type",), 3),
+        ]
+    )
+    (part,) = (part for part in reader.partitions() if isinstance(part, Part))
+    assert (part.range.start, part.range.end, part.range.type) == (5, 9, 3)
+
+
+def test_a_session_without_pushdown_takes_the_reader_as_well(url: str) -> None:
+    fill(url, range(3))
+    method = batch_reader(url).pushFilters
+    assert getattr(method, "__func__", None) is DataSourceReader.pushFilters
+
+
+def batch_reader(url: str) -> DataSourceReader:
+    source = PenstockSource({"url": url})
+    return source.reader(declared(source))

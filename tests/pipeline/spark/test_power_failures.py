@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.ranges import CUT_OFF
+from penstock.pipeline.source.ranges import CUT_OFF
 from support.machine import Machine
 from support.planner import Planner
 

@@ -10,8 +10,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import WriteTimeout, create, open_writer
-from penstock.pipeline.commits import append_once
-from penstock.pipeline.losses import DataLoss
+from penstock.core.batch import batch_from_messages
+from penstock.core.capabilities import Stages
+from penstock.core.endpoints import endpoint_of
+from penstock.core.message import Message
+from penstock.core.url import URL
+from penstock.pipeline.sink.commits import append_once
+from penstock.pipeline.sink.stream_sink import BatchSink, StreamSink, _Message
+from penstock.pipeline.source.loss_reports import DataLoss
+from penstock.pipeline.source.options import SinkOptions
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.protocols.flight.errors import AccessRefused
 from penstock.protocols.flight.wire import ActionKind
@@ -19,6 +26,7 @@ from penstock.queue.append_once import notes_of
 from support.commit_lives import notes_for, stage
 from support.planner import Planner
 from support.spark_streams import fill, payloads
+from support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,3 +195,70 @@ def test_nobody_writes_notes_to_a_server_that_is_read_only(tmp_path: Path) -> No
         assert notes.read() == {}
         with pytest.raises(AccessRefused):
             notes.write("q", {"batch": 1}, sync=True)
+
+
+# --- what tasks stage with the server -------------------------------------------------------------
+
+
+def staged(url: str, rows: range, query: str, batch: int = 0) -> _Message:
+    """Return what a task tells the driver that has staged with the server."""
+    endpoint = endpoint_of(url)
+    assert isinstance(endpoint, Stages)
+    part = endpoint.stage(URL.parse(url), query, batch, 0)
+    messages = [Message(0, 0, 0, 0, 0, None, None, b"%d" % n) for n in rows]
+    part.add(batch_from_messages(messages))
+    return _Message(query, [part.finish()])
+
+
+def left(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob(".penstock-staging/**/*.arrow") if path.is_file()]
+
+
+def test_a_commit_of_the_sink_appends_what_tasks_have_staged_there(
+    remote: str, tmp_path: Path
+) -> None:
+    url = f"{remote}out?kind=log"
+    sink = StreamSink(SinkOptions(url=url), ["payload"])
+    for batch in range(3):
+        message = staged(url, range(10 * batch, 10 * batch + 10), "q", batch)
+        sink.commit([message, None], batch)
+        again = staged(url, range(10 * batch, 10 * batch + 10), "q", batch)
+        sink.commit([again], batch)  # the driver died before Spark noted it
+    assert [int(p) for p in payloads(f"log:{tmp_path}/remote/out")] == list(range(30))
+    failed = staged(url, range(99), "q", 3)
+    sink.abort([failed], 3)
+    until(lambda: not left(tmp_path / "remote"))
+
+
+def test_a_table_is_written_to_a_remote_stream_and_leaves_no_note(
+    remote: str, tmp_path: Path
+) -> None:
+    url = f"{remote}out?kind=log"
+    sink = BatchSink(SinkOptions(url=url), ["payload"])
+    sink.commit([staged(url, range(10), sink._query)])
+    assert len(payloads(f"log:{tmp_path}/remote/out")) == 10
+    assert notes_of(f"log:{tmp_path}/remote/out").read() == {}
+    until(lambda: not left(tmp_path / "remote"))
+
+
+def test_a_query_that_staged_in_a_folder_goes_on_with_the_server(
+    remote: str, tmp_path: Path
+) -> None:
+    """Its note names files of the driver, which the server does not have: rows are compared."""
+    url = f"{remote}out?kind=log&sync=none"
+    parts = stage(url, tmp_path / "one", 30, random.Random(0))
+    append_once(url, parts, "q", 0, tmp_path / "one")
+    notes = notes_for(url)
+    note = notes.get()
+    assert note is not None
+    files = tuple((part.path, part.partition, part.messages) for part in parts)
+    notes.put(note._replace(batch=1, start=15, is_done=False, files=files))  # half of it is there
+    numbers = sorted(int(p.split()[1]) for p in payloads(f"log:{tmp_path}/remote/out")[15:])
+    endpoint = endpoint_of(url)
+    assert isinstance(endpoint, Stages)
+    part = endpoint.stage(URL.parse(url), "q", 1, 0)
+    rows = [*numbers, *range(100, 115)]
+    messages = [Message(0, 0, 0, n % 5, 0, None, None, b"row %d" % n) for n in rows]
+    part.add(batch_from_messages(messages))
+    assert append_once(url, [part.finish()], "q", 1, tmp_path / "one") == 15
+    assert len(payloads(f"log:{tmp_path}/remote/out")) == 45

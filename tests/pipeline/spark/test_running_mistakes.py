@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from penstock.core.errors import ConfigError
 from penstock.pipeline import Pipeline, parse_pipelines, plan
-from penstock.pipeline.running import NotStarted, QueryFailed, run
+from penstock.pipeline.run import NotStarted, QueryFailed, run
 from support.spark_pipelines import base, once, stages
 
 MISTAKES = {

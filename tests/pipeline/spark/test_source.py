@@ -180,3 +180,32 @@ def test_payloads_are_decoded_where_they_are_read(spark: SparkSession, tmp_path:
     assert rows.columns[:2] == ["url", "seq"]
     assert rows.columns[-2:] == ["dbz", "gate"]
     assert [(row.seq, row.dbz, row.gate) for row in rows.collect()] == [(0, 45.5, 3)]
+
+
+@pytest.mark.parametrize("pushdown", ["true", "false"])
+def test_filters_say_what_of_a_table_is_read(
+    spark: SparkSession, tmp_path: Path, pushdown: str
+) -> None:
+    url = f"log:{tmp_path}/log"
+    fill(url, range(100))
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, pushdown)
+    try:
+        rows = spark.read.format("penstock").option("minPartitions", 4).load(url)
+        some = rows.where("seq >= 40 and seq < 42 and payload != '40'")
+        assert [row.seq for row in some.collect()] == [41]
+        # Two messages make two tasks at most.
+        assert some.rdd.getNumPartitions() == (2 if pushdown == "true" else 4)
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def test_a_stream_is_a_view_of_sql_and_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    fill(f"log:{tmp_path}/log", range(10))
+    options = f"USING penstock OPTIONS (url 'log:{tmp_path}/log')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW beams {options}")
+    found = spark.sql("SELECT seq FROM beams WHERE seq > 6 ORDER BY seq").collect()
+    assert [row.seq for row in found] == [7, 8, 9]
+    spark.catalog.dropTempView("beams")
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE beams {options}")

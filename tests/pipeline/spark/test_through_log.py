@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import LockTimeout, NotFound, Unsupported, open_writer
-from penstock.pipeline.through_log import log_for
+from penstock import NotFound, Unsupported, open_writer
+from penstock.core.errors import LockTimeout
+from penstock.pipeline.source.inputs import log_for
 from support.planner import Planner
 from support.spark_streams import follow, numbers, payloads
 

@@ -21,18 +21,16 @@ from typing import Any, ClassVar
 
 from penstock import open_writer
 from penstock.dispatch.control import ControlServer, ask
-from penstock.protocols.datagrams import Datagrams, DatagramSocket
+from penstock.protocols.datagrams import Datagrams, DatagramServer, DatagramSocket
 from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
-from penstock.protocols.lrose.connection import ping
+from penstock.protocols.lrose.ds_client import ping
 from penstock.protocols.lrose.ds_message import Category, DsMessage
 from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.sku import encode_header
 from penstock.protocols.psi import ClientHello, RemoteExporter
-from penstock.protocols.psi.clock import RemoteClockServer, ask_clock
-from penstock.protocols.psi.clock_wire import encode_clock_request
+from penstock.protocols.psi.clock import RemoteClockServer, ask_clock, encode_clock_request
 from penstock.protocols.psi.rendezvous import RendezvousServer
 from penstock.protocols.psi.rendezvous_wire import encode_client_hello
-from penstock.protocols.server import DatagramServer
 from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
 
 log = logging.getLogger(__name__)
@@ -194,8 +192,7 @@ class Bulk(Subject):
     huge = b"\xff" * 64
 
     def make(self, folder: Path) -> tuple[Any, str]:
-        from penstock.protocols.flight.options import ServerOptions
-        from penstock.protocols.flight.server import FlightServer
+        from penstock.protocols.flight.server import FlightServer, ServerOptions
 
         server = FlightServer(ServerOptions(root=folder, host=HOST, port=0))
         return server, f"{server.bulk_port}/{server.port}"
@@ -232,6 +229,24 @@ class Control(Subject):
 
     def ask(self, where: str) -> None:
         ask(Path(where), {"command": "echo"}, PATIENCE)
+
+
+class MetricsPage(Subject):
+    """What a run of pipelines tells a monitoring system."""
+
+    name = "metrics"
+    request = b"GET /metrics HTTP/1.1\r\n\r\n"
+    huge = b"GET /" + b"x" * 70_000
+
+    def make(self, folder: Path) -> tuple[Any, str]:
+        from penstock.pipeline.run.metrics import Metrics, MetricsServer
+
+        del folder
+        server = MetricsServer(Metrics())
+        return server, str(server.port)
+
+    def ask(self, where: str) -> None:
+        assert self._answer(where).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 class Echo(Subject):
@@ -280,6 +295,7 @@ SUBJECTS: dict[str, Subject] = {
         Clock(),
         Bulk(),
         Control(),
+        MetricsPage(),
         Echo(),
     )
 }
@@ -309,9 +325,9 @@ class Running:
         return self.subject.connect(self.where)
 
     def megabytes(self) -> float:
-        """Return the memory that it has."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        """Return the memory that it has, without what it maps: a log is as large as it may be."""
+        _, resident, mapped, *_ = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return (int(resident) - int(mapped)) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def threads(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.process.pid}/task").iterdir())

@@ -18,20 +18,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import flight
 
-from penstock import Message, batch_from_messages, create, describe, open_reader, open_writer
-from penstock.core.batch import BATCH_SCHEMA
+from penstock import Message, create, describe, open_reader, open_writer
+from penstock.core.batch import BATCH_SCHEMA, batch_from_messages
 from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
     InvalidURL,
+    NotFound,
     PenstockError,
     StorageError,
 )
 from penstock.core.url import URL
 from penstock.protocols.flight import AccessRefused, ServerBusy
+from penstock.protocols.flight.access import Root, check_size
 from penstock.protocols.flight.client import TOKEN_VARIABLE, Connection, Target, list_streams
 from penstock.protocols.flight.server import FlightServer
-from penstock.protocols.flight.wire import ActionKind, OpenWriter, Piece, Put, Take, WriterOpened
+from penstock.protocols.flight.wire import (
+    ActionKind,
+    Kind,
+    OpenWriter,
+    Piece,
+    Put,
+    Take,
+    WriterOpened,
+    encode_name,
+)
 from protocols.flight.serving import TOKEN, served
 from support.waiting import SOON, background
 
@@ -436,3 +447,126 @@ def test_a_reader_of_a_read_only_server_hears_of_new_messages(tmp_path: Path) ->
             writer.write(b"x")
             assert isinstance(waiting.result(SOON), Message)
         assert describe(f"fmq:{tmp_path}/a").details["readers"] == []
+
+
+# --- streams below the root -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def served_root(tmp_path: Path) -> Root:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    create(f"fmq:{folder}/radar/beams?slots=8&size=4k")
+    create(f"log:{folder}/radar/archive?segment=64k&segment_slots=16")
+    create(f"fmq:{folder}/old?layout=classic&slots=8&size=4k")
+    create(f"fmq:{tmp_path}/secret?slots=8&size=4k")
+    return Root(folder)
+
+
+def test_the_kind_is_what_is_there(served_root: Root) -> None:
+    assert served_root.place("radar/beams", None).kind == "fmq"
+    assert served_root.place("radar/archive", None).kind == "log"
+    assert served_root.place("old", None).kind == "fmq"
+    with pytest.raises(InvalidOption, match="of kind log"):
+        served_root.place("radar/archive", Kind.QUEUE)
+
+
+def test_what_is_missing_is_a_queue_unless_said_otherwise(served_root: Root) -> None:
+    assert served_root.place("new", None, may_make=True).kind == "fmq"
+    assert served_root.place("new", Kind.LOG, may_make=True).kind == "log"
+    with pytest.raises(NotFound, match="no stream new"):
+        served_root.place("new", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret", "radar/../../secret", "/etc/passwd", "", "/", "radar//beams", "./old",
+        "%2e%2e/secret", "..%2fsecret", "radar%2f..%2f..%2fsecret", "a%00b", "a%0ab", "radar/",
+        "radar/.", "x" * 300, "/".join("a" * 40), "y/" * 600 + "y", "%2fetc%2fpasswd",
+    ],
+)  # fmt: skip
+def test_a_name_that_leads_elsewhere_is_refused(served_root: Root, name: str) -> None:
+    with pytest.raises(InvalidURL):
+        served_root.place(name, None, may_make=True)
+
+
+def test_a_name_is_decoded_once(served_root: Root) -> None:
+    place = served_root.place("%252e%252e", None, may_make=True)
+    assert place.path == served_root.folder / "%2e%2e"
+
+
+@pytest.mark.parametrize("ending", ["", ".fmq", ".stat", ".buf"])
+def test_a_link_out_of_the_root_is_refused(served_root: Root, ending: str) -> None:
+    (served_root.folder / f"link{ending}").symlink_to(served_root.folder.parent / f"secret{ending}")
+    with pytest.raises(InvalidURL, match="leads out"):
+        served_root.place("link", None, may_make=True)
+
+
+def test_a_directory_that_is_a_link_out_of_the_root_is_refused(served_root: Root) -> None:
+    (served_root.folder / "up").symlink_to(served_root.folder.parent)
+    with pytest.raises(InvalidURL, match="leads out"):
+        served_root.place("up/secret", None)
+    assert "secret" not in [place.name for place in served_root.streams()]
+
+
+def test_a_link_within_the_root_is_followed(served_root: Root) -> None:
+    (served_root.folder / "alias").symlink_to(served_root.folder / "radar")
+    assert served_root.place("alias/beams", None).kind == "fmq"
+
+
+def test_a_segment_that_is_a_link_is_refused(served_root: Root, tmp_path: Path) -> None:
+    (served_root.folder / "radar/archive/00000000000000000900.fmq").symlink_to(
+        tmp_path / "secret.fmq"
+    )
+    with pytest.raises(InvalidURL, match="link"):
+        served_root.place("radar/archive", None)
+
+
+@pytest.mark.parametrize("name", ["shmem_10002", "radar/shmem_77"])
+def test_shared_memory_is_not_below_the_root(served_root: Root, name: str) -> None:
+    with pytest.raises(InvalidURL, match="shared memory"):
+        served_root.place(name, None, may_make=True)
+
+
+def test_a_segment_is_no_stream_of_its_own(served_root: Root) -> None:
+    with pytest.raises(InvalidURL, match="inside of a log"):
+        served_root.place(f"radar/archive/{0:020d}", None)
+
+
+def test_streams_are_listed_by_name(served_root: Root) -> None:
+    assert [place.name for place in served_root.streams()] == [
+        "old",
+        "radar/beams",
+        "radar/archive",
+    ]
+
+
+def test_a_name_with_bytes_that_are_no_text_works(served_root: Root) -> None:
+    path = os.fsdecode(b"r\xffdar")
+    create(f"fmq:{served_root.folder}/r%ffdar?slots=8&size=4k")
+    assert served_root.place(encode_name(path), None).path == served_root.folder / path
+    assert "r%FFdar" in [place.name for place in served_root.streams()]
+
+
+def test_the_root_itself_is_not_told(served_root: Root) -> None:
+    assert served_root.hide(f"no queue at {served_root.folder}/radar/x") == "no queue at radar/x"
+    assert (
+        served_root.hide(f"looking at {served_root.folder}: refused")
+        == "looking at the root: refused"
+    )
+
+
+@pytest.mark.parametrize("option", ["size", "segment", "slots", "segment_slots"])
+def test_a_stream_that_is_too_large_is_refused(option: str) -> None:
+    check_size({option: "100"}, 1 << 20)
+    with pytest.raises(InvalidOption, match="at most"):
+        check_size({option: "10M"}, 1 << 20)
+
+
+@pytest.mark.parametrize("prefix", ["", "segment_"])
+def test_the_slots_of_a_stream_count_for_its_size(prefix: str) -> None:
+    size, slots = prefix.rstrip("_") or "size", f"{prefix}slots"
+    check_size({size: "512K", slots: "8000"}, 1 << 20)
+    with pytest.raises(InvalidOption, match="slots included"):
+        check_size({size: "512K", slots: "8193"}, 1 << 20)  # which are rounded up to 16384

@@ -6,11 +6,14 @@ import contextlib
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.batch import batch_from_messages
 from penstock.core.errors import Malformed
+from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.protocols.flight import wire
@@ -31,6 +34,8 @@ from penstock.protocols.flight.wire import (
     decode_name,
     encode_name,
     parse_ticket,
+    payload_bytes,
+    pieces_of,
 )
 
 ID = "0123456789abcdef" * 2
@@ -205,3 +210,24 @@ def test_a_piece_says_what_is_to_be_done() -> None:
     assert Piece.from_bytes(b'{"number": 1}') == Piece(number=1)
     with pytest.raises(Malformed):
         Piece.from_bytes(b'{"number": 0}')
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.none() | st.integers(0, 500)), max_size=40),
+    st.integers(200, 5000),
+)
+def test_pieces_hold_all_messages_in_order_within_the_limit(
+    sizes: list[tuple[int, int | None]], limit: int
+) -> None:
+    messages = [
+        Message(i, i, i, 0, 0, None, None if own is None else bytes(own), bytes(size))
+        for i, (size, own) in enumerate(sizes)
+    ]
+    batch = batch_from_messages(messages)
+    pieces = list(pieces_of(batch, limit))
+    assert pa.Table.from_batches(pieces).equals(pa.Table.from_batches([batch]))
+    assert all(piece.nbytes <= limit or piece.num_rows == 1 for piece in pieces)
+    assert sum(map(payload_bytes, pieces)) == sum(size for size, _ in sizes)

@@ -89,7 +89,7 @@ def test_what_a_reader_did_not_settle_comes_again_to_another() -> None:
             assert isinstance(reader, Grouped)
             first, second = reader.read_many(2)
             reader.ack(first)
-            reader.nack(second, 0.05)
+            reader.nack(second, 0.5)
             with pytest.raises(LeaseLost):
                 reader.ack(first)
             third = reader.read(timeout=5)
@@ -116,7 +116,9 @@ def test_a_reader_waits_without_asking_again_and_again() -> None:
             message = reader.read(timeout=20)
             timer.join()
             assert message is not None
-            assert server.statistics().queue.commands - before < 40
+            assert (
+                server.statistics().queue.commands - before <= 12
+            )  # its repetitions, and a writer's
 
 
 def _put(url: str, *payloads: bytes) -> None:

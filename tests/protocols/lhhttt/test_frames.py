@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.protocols.lhhttt import (
     encode,
     encode_bytes,
 )
+from penstock.protocols.lhhttt.frames import decode_all
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "streampy"
 ENCODED = json.loads((VECTORS / "lhhttt_encode.json").read_text())["vectors"]
@@ -140,3 +142,15 @@ def test_fuzz_a_mutated_frame_is_one_text_or_a_typed_error(count: int) -> None:
         digits = int(frame[:1], 16)
         assert bytes(frame[1 + digits :]) == body
         assert int(frame[1 : 1 + digits], 16) == len(body)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20).map(encode_bytes), st.binary(max_size=20))))
+def test_datagrams_are_decoded_by_many_as_each_alone(datagrams: list[bytes]) -> None:
+    found = []
+    for number, datagram in enumerate(datagrams):
+        with contextlib.suppress(Malformed):
+            found.append((decode_bytes(datagram), number))
+    assert decode_all(list(zip(datagrams, range(len(datagrams)), strict=True))) == (
+        found,
+        len(datagrams) - len(found),
+    )

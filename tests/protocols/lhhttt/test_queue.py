@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from penstock import open_reader, open_writer
+from penstock.core.capabilities import Grouped
 from penstock.core.errors import InvalidOption
 from penstock.core.overflow import DropReason, OverflowPolicy
-from penstock.protocols.lhhttt import encode_bytes, join_frames, queue, split_frames
-from penstock.protocols.lhhttt.queue import QueueSettings
+from penstock.protocols.lhhttt import encode_bytes, join_frames, journal, split_frames
+from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
 from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
 from support.until import until
 
@@ -88,6 +89,26 @@ def test_sent_is_queued_and_refused_and_dropped_by_the_kernel() -> None:
     assert books.queue.queued == 1000
     refused = sum(books.queue.refused.values())
     assert count == books.queue.queued + refused + books.datagrams.dropped
+
+
+def test_a_message_too_large_for_a_datagram_waits_for_who_can_take_it() -> None:
+    large = b"x" * 70_000
+    with served(tcp=True) as server, Asker(server.port) as asker:
+        with open_writer(f"lhhttt+tcp://127.0.0.1:{server.port}") as writer:
+            writer.write(large)
+        for _ in range(2):
+            asker.send(b"GET")
+        assert asker.is_silent()
+        assert asker.ask(b"SIZE") == b"1"
+        books = server.statistics().queue
+        assert (books.gets, books.taken, books.unanswered) == (2, 0, 2)
+        with open_reader(f"lhhttt+tcp://127.0.0.1:{server.port}") as reader:
+            assert isinstance(reader, Grouped)
+            message = reader.read(timeout=10)
+            assert message is not None
+            assert message.payload == large
+            reader.ack(message)
+        assert_balanced(server.statistics().queue)
 
 
 # --- room ---------------------------------------------------------------------------------------
@@ -287,8 +308,8 @@ def test_a_tag_of_another_queue_settles_nothing() -> None:
 def test_a_message_that_nobody_finishes_does_not_let_memory_grow_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "_LARGEST_SEGMENT", 1 << 20)
-    monkeypatch.setattr(queue, "_LOOKED_AT_MEMORY", 0.05)
+    monkeypatch.setattr(journal, "_LARGEST_SEGMENT", 1 << 20)
+    monkeypatch.setattr(journal, "_LOOKED_AT_MEMORY", 0.05)
     batch = join_frames([b"x" * 5000] * 10)
     with served(capacity_bytes=1 << 20) as server, Asker(server.port) as asker:
         asker.ask(b"RPUT:a:1:first")
@@ -355,3 +376,22 @@ def test_a_server_that_is_killed_has_lost_nothing(tmp_path: Path, sync: str) -> 
             left.append(message)
     assert taken | set(left) == set(stored)
     assert left == sorted(left, key=stored.index)
+
+
+def test_what_a_client_has_that_is_gone_is_given_to_others_at_once() -> None:
+    with served() as server, Asker(server.port) as asker:
+        assert isinstance(server.queue, MessageQueue)
+        for number in range(3):
+            asker.ask(b"PUT:%d" % number)
+        asker.ask(b"RGETS:w1-7.aa:1:2")
+        other = asker.ask(b"RGETS:w1-77.bb:1:1")
+        assert other.endswith(b":112")
+        with Asker(server.port) as waiting:
+            waiting.send(b"RGET:w1-7.aa:2:20000")  # it is killed while it waits
+            until(lambda: server.statistics().queue.waiting == 1)
+            server.queue.release(b"w1-7")
+            assert server.statistics().queue.waiting == 0
+        assert asker.ask(b"RGET:w1-7.aa:3") == b"NONE:3"  # was on its way when it was killed
+        assert asker.ask(b"RGETS:w2-8.cc:1:5").endswith(b":110111")
+        assert server.statistics().queue.leased == 3
+        assert_balanced(server.statistics().queue)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from penstock.core.errors import Unsupported
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.fmq_messages import Messages
+from penstock.protocols.lrose.ds_server import DsServer
+from penstock.protocols.lrose.fmq_messages import Messages, reply_with
 from penstock.protocols.lrose.fmq_queues import layout_of
-from penstock.protocols.lrose.fmq_replies import reply_with
-from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
-from penstock.protocols.lrose.fmq_session import FmqSession
-from penstock.protocols.lrose.fmq_shared import Shared
+from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions, FmqSession, Shared
 from penstock.protocols.lrose.fmq_wire import Op, SeekTo, decode_init
-from penstock.protocols.lrose.serving import DsServer
 from penstock.protocols.lrose.sku import Decoder, Frame, encode
 from penstock.queue.classic.creation import open_device
 from penstock.queue.classic.layout import (
@@ -41,7 +37,7 @@ def served(root: Path, **options: object) -> Iterator[FmqServer]:
 
 
 class LroseFmq:
-    """Reads a classic queue as LROSE's library does, faults and all (spec lrose 1.9, 2.5).
+    """Reads a classic queue as LROSE's library does, faults and all (docs/specs/lrose.md 1.9, 2.5).
 
     It knows the status of its last read only, takes the oldest slot and the one behind the youngest
     for what they were then, and jumps to the youngest message where one does not follow.
@@ -179,13 +175,6 @@ def served_as_lrose(root: Path, max_clients: int = 256) -> Iterator[str]:
     with DsServer(options, lambda connection: LroseSession(shared, connection)) as server:
         yield f"fmqp://{server.address}"
     shared.close()
-
-
-def eventually(check: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Caller:

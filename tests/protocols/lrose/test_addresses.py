@@ -7,8 +7,13 @@ import pytest
 
 from penstock.core.errors import InvalidURL
 from penstock.core.url import URL
-from penstock.protocols.lrose.addresses import Address, default_port, parse_address, path_of
-from penstock.protocols.lrose.fmq_paths import QueueRoot
+from penstock.protocols.lrose.addresses import (
+    Address,
+    QueueRoot,
+    default_port,
+    parse_address,
+    path_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,13 @@ from penstock.core.errors import ConnectionLost
 from penstock.protocols.lrose import datamapper_client
 from penstock.protocols.lrose.datamapper_client import (
     DataMapClient,
+    Registrar,
     below_data_dir,
     register_latest,
 )
-from penstock.protocols.lrose.datamapper_info import DataSetInfo
-from penstock.protocols.lrose.datamapper_messages import MapReply, MapRequest, ReplyKind
-from penstock.protocols.lrose.datamapper_registrar import Registrar
+from penstock.protocols.lrose.datamapper_wire import DataSetInfo, MapReply, MapRequest, ReplyKind
+from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.ds_message import DsMessage, ErrorCode, error_reply
-from penstock.protocols.lrose.errors import RequestRefused
 from penstock.protocols.lrose.sku import Frame, encode
 from protocols.lrose.recordings import frames_of, recording
 

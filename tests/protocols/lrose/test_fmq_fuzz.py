@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import InvalidURL, Malformed
-from penstock.protocols.lrose.addresses import path_of
+from penstock.protocols.lrose.addresses import QueueRoot, path_of
 from penstock.protocols.lrose.ds_message import DsMessage
 from penstock.protocols.lrose.fmq_messages import decode_messages, encode_messages
-from penstock.protocols.lrose.fmq_paths import QueueRoot
 from penstock.protocols.lrose.fmq_wire import Op, decode_init
 from penstock.protocols.lrose.sku import Decoder, encode_header
 from protocols.lrose.recordings import RECORDINGS, frames_of, recording

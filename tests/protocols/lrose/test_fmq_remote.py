@@ -23,7 +23,7 @@ from penstock.core.errors import (
 from penstock.core.interfaces import Bounds
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
-from penstock.protocols.lrose.errors import RequestRefused
+from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_server import FmqServer
 from penstock.protocols.lrose.fmq_writer import UNKNOWN

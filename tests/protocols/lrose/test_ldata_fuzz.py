@@ -15,10 +15,8 @@ from penstock import open_reader
 from penstock.core.errors import Malformed
 from penstock.protocols.lrose import sku
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.ldata_body import decode_body
-from penstock.protocols.lrose.ldata_message import LdataMessage
-from penstock.protocols.lrose.ldata_text import decode_ascii
-from penstock.protocols.lrose.ldata_xml import decode_xml
+from penstock.protocols.lrose.ldata_format import decode_ascii, decode_body, decode_xml
+from penstock.protocols.lrose.ldata_wire import LdataMessage
 from support.mutation import cut, double, insert, mutator, set_byte, set_word, sizes
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "lrose"

@@ -14,7 +14,7 @@ from penstock.protocols.psi import (
     PsiMessage,
     ServerHello,
 )
-from penstock.protocols.psi.meta_channel import MetaEvent
+from penstock.protocols.psi.handshake import MetaEvent
 
 __all__ = ["RawClient", "client"]
 

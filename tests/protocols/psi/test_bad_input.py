@@ -35,7 +35,8 @@ from penstock.protocols.psi import (
 )
 from penstock.protocols.psi.handshake import encode_session_id
 from protocols.psi.raw_client import client
-from protocols.psi.test_importer import NOW, PsiExporter, wait_until
+from protocols.psi.test_importer import NOW, PsiExporter
+from support.until import until
 
 HOST = "127.0.0.1"
 NUMBERS = StreamMetadata("Numbers", 1, qualify("int"))
@@ -148,7 +149,7 @@ def test_garbage_on_the_udp_port_is_counted_and_a_client_still_served() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for garbage in (b"", b"x", bytes(40), bytes(60_000), LARGEST * 20):
                 sock.sendto(garbage, (HOST, exporter.data_port))
-        wait_until(lambda: exporter.statistics().malformed == 5)
+        until(lambda: exporter.statistics().malformed == 5)
         with RemoteImporter(HOST, exporter.port, REPLAY_ALL) as importer:
             stream.post(7)
             with importer.open_stream("Numbers") as numbers:
@@ -184,7 +185,7 @@ def test_a_message_that_is_none_ends_the_connection_and_it_is_tried_again(
     with little_memory(), RemoteImporter(HOST, psi.port, REPLAY_ALL) as importer:
         serving.join(20)
         assert not serving.is_alive()
-        wait_until(lambda: importer.statistics().repeated == 1)
+        until(lambda: importer.statistics().repeated == 1)
         assert (importer.statistics().messages, importer.statistics().lost) == (1, 0)
     psi.close()
 
@@ -272,4 +273,4 @@ def test_garbage_on_the_importers_udp_port_is_counted_and_messages_come() -> Non
             assert [each.value for each in found if each is not None] == list(range(1, 11))
             done.set()
             serving.join(20)
-            wait_until(lambda: importer.statistics().datagrams_refused > 0)
+            until(lambda: importer.statistics().datagrams_refused > 0)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import Malformed
 from penstock.protocols.psi import Truncated, WrongVersion
-from penstock.protocols.psi.clock_wire import (
+from penstock.protocols.psi.clock import (
     ClockReply,
     ClockReplyDecoder,
     ClockRequestDecoder,

@@ -28,8 +28,8 @@ from penstock.protocols.psi import (
     Transport,
     qualify,
 )
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.meta_channel import encode_burst
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.handshake import encode_burst
 from penstock.relay.copy import copy, fields_lost
 
 NOW = 1_700_000_000_000_000_000

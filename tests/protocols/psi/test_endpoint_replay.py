@@ -17,7 +17,7 @@ from penstock.core.errors import NotFound, PositionError, Unsupported
 from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
-from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.exporter.server import RemoteExporter
 from support.until import until
 
 

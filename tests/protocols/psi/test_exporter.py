@@ -20,23 +20,16 @@ from penstock.protocols.psi import (
     Transport,
     encode_message,
 )
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.exporter_streams import Exporter, Posted
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.exporter.streams import Exporter, Posted
+from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import ticks_to_ns
 from protocols.psi.raw_client import client
 from protocols.psi.recordings import catalog_of, messages_of, recording
+from support.until import until
 
 T0 = 638397614450000000
 NOW = 1_700_000_000_000_000_000
-
-
-def wait_until(condition: object, timeout: float = 10.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_the_basic_session_is_sent_as_psi_sent_it() -> None:
@@ -96,8 +89,8 @@ def test_every_client_has_its_own_interval_and_a_start_of_minus_1_is_now() -> No
             assert [m.sequence_id for m in part.messages(4)] == [4, 5, 6, 7]
             assert [m.sequence_id for m in less.messages(2)] == [5, 6]
             assert [m.sequence_id for m in latest.messages(1)] == [11]
-            wait_until(lambda: exporter.statistics().skipped == 4 + 5)
-            wait_until(lambda: exporter.statistics().messages == 11 + 4 + 2 + 1)
+            until(lambda: exporter.statistics().skipped == 4 + 5)
+            until(lambda: exporter.statistics().messages == 11 + 4 + 2 + 1)
             assert (exporter.statistics().clients, exporter.statistics().lost) == (4, 0)
 
 
@@ -128,7 +121,7 @@ def test_a_client_that_stops_reading_does_not_disturb_the_others() -> None:
             peer.burst()
             peer.open_data()
         stream = exporter.exporter.write(None, "Large", "byte[]")
-        wait_until(lambda: exporter.statistics().clients == 2)
+        until(lambda: exporter.statistics().clients == 2)
         time.sleep(0.3)  # the ring is small: what comes before they read may be overwritten
         payload = bytes(100_000)
 
@@ -152,7 +145,7 @@ def test_writers_wait_for_a_client_that_is_slow_but_gets_on() -> None:
         peer.burst()
         peer.open_data()
         stream = exporter.exporter.write(None, "Numbers", "byte[]")
-        wait_until(lambda: exporter.statistics().clients == 1)
+        until(lambda: exporter.statistics().clients == 1)
         time.sleep(0.3)
         writer = threading.Thread(target=lambda: [stream.post(bytes(1000)) for _ in range(300)])
         writer.start()
@@ -199,8 +192,8 @@ def test_readers_and_iterables_are_written_as_streams(tmp_path: Path) -> None:
     with RemoteExporter(tmp_path / "store", 0) as exporter, open_reader(url) as source:
         store = exporter.exporter.write(source, "Bytes").store
         exporter.exporter.write([1.5, Posted(2.5, NOW)], "Values", "double")
-        wait_until(lambda: [s.messages for s in exporter.store.streams()] == [2, 2])
-        wait_until(lambda: exporter.store.streams()[1].is_closed)
+        until(lambda: [s.messages for s in exporter.store.streams()] == [2, 2])
+        until(lambda: exporter.store.streams()[1].is_closed)
         with store.reader(id=0) as reader:
             first = reader.read(timeout=0)
         assert first is not None
@@ -263,7 +256,7 @@ def test_garbage_on_the_udp_port_is_counted() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for size in (0, 1, 40, 60, 2000):
                 sock.sendto(bytes(size), ("127.0.0.1", exporter.data_port))
-        wait_until(lambda: exporter.statistics().malformed == 5)
+        until(lambda: exporter.statistics().malformed == 5)
         with client(exporter.port) as peer:
             assert peer.hello.transport is Transport.UDP
 
@@ -279,7 +272,7 @@ def test_too_many_clients_are_turned_away_and_others_served() -> None:
                 socket.create_connection(("127.0.0.1", exporter.port), 5) as third,
             ):
                 assert third.recv(1) == b""
-        wait_until(lambda: exporter._meta.server.statistics().open == 0)
+        until(lambda: exporter._meta.server.statistics().open == 0)
         with client(exporter.port) as again:
             again.burst()
         assert exporter.statistics().denied == 1
@@ -329,7 +322,7 @@ def test_a_client_of_psi_that_comes_again_gets_only_what_is_behind_its_last_mess
             peer.burst()
             peer.open_data()
             assert len(peer.messages(40)) == 40
-        wait_until(lambda: not exporter.statistics().clients)
+        until(lambda: not exporter.statistics().clients)
         frames.post(20, now - 3600 * second + 20 * second)
         hello = ClientHello.of(now - 3600 * second + 19 * second + 100)
         with client(exporter.port, hello.to_bytes()) as peer:
@@ -386,7 +379,7 @@ def test_a_source_that_fails_says_so_and_the_others_go_on() -> None:
     with RemoteExporter(port=0) as exporter:
         bad = exporter.exporter.write(failing(), "Bad", "int")
         good = exporter.exporter.write([1, 2], "Good", "int")
-        wait_until(lambda: exporter.store.streams()[1].is_closed)
-        wait_until(lambda: isinstance(bad.last_error, ValueError))
+        until(lambda: exporter.store.streams()[1].is_closed)
+        until(lambda: isinstance(bad.last_error, ValueError))
         assert good.last_error is None
         assert [stream.messages for stream in exporter.store.streams()] == [1, 2]

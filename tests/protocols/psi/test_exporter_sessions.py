@@ -13,9 +13,10 @@ from penstock.protocols.psi import (
     RemoteExporter,
     RemoteImporter,
 )
-from penstock.protocols.psi import exporter as exporters
-from penstock.protocols.psi import exporter_sessions as sessions
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.exporter import server as exporters
+from penstock.protocols.psi.exporter import session as sessions
+from penstock.protocols.psi.exporter import transports
+from penstock.protocols.psi.store.streams import Store
 
 
 def test_a_client_that_cannot_be_told_of_a_stream_has_to_come_again_and_loses_nothing(
@@ -45,7 +46,7 @@ def test_a_client_that_datagrams_cannot_be_sent_to_comes_again_and_gets_all(
     failures = iter([OSError(101, "the network is unreachable")])
 
     def faulty(sock: DatagramSocket, address: Address) -> Callable[[list[PsiMessage]], int]:
-        send = sessions.datagram_sender(sock, address)
+        send = transports.datagram_sender(sock, address)
 
         def send_or_fail(messages: list[PsiMessage]) -> int:
             for failure in failures:

@@ -23,8 +23,8 @@ from penstock.protocols.psi import (
     Unchunker,
     decode_message,
 )
-from penstock.protocols.psi.clock_wire import ClockReplyDecoder
-from penstock.protocols.psi.interop_wire import FrameDecoder, decode_json, decode_timed_text
+from penstock.protocols.psi.clock import ClockReplyDecoder
+from penstock.protocols.psi.interop import FrameDecoder, decode_json, decode_timed_text
 from penstock.protocols.psi.rendezvous_wire import RendezvousClientDecoder, decode_updates
 from protocols.psi.mutations import mutated
 from protocols.psi.recordings import VECTORS, catalog_of, expected, messages_of, recording

@@ -29,13 +29,12 @@ from penstock.protocols.psi import (
     Store,
 )
 from penstock.protocols.psi.clock import RemoteClockServer, ask_clock
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer_arrivals import Arrivals
-from penstock.protocols.psi.importer_intake import Intake
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer.intake import Arrivals, Intake
 from penstock.protocols.psi.metadata import Record
 from penstock.protocols.psi.rendezvous import RendezvousServer
-from penstock.protocols.psi.store_counts import KeptCounts, keep_counts, load_counts
+from penstock.protocols.psi.store.streams import KeptCounts, keep_counts, load_counts
 from penstock.relay.journal import Journal, Note
 from protocols.psi.mutations import mutated
 from protocols.psi.recordings import recording

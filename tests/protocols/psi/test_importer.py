@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,21 +21,15 @@ from penstock.protocols.psi import (
     ServerHello,
     Transport,
 )
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer_arrivals import Arrivals, Gap
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer.intake import Arrivals, Gap
+from penstock.protocols.psi.store.streams import Store
 from protocols.psi.recordings import expected, recording
+from support.until import until
 
 NOW = 1_700_000_000_000_000_000
 HOST = "127.0.0.1"
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "pipe", "udp"])
@@ -147,11 +140,11 @@ def test_a_stream_that_the_ring_forgot_before_it_was_opened_is_counted_as_lost(
                 rare.post(number)
                 ended.post(number)
             ended.close()
-            wait_until(lambda: importer.statistics().messages == 10)
-            wait_until(lambda: importer.store.metadata(ended.id).is_closed)
+            until(lambda: importer.statistics().messages == 10)
+            until(lambda: importer.store.metadata(ended.id).is_closed)
             slots, _ = importer.store.capacity()
             busy.post_many([(b"x", None)] * (slots + 10))
-            wait_until(lambda: importer.statistics().messages == slots + 20)
+            until(lambda: importer.statistics().messages == slots + 20)
             for name in ("Rare", "Ended"):
                 with importer.open_stream(name) as stream:
                     assert stream.read(0.2) is None
@@ -174,14 +167,14 @@ def test_an_exporter_that_comes_back_is_found_and_nothing_comes_twice(tmp_path: 
         for i in range(50):
             stream.post(i)
         importer = RemoteImporter(HOST, port, REPLAY_ALL, longest_wait=0.2)
-        wait_until(lambda: importer.statistics().messages == 50)
+        until(lambda: importer.statistics().messages == 50)
     with importer:
-        wait_until(lambda: not importer.connected)
+        until(lambda: not importer.connected)
         with RemoteExporter(tmp_path / "store", port) as exporter:
             stream = exporter.exporter.write(None, "Numbers", "int")
             for i in range(50, 80):
                 stream.post(i)
-            wait_until(lambda: importer.statistics().messages == 80)
+            until(lambda: importer.statistics().messages == 80)
         books = importer.statistics()
         assert (books.lost, books.restarts) == (0, 0)
         assert books.repeated <= 2  # only what may have been missed was asked for again
@@ -195,11 +188,11 @@ def test_an_importer_that_comes_back_goes_on_where_its_store_ends(tmp_path: Path
         for i in range(30):
             stream.post(i)
         with RemoteImporter(HOST, exporter.port, REPLAY_ALL, store=tmp_path / "in") as importer:
-            wait_until(lambda: importer.statistics().messages == 30)
+            until(lambda: importer.statistics().messages == 30)
         for i in range(30, 60):
             stream.post(i)
         with RemoteImporter(HOST, exporter.port, REPLAY_ALL, store=tmp_path / "in") as importer:
-            wait_until(lambda: importer.statistics().messages == 30)
+            until(lambda: importer.statistics().messages == 30)
             stream.close()
             with importer.open_stream("Numbers") as numbers:
                 assert [r.value for r in numbers] == list(range(60))
@@ -371,7 +364,7 @@ def test_a_recorded_session_is_imported_without_its_stale_bytes() -> None:
         # psi's end is an end of file; the importer came again, and asked for the rest only.
         assert psi.hellos[0] == REPLAY_ALL
         assert psi.hellos[1].start_ticks
-        wait_until(lambda: importer.statistics().repeated > 0)
+        until(lambda: importer.statistics().repeated > 0)
         assert importer.statistics().lost == 0
         with importer.store.reader() as reader:
             sizes = {message.size for message in reader.available() if message.type == 2}

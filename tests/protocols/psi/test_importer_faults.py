@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.store.streams import Store
 from penstock.relay.faults import FaultRouter, Faults
 
 HOST = "127.0.0.1"

@@ -10,12 +10,11 @@ import pytest
 from penstock.core.errors import StorageError
 from penstock.protocols.psi import PsiMessage, StreamFlags, StreamMetadata, qualify
 from penstock.protocols.psi.codecs import make_schema
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer_arrivals import Arrivals, Gap
-from penstock.protocols.psi.importer_intake import Intake
+from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer.intake import Arrivals, Gap, Intake
 from penstock.protocols.psi.metadata import SchemaFlags
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store.streams import Store
 from support.until import until
 
 TICK = 100

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.exporter.server import RemoteExporter
 from protocols.psi.raw_client import client
 
 RATE = 1_000_000

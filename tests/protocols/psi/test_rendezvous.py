@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -27,6 +26,7 @@ from penstock.protocols.psi.rendezvous_wire import (
 )
 from penstock.relay.faults import FaultRouter
 from protocols.psi.recordings import recording
+from support.until import until
 
 HOST = "127.0.0.1"
 RIG = Process(
@@ -44,13 +44,6 @@ RIG = Process(
 )
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_everybody_hears_of_every_process_also_who_added_it() -> None:
     with (
         RendezvousServer(HOST, 0) as server,
@@ -65,7 +58,7 @@ def test_everybody_hears_of_every_process_also_who_added_it() -> None:
         with RendezvousClient(HOST, server.port) as late:
             assert late.wait_for("rig").version == "1.0"
         two.remove("rig")
-        wait_until(lambda: not one.processes and not server.processes)
+        until(lambda: not one.processes and not server.processes)
 
 
 def test_a_recorded_client_is_understood() -> None:
@@ -89,10 +82,10 @@ def test_a_client_comes_again_with_its_processes_when_the_server_was_gone() -> N
     server = RendezvousServer(HOST, 0)
     with RendezvousClient(HOST, server.port, longest_wait=0.2) as client:
         client.add(RIG)
-        wait_until(lambda: "rig" in server.processes)
+        until(lambda: "rig" in server.processes)
         server.close()
         with RendezvousServer(HOST, server.port) as again:
-            wait_until(lambda: "rig" in again.processes)
+            until(lambda: "rig" in again.processes)
 
 
 def test_a_cut_connection_is_made_again() -> None:
@@ -112,9 +105,9 @@ def test_who_left_is_kept_as_psi_does_or_forgotten_by_choice() -> None:
         with RendezvousServer(HOST, 0, forget_who_left=forget) as server:
             with RendezvousClient(HOST, server.port) as client:
                 client.add(RIG)
-                wait_until(lambda: "rig" in server.processes)
+                until(lambda: "rig" in server.processes)
             if forget:
-                wait_until(lambda: not server.processes)
+                until(lambda: not server.processes)
             else:
                 time.sleep(0.2)
                 assert server.processes == {"rig": RIG}
@@ -155,7 +148,7 @@ def test_all_processes_together_take_no_more_memory_than_is_allowed() -> None:
         assert client.wait_connected(10)
         for number in range(20):
             client.add(large(f"P{number}", 100, "x" * 500))
-        wait_until(lambda: len(server.processes) + server.refused == 20)
+        until(lambda: len(server.processes) + server.refused == 20)
         assert 5 <= len(server.processes) <= 10
         assert sum(process.memory for process in server.processes.values()) <= 1 << 20
         for name in list(server.processes):

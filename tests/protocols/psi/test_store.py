@@ -24,7 +24,7 @@ from penstock.protocols.psi import (
     known_schemas,
     qualify,
 )
-from penstock.protocols.psi.store_files import ExtentFile, Place
+from penstock.protocols.psi.store.extents import ExtentFile, FilePosition
 from penstock.protocols.psi.ticks import ns_to_raw
 from protocols.psi.recordings import SESSIONS, VECTORS, catalog_of, expected, messages_of
 
@@ -72,7 +72,7 @@ def test_a_recorded_store_is_read_fully(session: str) -> None:
             exact = store.trimmed(one).payload
             assert one.message.payload.startswith(exact)
             assert len(one.message.payload) - len(exact) < 4
-        assert [entry.place for entry in store.index()] == [Place(0, 0)]
+        assert [entry.place for entry in store.index()] == [FilePosition(0, 0)]
 
 
 def test_the_values_of_a_recorded_store_are_those_that_were_written() -> None:
@@ -155,8 +155,8 @@ def test_an_interval_is_of_creation_times_and_the_index_finds_it(tmp_path: Path)
             start, end = first * SECOND + 500, last * SECOND + 500
             found = [store.value(one) for one in store.messages(start_ns=start, end_ns=end)]
             assert found == list(range(first, min(last, 1000) + 1))
-        assert store.find(555 * SECOND) == Place(0, 500 * size)
-        assert store.find(100 * SECOND + 500) == Place(0, 0)
+        assert store.find(555 * SECOND) == FilePosition(0, 500 * size)
+        assert store.find(100 * SECOND + 500) == FilePosition(0, 0)
 
 
 def large_store(folder: Path, position: int = 0, extent: int = -(2**31)) -> None:
@@ -243,9 +243,9 @@ def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
     with ExtentFile(tmp_path, "S", "Data") as file:
         for position in (-4, 2, 1 << 20):
             with pytest.raises(Malformed):
-                file.block(Place(0, position))
+                file.block(FilePosition(0, position))
     with ExtentFile(tmp_path, "S", "Data", max_bytes=20) as file, pytest.raises(Malformed):
-        file.block(Place())
+        file.block(FilePosition())
 
 
 def test_an_index_that_is_cut_off_is_told(tmp_path: Path) -> None:

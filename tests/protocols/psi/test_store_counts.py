@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocols.psi import Store
-from penstock.protocols.psi.store_counts import KEEP_EVERY, load_counts
+from penstock.protocols.psi.store.streams import KEEP_EVERY, load_counts
 
 WRITER = """
 import os, sys

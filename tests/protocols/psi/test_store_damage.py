@@ -16,7 +16,7 @@ from penstock.protocols.psi import (
     RemoteImporter,
 )
 from penstock.protocols.psi.errors import DamagedStore
-from penstock.protocols.psi.store_opening import open_store
+from penstock.protocols.psi.store.lookup import open_store
 from protocols.psi.damaged_stores import DAMAGES, MESSAGES, write_store
 
 

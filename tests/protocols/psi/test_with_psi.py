@@ -15,8 +15,8 @@ from cli.command import PENSTOCK
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import NotFound
 from penstock.protocols.psi import REPLAY_ALL, DateTime, DateTimeKind, RemoteExporter
-from penstock.protocols.psi.importer import RemoteImporter
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.importer.client import RemoteImporter
+from penstock.protocols.psi.store.streams import Store
 from protocols.psi.judge import Driver, driver, free_port, needs_psi
 from support.until import until
 

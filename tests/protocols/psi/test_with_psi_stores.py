@@ -15,7 +15,7 @@ import pytest
 
 from cli.command import PENSTOCK
 from penstock.protocols.psi import PsiStoreReader
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
 from protocols.psi.damaged_stores import DAMAGES
 from protocols.psi.judge import driver, needs_psi
 

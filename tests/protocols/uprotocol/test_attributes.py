@@ -1,4 +1,4 @@
-"""Attributes: their bytes, which survive a hop (spec uprotocol 3.1, R9)."""
+"""Attributes: their bytes, which survive a hop (docs/specs/uprotocol.md 3.1, R9)."""
 
 from __future__ import annotations
 

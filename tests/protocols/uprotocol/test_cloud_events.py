@@ -1,4 +1,4 @@
-"""Messages as CloudEvents, in JSON and in protobuf (spec uprotocol 7)."""
+"""Messages as CloudEvents, in JSON and in protobuf (docs/specs/uprotocol.md 7)."""
 
 from __future__ import annotations
 

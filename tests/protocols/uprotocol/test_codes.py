@@ -1,4 +1,4 @@
-"""The numbers of uProtocol are those of its schema (spec uprotocol 3.1)."""
+"""The numbers of uProtocol are those of its schema (docs/specs/uprotocol.md 3.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message is alive until its ttl is over, and at its very end (spec uprotocol 3.3)."""
+"""A message is alive until its ttl is over, and at its very end (docs/specs/uprotocol.md 3.3)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.protocols.uprotocol.attributes import UAttributes
-from penstock.protocols.uprotocol.expiry import expires_at_ms, is_expired
+from penstock.protocols.uprotocol.attributes import UAttributes, expires_at_ms, is_expired
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from protocols.uprotocol.vectors import cases
 

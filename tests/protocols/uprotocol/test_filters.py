@@ -1,4 +1,4 @@
-"""Filters of listeners, and what matches them (spec uprotocol 4)."""
+"""Filters of listeners, and what matches them (docs/specs/uprotocol.md 4)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UStatusError
-from penstock.protocols.uprotocol.filters import check_filter, is_filter, matches
 from penstock.protocols.uprotocol.uuri import UUri
+from penstock.protocols.uprotocol.validation import check_filter, is_filter, matches
 from protocols.uprotocol.vectors import cases
 
 TABLE = [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.protocols.uprotocol import proto
-from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.attributes import UAttributes, is_expired
 from penstock.protocols.uprotocol.cloud_events import (
     from_json,
     from_protobuf,
@@ -20,7 +20,6 @@ from penstock.protocols.uprotocol.cloud_events import (
     to_protobuf,
 )
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
-from penstock.protocols.uprotocol.expiry import is_expired
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.mqtt_wire import (
     MqttProperties,

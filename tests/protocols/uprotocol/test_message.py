@@ -1,4 +1,4 @@
-"""Whole messages: bytes that survive a hop, and new ones (spec uprotocol 3, 10.2)."""
+"""Whole messages: bytes that survive a hop, and new ones (docs/specs/uprotocol.md 3, 10.2)."""
 
 from __future__ import annotations
 

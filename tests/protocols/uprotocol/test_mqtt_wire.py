@@ -1,4 +1,4 @@
-"""Messages on MQTT 5: topics, properties, outcomes (spec uprotocol 8.2)."""
+"""Messages on MQTT 5: topics, properties, outcomes (docs/specs/uprotocol.md 8.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids: text, both byte orders, time and chance (spec uprotocol 2)."""
+"""Ids: text, both byte orders, time and chance (docs/specs/uprotocol.md 2)."""
 
 from __future__ import annotations
 

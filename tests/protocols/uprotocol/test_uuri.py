@@ -1,4 +1,4 @@
-"""Addresses: text, bytes, what they are, and what a pattern covers (spec uprotocol 1)."""
+"""Addresses: text, bytes, what they are, and what a pattern covers (docs/specs/uprotocol.md 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of each type of message (spec uprotocol 3.2)."""
+"""The rules of each type of message (docs/specs/uprotocol.md 3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on zenoh: keys, attachments, priorities (spec uprotocol 8.1)."""
+"""Messages on zenoh: keys, attachments, priorities (docs/specs/uprotocol.md 8.1)."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from penstock import (
     InvalidOption,
     WriteTimeout,
 )
-from penstock.queue.classic import blocking as blocking_module
 from penstock.queue.classic import writer as writer_module
-from penstock.queue.classic.status import read_status
+from penstock.queue.classic.slots import read_status
 from support.queue_files import (
     QueueBytes,
     numbered,
@@ -138,7 +137,7 @@ def test_a_blocking_writer_says_when_its_buffer_is_full_before_its_slots(
 def test_a_blocking_writer_says_when_nobody_reads(
     queue_path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_module, "_NOBODY_READS", 0.02)
+    monkeypatch.setattr(writer_module, "_NOBODY_READS", 0.02)
     options = {"slots": 2, "size": 300, "blocking": True, "timeout": 0.1}
     with writer_of(queue_path, **options) as writer, pytest.raises(WriteTimeout):
         writer.write_many([b"x"] * 3)

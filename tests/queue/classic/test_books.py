@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock import (
-    Closed,
-    InvalidOption,
-    MessageTooLarge,
-    Position,
-    StreamId,
-)
+from penstock import InvalidOption, Position, StreamId
+from penstock.core.errors import Closed, MessageTooLarge
 from support.queue_files import (
     numbered,
     read_all,
@@ -101,6 +96,7 @@ def test_a_reader_says_what_it_lost_in_the_log_and_not_too_often(
         assert reader.statistics().lost == 1200
     lost = [r for r in caplog.records if "lost" in r.message and r.levelno == logging.WARNING]
     assert 1 <= len(lost) < 10
+    assert "1,200 in all" in lost[-1].message
 
 
 def test_a_payload_can_be_anything_that_has_bytes(queue_path: str) -> None:

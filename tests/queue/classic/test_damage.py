@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import (
-    DamagedQueue,
-    DropReason,
-)
+from penstock.core.errors import DamagedQueue
+from penstock.core.overflow import DropReason
 from support.queue_files import (
     QueueBytes,
     numbered,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from penstock import DamagedQueue, Malformed, PenstockError
+from penstock import Malformed, PenstockError
+from penstock.core.errors import DamagedQueue
 from penstock.queue.classic import reader as reader_module
-from penstock.queue.classic import status as status_module
+from penstock.queue.classic import slots as slots_module
 from penstock.queue.classic.compression import decompress
 from penstock.queue.classic.options import Compression
 from support.damage import damaged, lying
@@ -51,7 +52,7 @@ class Found(NamedTuple):
 
 
 def look(queue: QueueBytes) -> Found | None:
-    """Judge the bytes of a queue by spec lrose 1.3 to 1.7; None if it cannot be opened."""
+    """Judge the bytes of a queue by docs/specs/lrose.md 1.3 to 1.7; None if it cannot be opened."""
     stat, buf = queue
     if len(stat) < 56:
         return None
@@ -143,7 +144,7 @@ NAMES = ["plain", "wrapped", "gzip", "bzip2", "stored"]
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no writer to wait for."""
-    monkeypatch.setattr(status_module, "PATIENCE", 0.0)
+    monkeypatch.setattr(slots_module, "PATIENCE", 0.0)
     monkeypatch.setattr(reader_module, "PATIENCE", 0.0)
 
 

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import (
-    Position,
-    PositionError,
-    describe,
-)
+from penstock import Position, describe
+from penstock.core.errors import PositionError
 from penstock.queue.classic.layout import ID_COUNT
 from support.queue_files import (
     QueueBytes,

@@ -21,15 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import (
-    Message,
-    MessageTooLarge,
-    Position,
-    PositionError,
-    batch_from_messages,
-    messages_from_batch,
-)
+from penstock import Message, Position
+from penstock.core.batch import batch_from_messages, messages_from_batch
 from penstock.core.clock import ManualClock
+from penstock.core.errors import MessageTooLarge, PositionError
+from penstock.core.url import URL
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.layout import FREE_SLOT, ID_COUNT
 from penstock.queue.classic.options import ClassicOptions, Compression
@@ -135,7 +131,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.writer is not None:
             self.writer.close()
         self.compression = compression
-        chosen = ClassicOptions.model_validate({"compress": compression, **options})
+        chosen = ClassicOptions.of(URL.parse("fmq:/x", {"compress": compression, **options}))
         self.writer = ClassicWriter(f"fmq:{self.path}", self.path, chosen, self.clock)
         self.written = self.refused = 0
 

@@ -1,4 +1,4 @@
-"""LROSE's own faults, which must not be ours (spec lrose 6.1)."""
+"""LROSE's own faults, which must not be ours (docs/specs/lrose.md 6.1)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import (
-    DropReason,
-    MessageTooLarge,
-    Position,
-    PositionError,
-    WriteTimeout,
-    open_reader,
-    open_writer,
-)
+from penstock import Position, WriteTimeout, open_reader, open_writer
+from penstock.core.errors import MessageTooLarge, PositionError
+from penstock.core.overflow import DropReason
 from support.queue_files import (
     QueueBytes,
     check_queue,
@@ -207,7 +201,7 @@ def test_a_blocking_writer_without_a_reader_stops_at_its_slots_and_loses_nothing
             assert reader.statistics().lost == 0
         books = writer.statistics()
         assert (books.messages, books.refused, books.last_seq) == (9, 1, 8)
-        assert books.waited >= 0.05
+        assert books.waited > 0.02  # of the 0.05, what it slept
 
 
 def test_opening_a_queue_for_writing_again_and_again_keeps_its_messages(

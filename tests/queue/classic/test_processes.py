@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import LockTimeout, open_reader, open_writer
+from penstock import open_reader, open_writer
+from penstock.core.errors import LockTimeout
 from penstock.queue.classic.creation import open_device
 from support import self_describing
 from support.processes import Peer, peers, shared_memory_path

@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import (
-    AlreadyExists,
-    DamagedQueue,
-    DropReason,
-    NotFound,
-    PenstockError,
-    StorageError,
-)
+from penstock import NotFound, PenstockError
+from penstock.core.errors import AlreadyExists, DamagedQueue, StorageError
+from penstock.core.overflow import DropReason
 from penstock.queue.classic import sysv
 from penstock.queue.classic.device import shared_memory_key
 from support.processes import shared_memory_path

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import DamagedQueue, open_reader, open_writer
+from penstock import open_reader, open_writer
+from penstock.core.errors import DamagedQueue
 from penstock.queue.classic.layout import STATUS_SIZE, Slot, Status, slot_offset
 from penstock.queue.endpoint import check, repair
 

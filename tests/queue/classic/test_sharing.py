@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock import AlreadyExists, Writer, describe, open_reader, open_writer
+from penstock import Writer, describe, open_reader, open_writer
+from penstock.core.errors import AlreadyExists
 from penstock.queue.classic import sysv
 from penstock.queue.endpoint import check
 from support.processes import shared_memory_path

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Closed, DamagedQueue, InvalidOption, PositionError
-from penstock.queue.cursor_entries import check_word
 from penstock.queue.cursor_file import CursorFile
-from penstock.queue.cursors import ENTRY_SIZE
+from penstock.queue.cursors import ENTRY_SIZE, check_word
 from support.cursor_tables import HEADER, memory_of, names
 from support.wide_oracle import crc32c
 

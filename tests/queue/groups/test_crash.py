@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import describe, open_reader, open_writer
-from penstock.core.grouped import Grouped
+from penstock.core.capabilities import Grouped
 from support.group_lives import NUMBER
 from support.lives import Life, Lives, Report
 

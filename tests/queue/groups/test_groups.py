@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock import DeadLetter, Grouped, aio, create, describe, open_reader, open_writer
+from penstock import Grouped, aio, create, describe, open_reader, open_writer
 from penstock.cli.main import app
+from penstock.core.dead_letter import DeadLetter
 from penstock.core.errors import (
     Closed,
     DamagedQueue,

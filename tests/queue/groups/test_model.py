@@ -185,7 +185,8 @@ class GroupMachine(RuleBasedStateMachine):
         refused = sorted(set(numbers) - set(own))
         told: list[int] = []
         try:
-            leases.ack(numbers) if acks else leases.nack(numbers, delay)
+            ranges = runs_of(numbers)
+            leases.ack(ranges) if acks else leases.nack(ranges, delay)
         except LeaseLost as error:
             told = [seq for first, last in error.ranges for seq in range(first, last + 1)]
         assert told == refused

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.queue.log.endpoint import check, segments
-from penstock.queue.log.freeing import seal
-from penstock.queue.log.segments import begin_segment, open_segment, path_of
+from penstock.queue.log.segments import begin_segment, open_segment, path_of, seal
 from penstock.queue.log.settings import load_settings
 from support import self_describing
 from support.lives import Lives, Report

@@ -19,14 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import (
-    Message,
-    MessageTooLarge,
-    Position,
-    StreamId,
-    batch_from_messages,
-    messages_from_batch,
-)
+from penstock import Message, Position, StreamId
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.errors import MessageTooLarge
 from penstock.queue.log.endpoint import check, segments, trim_log
 from penstock.queue.log.reader import LogReader
 from penstock.queue.log.retention import Limits

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,8 +23,8 @@ from penstock.queue.log.endpoint import check, segments
 from penstock.queue.log.recovery import Recovery
 from penstock.queue.log.segments import begin_segment, open_segment, path_of
 from penstock.queue.log.settings import SETTINGS
+from penstock.queue.wide.file import Header, mark
 from penstock.queue.wide.layout import HEADER, PAGE, SLOT, State
-from penstock.queue.wide.queue_file import mark
 from support.log_files import (
     SMALL,
     after_power_failure,
@@ -60,12 +59,12 @@ def overwrite(file: Path, at: int, data: bytes) -> None:
 
 def buffer_offset(file: Path) -> int:
     with file.open("rb") as segment:
-        return int(np.frombuffer(segment.read(HEADER.itemsize), HEADER, 1)["buffer_offset"][0])
+        return Header(segment.read(PAGE))["buffer_offset"]
 
 
 def field(file: Path, name: str) -> int:
     with file.open("rb") as segment:
-        return int(np.frombuffer(segment.read(HEADER.itemsize), HEADER, 1)[name][0])
+        return Header(segment.read(PAGE))[name]
 
 
 def reopen(path: Path) -> Recovery:
@@ -160,7 +159,7 @@ def test_a_sealed_segment_that_was_not_synced_is_checked_too(path: Path) -> None
     with log_writer(path) as writer:  # which leaves the newest but one behind
         writer.write_many(PAYLOADS[:10])
     unsynced = segment_files(path)[-2]
-    overwrite(unsynced, HEADER.fields["boot_id"][1], b"an earlier boot.")  # type: ignore[index]
+    overwrite(unsynced, HEADER.fields["boot_id"].offset, b"an earlier boot.")
     overwrite(unsynced, buffer_offset(unsynced) + 7 * 256, bytes(SIZE))
     after_power_failure(path)
     recovery = reopen(path)
@@ -407,7 +406,7 @@ def unsealed(path: Path) -> Path:
 
 
 def test_one_changed_bit_of_the_state_ends_no_reader(path: Path) -> None:
-    overwrite(path_of(path, 8), HEADER.fields["state"][1], bytes(4))  # type: ignore[index]
+    overwrite(path_of(path, 8), HEADER.fields["state"].offset, bytes(4))
     assert stored(path) == PAYLOADS
     reopen(path)
     assert [listed.state for listed in segments(url_of(path))] == ["sealed", "sealed", "live"]
@@ -733,7 +732,7 @@ def test_whatever_is_damaged_a_reader_that_skips_it_comes_to_an_end(
 def spoil(file: Path, chance: random.Random) -> None:
     """Change some bytes, more often where the header and the slots are."""
     size = file.stat().st_size
-    area = chance.choice((512, PAGE + 8 * SLOT.itemsize, size))
+    area = chance.choice((512, PAGE + 8 * SLOT.size, size))
     at = chance.randrange(area) // 8 * 8
     value = chance.choice((0, 20, 33, 10**6, 2**40, 2**63, 2**64 - 1, chance.getrandbits(64)))
     overwrite(file, at, value.to_bytes(8, "little"))

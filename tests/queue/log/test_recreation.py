@@ -130,7 +130,7 @@ def at_line(number: int, act: Callable[[], None]) -> Iterator[list[int]]:
     done: list[int] = []
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.endswith(("log/reader.py", "log/places.py")):
+        if not frame.f_code.co_filename.endswith(("log/reader.py", "log/index.py")):
             return None
         if event == "line" and next(lines) == number:
             sys.settrace(None)

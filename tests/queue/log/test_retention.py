@@ -17,7 +17,6 @@ from penstock.core.overflow import DropReason
 from penstock.queue.log.endpoint import segments, trim_log
 from penstock.queue.log.retention import Limits
 from penstock.queue.log.segments import open_segment, path_of
-from support.lives import until
 from support.log_files import (
     SMALL,
     disk,
@@ -27,6 +26,7 @@ from support.log_files import (
     stored,
     url_of,
 )
+from support.until import until
 
 #: Segments of 64 KiB and 1 KiB of slots, each in a file of about 70 KiB.
 PIECES = "segment=64k&segment_slots=16&sync=none"
@@ -90,7 +90,7 @@ def test_an_old_segment_that_fills_slowly_is_closed(path: Path) -> None:
 
 
 def test_retention_works_in_the_background(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.queue.log.keeping._BETWEEN_TRIMS", 0.1)
+    monkeypatch.setattr("penstock.queue.log.writer._BETWEEN_TRIMS", 0.1)
     with log_writer(path, f"{SMALL}&retain_age=500ms") as writer:
         writer.write_many([b"x"] * 20)
         assert len(first_numbers(path)) == 3

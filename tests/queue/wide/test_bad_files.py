@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 
 from penstock import (
-    AlreadyExists,
-    DamagedQueue,
     InvalidOption,
     PenstockError,
     Position,
-    StorageError,
     Unsupported,
-    batch_from_messages,
     create,
     describe,
     open_reader,
     open_writer,
 )
+from penstock.core.batch import batch_from_messages
+from penstock.core.errors import AlreadyExists, DamagedQueue, StorageError
 from penstock.queue.endpoint import check
 from penstock.queue.wide.writer import WideWriter
 from support.small_disks import small_disk_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,24 +17,27 @@ import pyarrow as pa
 import pytest
 
 from penstock import (
-    Closed,
-    CursorInUse,
-    CursorTableFull,
     InvalidOption,
-    LockTimeout,
     Malformed,
     Message,
-    MessageTooLarge,
     PenstockError,
     Position,
-    PositionError,
-    StorageError,
     Unsupported,
-    batch_from_messages,
     create,
     open_reader,
     open_writer,
 )
+from penstock.core.batch import batch_from_messages
+from penstock.core.errors import (
+    Closed,
+    CursorInUse,
+    CursorTableFull,
+    LockTimeout,
+    MessageTooLarge,
+    PositionError,
+    StorageError,
+)
+from penstock.queue.wide.file import QueueFile
 from penstock.queue.wide.writer import WideWriter
 from support.wide_files import SMALL, put_state, row, stored, unchanged
 from support.wide_opening import wide_reader, wide_writer
@@ -198,10 +202,16 @@ def test_what_is_not_bytes_is_refused(queue_path: str) -> None:
             lambda w: w.write(b"more", attributes="text"),
             lambda w: w.write(b"more", colour=5),
             lambda w: w.write(b"more", payload=b"again"),
-            lambda w: w.write(b"more", 0, 0, None, None, None, None, 8),
+            lambda w: w.write(b"more", 0, 0, None, None, None, None, None, 8),
+            lambda w: w.write(b"more", origin_ns="now"),
             lambda w: w.write_many(5),
             lambda w: w.write_many(["text"]),
             lambda w: w.write_many([b"more"], type="one"),
+            lambda w: w.write_split("text", b"x"),
+            lambda w: w.write_split(b"text", "x"),
+            lambda w: w.write_split(b"text", b""),
+            lambda w: w.write_split(b"text"),
+            lambda w: w.write_split(b"more", b"x", type="one"),
             lambda w: w.write_batch([b"more"]),
             lambda w: w.reserve("large"),
             lambda w: w.reserve(4, attributes="text"),
@@ -370,7 +380,7 @@ def test_a_place_that_is_none_is_refused(queue_path: str) -> None:
     with writer_of(queue_path) as writer:
         writer.write_many([b"0", b"1", b"2"])
     with open_reader(f"fmq:{queue_path}", start=1) as reader:
-        for place in (-1, 2**63, "yesterday", "nowhere"):
+        for place in (-1, 2**63, "someday", "nowhere", "-10"):
             with pytest.raises(PositionError):
                 reader.seek(place)
         message = reader.read(timeout=0)
@@ -458,6 +468,32 @@ def test_a_writer_that_another_thread_closes_ends_with_what_closing_met(
         if caught is not None and not isinstance(caught, Closed):
             break
     assert isinstance(caught, StorageError)
+
+
+def test_closing_syncs_the_last_messages_also_after_a_failure_that_has_passed(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed, synced = os.fdatasync, threading.Event(), []
+
+    def sync(descriptor: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EIO, "the disk is broken")
+        synced.append(descriptor)
+        real(descriptor)
+
+    writer = wide_writer(f"fmq:{queue_path}?sync=0.5s")
+    monkeypatch.setattr("os.fdatasync", sync)
+    writer.write(b"one")
+    assert failed.wait(10)
+    writer.write(b"last")
+    assert synced == []
+    with pytest.raises(StorageError, match="the disk is broken"):
+        writer.close()
+    assert len(synced) == 1
+    file = QueueFile.open(queue_path, writable=False)
+    assert any(file.header.boot_id)  # a crash now needs recovery
+    file.close()
 
 
 def test_a_message_has_a_hash(queue_path: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import DamagedQueue
+from penstock.core.errors import DamagedQueue
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue.wide import _ring

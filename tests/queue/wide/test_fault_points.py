@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from penstock import describe, open_reader, open_writer
-from support.lives import Lives, until
+from support.lives import Lives
+from support.until import until
 from support.wide_aftermath import LOCK, ROOM_WANTED, SOON, Follower, check, go_on, is_same, word_of
 from support.wide_faults import LOCK_WAITERS, FaultyProcesses, build, message_of
 from support.wide_opening import wide_reader, wide_writer

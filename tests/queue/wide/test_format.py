@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from penstock import DamagedQueue, Position, StreamId, Unsupported, open_reader
+from penstock import Position, StreamId, Unsupported, open_reader
+from penstock.core.errors import DamagedQueue
 from penstock.queue.endpoint import check
 from penstock.queue.wide import layout
 from support.wide_files import stored
@@ -48,16 +48,15 @@ HEADER, SLOT, READER = fields("Header"), fields("Slot"), fields("Reader table")
 
 
 @pytest.mark.parametrize(
-    ("documented", "dtype"),
+    ("documented", "record"),
     [(HEADER, layout.HEADER), (SLOT, layout.SLOT), (READER, layout.READER)],
     ids=["header", "slot", "reader"],
 )
 def test_the_fields_of_the_document_are_those_of_the_library(
-    documented: dict[str, Field], dtype: np.dtype[np.void]
+    documented: dict[str, Field], record: layout.Record
 ) -> None:
-    assert dtype.fields is not None
-    in_library = {name: (entry[1], entry[0].itemsize) for name, entry in dtype.fields.items()}
-    if dtype is layout.READER:  # the others are the business of cursors
+    in_library = {name: (entry.offset, entry.size) for name, entry in record.fields.items()}
+    if record is layout.READER:  # the others are the business of cursors
         documented = {name: documented[name] for name in in_library}
     assert {name: field[:2] for name, field in documented.items()} == in_library
 
@@ -90,9 +89,9 @@ def test_numbers_in_the_document_are_those_of_the_library() -> None:
     flags = dict(zip(layout.HeaderFlag, ("checksum", "many", "sparse", "nothing"), strict=True))
     for flag, word in flags.items():
         assert f"{flag.value} {word}" in HEADER["flags"].meaning.replace("every message has a ", "")
-    slot_flags = zip(layout.SlotFlag, ("stream id", "attributes", "a checksum"), strict=True)
-    for slot_flag, word in slot_flags:
-        assert re.search(rf"{slot_flag.value} has (a )?{word}", SLOT["flags"].meaning)
+    parts = ("stream id", "attributes", "checksum", "origin")
+    for slot_flag, word in zip(layout.SlotFlag, parts, strict=True):
+        assert re.search(rf"{slot_flag.value} has (an? )?{word}", SLOT["flags"].meaning)
     for state in layout.State:
         assert f"{state.value} {state.name.lower()}" in HEADER["state"].meaning
         assert f"- {state.value} *{state.name.lower()}*" in section("States")

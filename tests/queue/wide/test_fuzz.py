@@ -24,17 +24,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock import (
-    DamagedQueue,
-    Message,
-    PenstockError,
-    Position,
-    batch_from_messages,
-    describe,
-    messages_from_batch,
-    open_reader,
-    open_writer,
-)
+from penstock import Message, PenstockError, Position, describe, open_reader, open_writer
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.errors import DamagedQueue
 from penstock.queue.endpoint import check
 from support.wide_damage import (
     BUFFER,

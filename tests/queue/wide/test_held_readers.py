@@ -12,8 +12,9 @@ import pytest
 from penstock import describe
 from penstock.core.errors import CursorInUse, InvalidOption
 from support.held_readers import fill, taken
-from support.lives import Lives, Report, until
+from support.lives import Lives, Report
 from support.self_describing import Maker
+from support.until import until
 from support.waiting import SOON, background, waits
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import ReaderEntry, list_queue
@@ -233,3 +234,31 @@ def test_a_held_reader_that_returns_to_a_queue_created_anew_begins_at_its_start(
     with wide_reader(f"{url}?hold=a") as again:
         assert taken(again) == [0, 1, 2]
         assert again.statistics().lost == 0
+
+
+@pytest.mark.parametrize("way", ["read", "read_many", "read_batch", "view", "view_batch"])
+def test_a_row_says_that_what_was_overwritten_is_done_when_nothing_else_is_there(
+    queue_path: str, way: str
+) -> None:
+    url = f"fmq:{queue_path}"
+    with (
+        wide_writer(f"{url}?slots=4&size=4096") as writer,
+        wide_reader(f"{url}?hold=archive") as reader,
+    ):
+        writer.write_many([b"one", b"two"])
+        writer.reserve(4096).abort()  # what had to go for it is gone
+        match way:
+            case "read":
+                assert reader.read(timeout=0) is None
+            case "read_many":
+                assert reader.read_many(10) == []
+            case "read_batch":
+                assert len(reader.read_batch(10)) == 0
+            case "view":
+                with reader.view(timeout=0) as message:
+                    assert message is None
+            case _:
+                with reader.view_batch(10) as batch:
+                    assert len(batch) == 0
+        assert reader.statistics().lost == 2
+        assert row_of(url, "archive").position == 2

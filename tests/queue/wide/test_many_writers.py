@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.core.errors import LockTimeout
-from support.lives import Life, Lives, Report, until
+from support.lives import Life, Lives, Report
+from support.until import until
 from support.waiting import A_WHILE, SOON, background, waits
 from support.wide_lives import LAST_TYPE
 from support.wide_opening import wide_reader, wide_writer

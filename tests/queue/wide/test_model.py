@@ -20,14 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import (
-    Message,
-    Position,
-    PositionError,
-    StreamId,
-    batch_from_messages,
-    messages_from_batch,
-)
+from penstock import Message, Position, StreamId
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.errors import PositionError
 from penstock.queue.wide.writer import WideWriter
 from support.wide_model import Follower, Header, Refused, RingModel, Stored
 from support.wide_opening import wide_reader, wide_writer

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import DamagedQueue, Position, PositionError, open_reader, open_writer
+from penstock import Position, open_reader, open_writer
+from penstock.core.errors import DamagedQueue, PositionError
 from penstock.queue.wide.layout import LINEAGE
-from support.power_cuts import BOOT_ID_AT, Disk, PowerCut, forget_boot
+from support.power_cuts import BOOT_ID_AT, PAGE, Disk, PowerCut, forget_boot
 from support.wide_files import stored
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
@@ -33,6 +34,19 @@ def power_fails(path: str, image: bytes) -> None:
     file = Path(f"{path}.fmq")
     file.unlink(missing_ok=True)
     file.write_bytes(forget_boot(image))
+
+
+def page_of(path: str, seq: int) -> slice:
+    """Where a message begins that has a page of its own."""
+    message = next(m for m in list_queue(f"{path}.fmq").messages if m.seq == seq)
+    header = list_queue(f"{path}.fmq").header
+    at = header.buffer_offset + message.position % header.buffer_size
+    return slice(at, at + PAGE)
+
+
+def filling(*numbers: int) -> list[bytes]:
+    """Messages that have a page each."""
+    return [(b"message %d " % number).ljust(PAGE, b".") for number in numbers]
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -256,6 +270,74 @@ def test_whole_messages_that_cannot_stay_are_kept_in_a_copy(
     copy = Path(f"{queue_path}.fmq.torn-1")
     assert copy.read_bytes() == forget_boot(bytes(image))
     assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_message_that_was_cut_off_does_not_come_back_in_place_of_a_new_one(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?slots=64&size=256k&crc=true"
+    with wide_writer(url) as writer:
+        writer.write_many(filling(*range(10)))
+        header = image_of(queue_path)[:PAGE]
+        writer.write_many(filling(*range(10, 20)))
+        on_disk = image_of(queue_path)[PAGE:]
+    power_fails(queue_path, header + on_disk)  # they are there, and not counted
+    with wide_writer(url) as writer:
+        on_disk = image_of(queue_path)[PAGE:]
+        assert writer.write_many(filling(*range(100, 110))) == 19
+        header = image_of(queue_path)[:PAGE]
+    power_fails(queue_path, header + on_disk)  # and now others are counted, and not there
+    wide_writer(url).close()
+    assert stored(queue_path) == filling(*range(10))
+
+
+def test_a_writer_that_overtakes_what_it_synced_leaves_a_mark_where_that_ended(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}?slots=16&size=64k&crc=true&sync=1000s"
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    with wide_writer(url) as writer:
+        writer.write_many(filling(*range(16)))
+        for number in range(16, 100):
+            writer.write(filling(number)[0])
+            header = list_queue(f"{queue_path}.fmq").header
+            if header.guard == 2**64 - 1 and header.tail == disk.head - 3:
+                break
+        synced, tail = disk.head, header.tail
+        image = bytearray(image_of(queue_path))
+        # Three that were synced are there, and twelve new ones behind one that is not.
+        assert synced - tail == 3
+        assert header.head - synced == 13
+        torn = page_of(queue_path, synced)
+        image[torn] = bytes(PAGE)
+    power_fails(queue_path, bytes(image))
+    wide_writer(url).close()
+    assert stored(queue_path) == filling(*range(tail, synced))
+    assert len(list(Path(queue_path).parent.glob("*.torn-*"))) == 1
+
+
+@pytest.mark.parametrize("syncs", [0, 1])
+def test_a_cut_while_the_mark_is_made_loses_nothing_that_was_synced(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch, syncs: int
+) -> None:
+    url = f"fmq:{queue_path}?slots=16&size=64k&crc=true&sync=1000s"
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    writer = wide_writer(url)
+    writer.write_many(filling(*range(16)))
+    writer.sync()
+    disk.syncs_left = syncs
+    with pytest.raises(PowerCut):
+        writer.write_many(filling(*range(16, 40)))
+    header = list_queue(f"{queue_path}.fmq").header
+    image, synced = bytearray(image_of(queue_path)), disk.head
+    if header.head > synced:
+        image[page_of(queue_path, synced)] = bytes(PAGE)
+    disk.syncs_left = None
+    writer.close()
+    assert header.guard_next <= synced
+    power_fails(queue_path, bytes(image))
+    wide_writer(url).close()
+    assert stored(queue_path) == filling(*range(header.tail, synced))
 
 
 def survive(path: str, disk: Disk, chance: random.Random) -> None:

@@ -15,6 +15,7 @@ from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue import wait_any
 from support.wide_opening import wide_reader, wide_writer
+from support.wide_oracle import list_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,7 +144,8 @@ def test_what_somebody_still_writes_to_a_removed_queue_is_counted(
 ) -> None:
     monkeypatch.setattr("penstock.queue.wide.reader._WRITER_NOTICES", 0.2)
     url = f"fmq:{queue_path}?slots=8"
-    with wide_writer(url) as stubborn:  # it writes nothing, and does not notice
+    with wide_writer(url) as stubborn:
+        monkeypatch.setattr(stubborn, "_look", lambda *_: None)  # it does not notice
         stubborn.write(b"old")
         with wide_reader(f"fmq:{queue_path}") as reader:
             assert until(by_many, reader, b"old") == [b"old"]
@@ -154,6 +156,44 @@ def test_what_somebody_still_writes_to_a_removed_queue_is_counted(
                 stubborn.write_many([b"to", b"nobody"])
                 books = reader.statistics()
                 assert books.losses == (Loss(1, 2, DropReason.RECREATED),)
+
+
+@pytest.mark.parametrize("compress", ["", "&compress=lz4"])
+def test_a_reader_of_a_queue_that_was_created_anew_leaves_the_rows_of_others_alone(
+    queue_path: str, compress: str
+) -> None:
+    url = f"fmq:{queue_path}?slots=64&readers=4{compress}"
+    with wide_writer(url) as writer:
+        writer.write(b"old")
+        with wide_reader(f"fmq:{queue_path}") as first, wide_reader(f"fmq:{queue_path}") as second:
+            assert until(by_many, first, b"old") == until(by_many, second, b"old") == [b"old"]
+            first.close()
+            Path(f"{queue_path}.fmq").unlink()
+            writer.close()
+            # There, the row that it had in the old queue is another reader's, which is held.
+            with wide_writer(f"{url}&hold=a,b&keep=true&policy=fail") as other:
+                other.write_many([b"new", b"newer"])
+                assert until(by_many, second, b"newer") == [b"new", b"newer"]
+                second.acknowledge()
+                rows = list_queue(f"{queue_path}.fmq").readers
+                assert [(row.name, row.position) for row in rows] == [("a", 0), ("b", 0), ("", 2)]
+
+
+def test_a_reader_of_a_compressed_queue_stays_within_the_table_of_the_new_one(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?slots=64&compress=lz4"
+    with wide_writer(f"{url}&readers=32") as writer:
+        writer.write(b"old")
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        assert until(by_many, reader, b"old") == [b"old"]
+        Path(f"{queue_path}.fmq").unlink()
+        with wide_writer(f"{url}&readers=0") as writer:  # slots are where its row was
+            writer.write_many([b"new", b"newer"])
+            assert until(by_many, reader, b"newer") == [b"new", b"newer"]
+            reader.acknowledge()
+            # Its place in the old table would be the time of the first message here.
+            assert list_queue(f"{queue_path}.fmq").messages[0].created_ns > 2
 
 
 def test_a_task_that_waits_for_moments_finds_the_new_queue(queue_path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ def torturers() -> Iterator[Lives]:
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
     """A directory in /dev/shm."""
-    directory = Path("/dev/shm") / f"penstock-test-{tmp_path.name}"
+    directory = Path("/dev/shm") / f"penstock-test-{os.getpid()}-{tmp_path.name}"
     directory.mkdir()
     yield directory
     shutil.rmtree(directory)

@@ -19,8 +19,8 @@ from relay.faults.targets import (
     receive_exactly,
     sending,
     tcp_client,
-    wait_until,
 )
+from support.until import until
 
 SEED = 7
 MEGABYTE = random.Random(1).randbytes(1 << 20)
@@ -67,7 +67,7 @@ def test_without_faults_a_megabyte_passes_both_ways_byte_for_byte() -> None:
     ):
         with sending(client, MEGABYTE, then_end=True):
             assert receive_all(client) == MEGABYTE  # its end passes both ways too
-        wait_until(lambda: router.counters().clients.ended == 1)
+        until(lambda: router.counters().clients.ended == 1)
         books = router.counters()
     assert target.received == [MEGABYTE]
     assert target.ends == {0: "eof"}
@@ -82,11 +82,11 @@ def test_a_connection_may_end_in_one_direction_and_go_on_in_the_other() -> None:
         FaultRouter.tcp(target.address) as router,
         tcp_client(router.address) as client,
     ):
-        wait_until(lambda: len(target.sockets) == 1)
+        until(lambda: len(target.sockets) == 1)
         target.sockets[0].shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
         client.sendall(b"still here")
-        wait_until(lambda: target.received == [b"still here"])
+        until(lambda: target.received == [b"still here"])
         assert router.counters().clients.active == 1
 
 
@@ -99,8 +99,8 @@ def test_a_reset_passes_as_a_reset() -> None:
             client.sendall(b"x")
             assert client.recv(1) == b"x"
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wait_until(lambda: target.ends == {0: "ConnectionResetError"})
-        wait_until(lambda: router.counters().clients.ended == 1)
+        until(lambda: target.ends == {0: "ConnectionResetError"})
+        until(lambda: router.counters().clients.ended == 1)
         assert router.counters().adds_up
 
 
@@ -145,7 +145,7 @@ def test_many_clients_pass_at_the_same_time() -> None:
             thread.start()
         for thread in threads:
             thread.join(60)
-        wait_until(lambda: router.counters().clients.ended == clients)
+        until(lambda: router.counters().clients.ended == clients)
         books = router.counters()
     assert came == dict(enumerate(payloads))
     assert books.up.passed == books.down.passed == clients * size
@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_holds_up_no_other() -> None:
         tcp_client(router.address) as quick,
         sending(slow, MEGABYTE * 32),
     ):
-        wait_until(lambda: router.counters().up.arrived > len(MEGABYTE))
+        until(lambda: router.counters().up.arrived > len(MEGABYTE))
         quick.sendall(b"quick")
         assert receive_exactly(quick, 5) == b"quick"
         slow.shutdown(socket.SHUT_RDWR)
@@ -206,7 +206,7 @@ def test_a_cut_is_abrupt_or_in_good_order(how: Cut, seen: str) -> None:
             assert client.recv(1) == b"x"
         assert router.cut_all() == 2
         assert [ended(one), ended(two)] == [seen, seen]
-        wait_until(lambda: target.ends == {0: seen, 1: seen})
+        until(lambda: target.ends == {0: seen, 1: seen})
         with tcp_client(router.address) as again:
             again.sendall(b"y")
             assert again.recv(1) == b"y"
@@ -247,8 +247,8 @@ def test_a_connection_is_cut_after_so_many_bytes(way: Direction, after: int) -> 
         came = bytearray()
         while piece := client.recv(65536):
             came += piece
-        wait_until(lambda: router.counters().clients.cut == 1)
-        wait_until(lambda: len(target.ends) == 1)
+        until(lambda: router.counters().clients.cut == 1)
+        until(lambda: len(target.ends) == 1)
         books = router.counters()
     assert books.of(way).passed == after
     assert (target.received[0] if way == "up" else came) == MEGABYTE[:after]
@@ -263,7 +263,7 @@ def test_a_half_open_connection_stays_open_and_silent() -> None:
     ):
         client.sendall(b"is anybody there?")
         assert is_silent(client)
-        wait_until(lambda: len(target.sockets) == 1)
+        until(lambda: len(target.sockets) == 1)
         target.sockets[0].sendall(b"hello?")
         assert is_silent(client)
         assert target.received == [b""]
@@ -283,7 +283,7 @@ def test_a_half_open_connection_does_not_tell_that_the_other_side_is_gone() -> N
         assert target.ends == {}
         assert router.counters().clients.active == 1
         assert router.cut_all() == 1
-        wait_until(lambda: target.ends == {0: "ConnectionResetError"})
+        until(lambda: target.ends == {0: "ConnectionResetError"})
 
 
 def test_half_open_may_be_in_one_direction_only() -> None:
@@ -292,7 +292,7 @@ def test_half_open_may_be_in_one_direction_only() -> None:
         FaultRouter.tcp(target.address, Faults(half_open=True, one_way="up")) as router,
         tcp_client(router.address) as client,
     ):
-        wait_until(lambda: len(target.sockets) == 1)
+        until(lambda: len(target.sockets) == 1)
         client.sendall(b"unheard")
         target.sockets[0].sendall(b"heard")
         assert receive_exactly(client, 5) == b"heard"
@@ -327,11 +327,11 @@ def test_a_silenced_connection_makes_room_for_a_new_one() -> None:
         FaultRouter.tcp(target.address, faults, max_clients=1) as router,
         tcp_client(router.address) as one,
     ):
-        wait_until(lambda: router.counters().clients.silenced == 1)
+        until(lambda: router.counters().clients.silenced == 1)
         assert is_silent(one)
         with tcp_client(router.address):
             assert ended(one) == "ConnectionResetError"
-            wait_until(lambda: len(target.sockets) == 2)
+            until(lambda: len(target.sockets) == 2)
         assert router.counters().adds_up
 
 
@@ -363,7 +363,7 @@ def test_a_share_of_connections_is_reset_as_the_seed_says() -> None:
                     outcomes.append(client.recv(1) != b"x")
             except OSError:
                 outcomes.append(True)
-        wait_until(lambda: router.counters().clients.active == 0)
+        until(lambda: router.counters().clients.active == 0)
         books = router.counters()
     assert outcomes == expected
     assert books.clients.refused == sum(expected)
@@ -421,14 +421,14 @@ def test_bytes_for_a_receiver_that_is_gone_are_counted() -> None:
         tcp_client(router.address) as client,
     ):
         client.sendall(b"first")
-        wait_until(lambda: target.received == [b"first"])
+        until(lambda: target.received == [b"first"])
         target.sockets[0].shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: len(target.ends) == 1)
+        until(lambda: len(target.ends) == 1)
         target.sockets[0].close()
         with contextlib.suppress(OSError):
             while router.counters().clients.active:
                 client.sendall(b"more")
-        wait_until(lambda: router.counters().clients.ended == 1)
+        until(lambda: router.counters().clients.ended == 1)
         books = router.counters()
     assert books.up.failed > 0
     assert books.adds_up
@@ -442,11 +442,11 @@ def test_bytes_under_way_when_the_receiver_resets_are_counted() -> None:
     ):
         target, _ = listener.accept()
         client.sendall(b"under way")
-        wait_until(lambda: router.counters().up.held == 9)
+        until(lambda: router.counters().up.held == 9)
         target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         target.close()
         assert ended(client) == "ConnectionResetError"
-        wait_until(lambda: router.counters().clients.ended == 1)
+        until(lambda: router.counters().clients.ended == 1)
         books = router.counters()
     assert (books.up.arrived, books.up.discarded) == (9, 9)
     assert books.adds_up
@@ -464,9 +464,9 @@ def test_a_gigabyte_passes_with_a_cut_now_and_then() -> None:
                     total += len(MEGABYTE)
                 if rng.random() < 0.5:
                     router.cut_all()
-        wait_until(lambda: router.counters().clients.active == 0)
+        until(lambda: router.counters().clients.active == 0)
         books = router.counters()
-        wait_until(lambda: len(target.ends) == len(target.sockets))
+        until(lambda: len(target.ends) == len(target.sockets))
     for data in target.received:
         assert all(
             data[at : at + len(MEGABYTE)] == MEGABYTE[: len(data) - at]

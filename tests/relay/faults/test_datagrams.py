@@ -12,7 +12,8 @@ import pytest
 
 from penstock.relay.faults import Counters, Direction, FaultRouter, Faults
 from penstock.relay.faults.decisions import Dice, datagram_fate, garbled
-from relay.faults.targets import UdpTarget, udp_client, udp_socket, wait_until
+from relay.faults.targets import UdpTarget, udp_client, udp_socket
+from support.until import until
 
 SEED = 7
 
@@ -31,11 +32,11 @@ def send_all(
         for data in run:
             client.send(data)
         wait_for_arrivals(router, before + begin + len(run))
-        wait_until(lambda: len(target.received) == expected_at_target(router.counters()))
+        until(lambda: len(target.received) == expected_at_target(router.counters()))
 
 
 def wait_for_arrivals(router: FaultRouter, count: int) -> None:
-    wait_until(lambda: router.counters().up.arrived == count)
+    until(lambda: router.counters().up.arrived == count)
 
 
 def expected_at_target(books: Counters) -> int:
@@ -125,7 +126,7 @@ def test_datagrams_are_overtaken_as_the_seed_says_and_none_stays_behind() -> Non
     ):
         for data in sent:
             client.send(data)
-        wait_until(lambda: len(target.received) == len(sent))
+        until(lambda: len(target.received) == len(sent))
         books = router.counters()
     assert target.received == expected
     assert expected != sent
@@ -158,7 +159,7 @@ def test_delayed_datagrams_do_not_wait_for_each_other() -> None:
         books = router.counters()
         assert books.up.held + books.up.passed == 50
         assert books.adds_up
-        wait_until(lambda: len(target.received) == 50)
+        until(lambda: len(target.received) == 50)
         assert target.times[0] - began >= 0.5
         assert target.times[-1] - began < 5  # one after the other would be 25 s
         assert router.counters().up.delayed == 50
@@ -173,7 +174,7 @@ def test_by_jitter_datagrams_overtake_each_other() -> None:
     ):
         for data in numbered(100):
             client.send(data)
-        wait_until(lambda: len(target.received) == 100)
+        until(lambda: len(target.received) == 100)
     assert target.received != numbered(100)
     assert sorted(target.received) == numbered(100)
 
@@ -187,7 +188,7 @@ def test_a_rate_spreads_datagrams_over_time() -> None:
         began = time.monotonic()
         for _ in range(50):
             client.send(bytes(1000))
-        wait_until(lambda: len(target.received) == 50)
+        until(lambda: len(target.received) == 50)
         assert target.times[-1] - began >= 0.45
 
 
@@ -201,7 +202,7 @@ def test_faults_may_be_in_one_direction_only(way: Direction | None, up: int, dow
         for data in numbered(20):
             client.send(data)
         wait_for_arrivals(router, 20)
-        wait_until(lambda: router.counters().down.arrived == up)
+        until(lambda: router.counters().down.arrived == up)
         books = router.counters()
     assert (books.up.passed, books.down.passed) == (up, down)
     assert (books.up.dropped, books.down.dropped) == (20 - up, up)
@@ -219,7 +220,7 @@ def test_each_client_has_its_own_faults_and_gets_its_own_answers() -> None:
                 sock.send(b"%d/%d" % (number, n))
             wait_for_arrivals(router, clients * (n + 1))
         books = router.counters()
-        wait_until(lambda: router.counters().down.arrived == books.up.passed)
+        until(lambda: router.counters().down.arrived == books.up.passed)
         assert len(set(target.senders)) == clients
         for number, sock in enumerate(sockets):
             up, down = Dice(SEED, number, "up"), Dice(SEED, number, "down")
@@ -258,10 +259,10 @@ def test_a_client_that_is_quiet_is_forgotten() -> None:
     ):
         with udp_client(router.address) as client:
             client.send(b"x")
-            wait_until(lambda: router.counters().clients.expired == 1)
+            until(lambda: router.counters().clients.expired == 1)
         with udp_client(router.address) as client:
             client.send(b"y")
-            wait_until(lambda: target.received == [b"x", b"y"])
+            until(lambda: target.received == [b"x", b"y"])
         books = router.counters()
     assert books.clients.seen == 2
     assert books.adds_up
@@ -280,7 +281,7 @@ def test_a_cut_gives_a_client_another_port_at_the_target() -> None:
         assert router.cut_all() == 0
         router.set(Faults(cut_every=0.1))
         client.send(b"x")
-        wait_until(lambda: router.counters().clients.cut == 3)
+        until(lambda: router.counters().clients.cut == 3)
         books = router.counters()
     assert len(set(target.senders)) >= 2
     assert books.adds_up
@@ -294,9 +295,9 @@ def test_what_is_under_way_to_a_client_that_is_cut_off_is_counted() -> None:
     ):
         for _ in range(5):
             client.send(b"x")
-        wait_until(lambda: router.counters().up.held == 5)
+        until(lambda: router.counters().up.held == 5)
         router.cut_all()
-        wait_until(lambda: router.counters().up.discarded == 5)
+        until(lambda: router.counters().up.discarded == 5)
         assert router.counters().adds_up
     assert target.received == []
 
@@ -342,7 +343,7 @@ def test_what_the_kernel_drops_at_the_router_is_counted() -> None:
     with UdpTarget() as target, FaultRouter.udp(target.address) as router:
         with udp_client(router.address) as client:
             client.send(b"first")
-            wait_until(lambda: target.received == [b"first"])
+            until(lambda: target.received == [b"first"])
             router.pause()
             sent = 1
             while not router.counters().up.overflowed:
@@ -394,7 +395,7 @@ def test_a_datagram_too_large_for_the_way_is_counted() -> None:
     ):
         client.sendto(bytes(65_520), router.address)  # IPv6 has room for some bytes more
         client.sendto(b"small", router.address)
-        wait_until(lambda: target.received == [b"small"])
+        until(lambda: target.received == [b"small"])
         books = router.counters()
     assert (books.up.arrived, books.up.failed, books.up.passed) == (2, 1, 1)
     assert books.adds_up
@@ -407,7 +408,7 @@ def test_faults_can_change_while_it_runs() -> None:
         udp_client(router.address) as client,
     ):
         client.send(b"dropped")
-        wait_until(lambda: router.counters().up.dropped == 1)
+        until(lambda: router.counters().up.dropped == 1)
         router.set(Faults())
         client.send(b"passed")
         assert client.recv(100) == b"passed"
@@ -424,9 +425,9 @@ def test_all_faults_at_once_add_up_over_many_datagrams() -> None:
         udp_client(router.address) as client,
     ):
         send_all(router, target, client, numbered(100_000))
-        wait_until(lambda: router.counters().up.held == 0)
+        until(lambda: router.counters().up.held == 0)
         books = router.counters()
-        wait_until(lambda: len(target.received) == expected_at_target(books))
+        until(lambda: len(target.received) == expected_at_target(books))
     dice = Dice(SEED, 0, "up")
     fates = [datagram_fate(dice, n, faults) for n in range(100_000)]
     assert books.up.dropped == sum(fate.is_dropped for fate in fates)

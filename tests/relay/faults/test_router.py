@@ -26,8 +26,8 @@ from relay.faults.targets import (
     sending,
     tcp_client,
     udp_client,
-    wait_until,
 )
+from support.until import until
 from support.waiting import background
 
 NOWHERE = ("127.0.0.1", 9)
@@ -55,9 +55,9 @@ def test_it_closes_in_the_middle_of_traffic(faults: Faults) -> None:
         files = open_files()
         router = FaultRouter.tcp(target.address, faults)
         with tcp_client(router.address) as client, sending(client, bytes(64 << 20)):
-            wait_until(lambda: len(target.sockets) == 1)
+            until(lambda: len(target.sockets) == 1)
             if not faults.half_open:
-                wait_until(lambda: router.counters().up.arrived > 0)
+                until(lambda: router.counters().up.arrived > 0)
             router.close()
             with contextlib.suppress(OSError):  # the sender may have noticed already
                 client.shutdown(socket.SHUT_RDWR)
@@ -65,7 +65,7 @@ def test_it_closes_in_the_middle_of_traffic(faults: Faults) -> None:
         assert (books.clients.ended, books.clients.active) == (1, 0)
         assert books.up.held == books.down.held == 0
         assert books.adds_up
-        wait_until(lambda: open_files() == files + 1)  # the target's own end of the connection
+        until(lambda: open_files() == files + 1)  # the target's own end of the connection
 
 
 def test_what_is_under_way_at_the_end_is_counted() -> None:
@@ -75,7 +75,7 @@ def test_what_is_under_way_at_the_end_is_counted() -> None:
             with udp_client(router.address) as client:
                 for _ in range(20):
                     client.send(b"x")
-            wait_until(lambda: router.counters().up.held == 20)
+            until(lambda: router.counters().up.held == 20)
         books = router.counters()
     assert (books.up.held, books.up.discarded) == (0, 20)
     assert books.adds_up
@@ -209,7 +209,7 @@ def test_whatever_is_done_to_it_every_byte_is_accounted_for(seed: int) -> None:
         assert books.adds_up
         assert books.clients.seen > 0
         assert books.up.held == books.down.held == 0
-        wait_until(lambda: open_files() == files + len(target.sockets))
+        until(lambda: open_files() == files + len(target.sockets))
 
 
 @BOTH

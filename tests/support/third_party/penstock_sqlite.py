@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock import AppendOnce, Endpoint, Identity, NotFound, Position, Reader, Replayable
+from penstock import Endpoint, NotFound, Position, Reader, Replayable
 from penstock.core.batch import batch_from_messages, messages_from_batch
-from penstock.core.books import BookedWriter
-from penstock.core.capabilities import Noted
-from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Bounds
+from penstock.core.capabilities import AppendOnce, Noted
+from penstock.core.endpoints import Identity
+from penstock.core.interfaces import BookedWriter, Bounds, StreamInfo
 from penstock.core.message import Message
 from penstock.core.position import check_seek
 from penstock.core.provenance import AnotherBatch
@@ -28,7 +27,8 @@ from penstock.core.stream_id import StreamId
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock import Batch, Commit, Writer
+    from penstock import Batch, Writer
+    from penstock.core.capabilities import Commit
     from penstock.core.interfaces import BytesLike
     from penstock.core.position import PositionLike
     from penstock.core.url import URL

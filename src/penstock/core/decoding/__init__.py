@@ -1,16 +1,16 @@
-"""Payloads become columns: C structs, JSON, CSV, Arrow streams and protobuf messages.
+"""Decode payloads to columns: C structs, JSON, CSV, XML, Arrow streams and protobuf messages.
 
     decoder = decoder_for(format="struct", layout="float azimuth; uint16_t gates; float dbz[64];")
     decoded = decoder.decode(batch)
 
-`batch` has a column `payload`, as that of messages has. `decoded.rows` are the new columns, and
-`decoded.failures` says of each payload that does not decode what was expected and what was found:
-it fails alone, and is never left out silently.
+`batch` has a column `payload`, like a batch of messages. `decoded.rows` are the new columns.
+`decoded.failures` has each payload that does not decode, with what was expected and found: it fails
+alone, and is never dropped silently.
 
-`Rows` puts the columns of the message beside the new ones, and does about failures what `on_error`
-says: `fail` raises, `skip` and `dead_letter` keep a row with the reason or with a dead letter.
+`Rows` adds the columns of the message to the new ones, and handles failures according to
+`on_error`: `fail` raises, `skip` and `dead_letter` keep a row with the reason or a dead letter.
 
-Spark is not needed; `penstock.pipeline.decoding` is the same on data frames.
+Spark is not needed; `penstock.pipeline.source.decode` is the same on data frames.
 """
 
 from penstock.core.decoding.decoder import Decoded, DecodeError, Decoder, Failure
@@ -19,6 +19,7 @@ from penstock.core.decoding.options import (
     DecodeOptions,
     InvalidDecoding,
     decoder_for,
+    decoding_from_text,
     parse_decoding,
 )
 from penstock.core.decoding.rows import Rows
@@ -33,5 +34,6 @@ __all__ = [
     "InvalidDecoding",
     "Rows",
     "decoder_for",
+    "decoding_from_text",
     "parse_decoding",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import ClassVar, Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +13,21 @@ import pyarrow.compute as pc
 from penstock.core.decoding.decoder import Decoder, Parsed, Part, Refused, one_array, parse_all
 from penstock.core.decoding.values import ValueChanged, cast_unchanged, check_times
 
-__all__ = ["ArrowDecoder"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["ArrowDecoder", "check_columns", "extents_of", "read_stream", "unfolded"]
 
 _STREAM: Final = "an Arrow stream"
-#: Types whose values each have their own bytes. With others, such as views and runs, a few bytes
-#: can stand for any number of values.
+#: Types whose values each have their own bytes. In others, such as views and run-end encodings, a
+#: few bytes can represent any number of values.
 _VARIABLE: Final = ("string", "large_string", "binary", "large_binary")
 _PLAIN: Final = (
     *("boolean", "integer", "floating", "decimal", "date", "timestamp", "time", "duration"),
     *("fixed_size_binary", *_VARIABLE),
 )
 _NESTED: Final = ("list", "large_list", "map", "struct")
-#: What a writer puts at the end of a stream.
+#: The end-of-stream marker.
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 _DICTIONARY, _RECORDS = 2, 3
@@ -34,7 +38,7 @@ _UINT16 = struct.Struct("<H")
 
 
 class ArrowDecoder(Decoder):
-    """Reads one stream a payload; its rows become rows, each with its message's columns."""
+    """Reads one stream per payload; each of its rows gets its message's columns."""
 
     format: ClassVar[str] = "arrow"
 
@@ -49,25 +53,16 @@ class ArrowDecoder(Decoder):
             counts = np.array([table.num_rows for table in tables], np.int64)
             return Parsed(pa.concat_tables(tables), counts)
 
-        # Each payload is read by itself anyhow: groups of one.
+        # Each payload is read separately: groups of one.
         lengths = np.ones(len(payloads), np.int64)
         columns, origin, failures = parse_all(lengths, parse, self._plain, at_once=1)
         return Part(columns, origin, failures)
 
     def _read(self, payload: pa.Buffer) -> pa.Table:
-        """Read one stream, after it is known to stay within the limits."""
-        if payload.size < len(_END) or bytes(payload[-len(_END) :]) != _END:
-            raise Refused(_STREAM, "no end of a stream: it is something else, or was cut off")
         try:
-            extent = _extent_of(payload)
-            self._check("bytes when unpacked", extent.size, self._max_size)
-            self._check("rows", extent.rows, self._max_rows)
-            if extent.length != payload.size:
-                raise Refused(_STREAM, f"{payload.size - extent.length:,} bytes behind its end")
-            with pa.ipc.open_stream(payload) as reader:
-                self._check_columns(reader.schema)
-                table = reader.read_all().select(self._plain.names).combine_chunks()
-            table.validate(full=True)
+            table = read_stream(
+                payload, self._plain.names, max_size=self._max_size, max_rows=self._max_rows
+            )
             return pa.table(
                 [self._column(table.column(field.name), field) for field in self._plain],
                 schema=self._plain,
@@ -75,36 +70,68 @@ class ArrowDecoder(Decoder):
         except (pa.ArrowException, ValueChanged, OSError, ValueError) as error:
             raise Refused(_STREAM + " of the schema", str(error)) from None
 
-    def _check(self, what: str, found: int, most: int) -> None:
-        if found > most:
-            raise Refused(f"{_STREAM} of at most {most:,} {what}", f"{found:,}")
-
-    def _check_columns(self, schema: pa.Schema) -> None:
-        for field in self._plain:
-            index = schema.get_field_index(field.name)
-            if index < 0:
-                raise Refused(_STREAM, f"no column {field.name}, or more than one")
-            kind = schema.field(index).type
-            if pa.types.is_dictionary(kind):
-                is_known = _is_any(kind.value_type, _PLAIN)
-            else:
-                is_known = pa.types.is_null(kind) or _is_plain(kind)
-            if not is_known:
-                raise Refused(_STREAM, f"column {field.name} of type {kind}")
-
     def _column(self, chunks: pa.ChunkedArray, field: pa.Field) -> pa.Array:
         column = one_array(chunks)
         if pa.types.is_dictionary(column.type):
             # One large value that every row refers to.
-            self._check("bytes", _unfolded(column), self._max_size)
+            _check("bytes", unfolded(column), self._max_size)
             column = column.cast(column.type.value_type)
         column = cast_unchanged(column, field.type)
         check_times(column)
         return column
 
 
-def _unfolded(chunk: pa.DictionaryArray) -> int:
-    """Return the bytes of a dictionary's values, each as often as it is used."""
+def read_stream(
+    payload: pa.Buffer, names: Sequence[str] | None, *, max_size: int, max_rows: int
+) -> pa.Table:
+    """Read columns of one stream, after checking that it stays within the limits.
+
+    :param names: the columns; None: all
+    :raises Refused: it is no stream, too large, or has a column of an unsupported type.
+    """
+    if payload.size < len(_END) or bytes(payload[-len(_END) :]) != _END:
+        raise Refused(_STREAM, "no end of a stream: it is something else, or was cut off")
+    try:
+        extent = _extent_of(payload)
+        _check("bytes when unpacked", extent.size, max_size)
+        _check("rows", extent.rows, max_rows)
+        if extent.length != payload.size:
+            raise Refused(_STREAM, f"{payload.size - extent.length:,} bytes behind its end")
+        with pa.ipc.open_stream(payload) as reader:
+            wanted = reader.schema.names if names is None else names
+            check_columns(reader.schema, wanted)
+            table = reader.read_all().select(wanted).combine_chunks()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Refused(_STREAM, str(error)) from None
+    return table
+
+
+def _check(what: str, found: int, most: int) -> None:
+    if found > most:
+        raise Refused(f"{_STREAM} of at most {most:,} {what}", f"{found:,}")
+
+
+def check_columns(schema: pa.Schema, names: Sequence[str]) -> None:
+    """Check that each value of these columns has its own bytes.
+
+    :raises Refused: a column has no such type, or does not exist.
+    """
+    for name in names:
+        index = schema.get_field_index(name)
+        if index < 0:
+            raise Refused(_STREAM, f"no column {name}, or more than one")
+        kind = schema.field(index).type
+        if pa.types.is_dictionary(kind):
+            is_known = _is_any(kind.value_type, _PLAIN)
+        else:
+            is_known = pa.types.is_null(kind) or _is_plain(kind)
+        if not is_known:
+            raise Refused(_STREAM, f"column {name} of type {kind}")
+
+
+def unfolded(chunk: pa.DictionaryArray) -> int:
+    """Return the size of a dictionary array once decoded, in bytes."""
     kind = chunk.type.value_type
     if _is_any(kind, _VARIABLE):
         lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
@@ -112,6 +139,7 @@ def _unfolded(chunk: pa.DictionaryArray) -> int:
     return len(chunk) * int(kind.bit_width) // 8
 
 
+@lru_cache(maxsize=256)  # the same few of every payload
 def _is_plain(kind: pa.DataType) -> bool:
     if _is_any(kind, _NESTED):
         return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
@@ -124,45 +152,51 @@ def _is_any(kind: pa.DataType, names: tuple[str, ...]) -> bool:
 
 # --- sizes -----------------------------------------------------------------------------------
 #
-# How large a stream becomes in memory is told from its headers, before it is read: a compressed
-# buffer says itself how large it will be, and Arrow believes it. The few fields that are needed
-# are taken from the flatbuffers of Arrow's `Message.fbs`, which Arrow has verified.
+# The size of a stream in memory is computed from its headers, before it is read: a compressed
+# buffer declares its own uncompressed size, and Arrow trusts it. The few fields needed are read
+# from the flatbuffers of Arrow's `Message.fbs`, which Arrow has verified.
 
 
 class _Extent(NamedTuple):
-    """What a stream holds."""
+    """The size of a stream."""
 
     rows: int
-    #: Bytes of all buffers, unpacked.
+    #: Uncompressed bytes of all buffers.
     size: int
-    #: Bytes of the payload that the stream takes.
+    #: Bytes of the payload that belong to the stream.
     length: int
 
 
 def _extent_of(payload: bytes) -> _Extent:
-    """Add up the messages of a stream.
+    """Sum up the sizes of a stream's messages.
 
-    :raises pa.ArrowInvalid: it is not a stream, or its parts point to nowhere.
+    :raises pa.ArrowInvalid: it is not a stream, or has offsets out of range.
     """
     source = pa.BufferReader(payload)
-    reader = pa.ipc.MessageReader.open_stream(source)
     rows = size = 0
-    try:
-        for message in reader:
-            found = _records(bytes(message.metadata))
-            if found is None:
-                continue
-            table, is_dictionary = found
-            length, unpacked = _measure(table, message.body)
-            rows += 0 if is_dictionary else length
-            size += unpacked
-    except (struct.error, IndexError) as error:
-        raise pa.ArrowInvalid(f"a header points to nowhere: {error}") from None
+    for length, unpacked, is_dictionary in extents_of(source):
+        rows += 0 if is_dictionary else length
+        size += unpacked
     return _Extent(rows, size, source.tell())
 
 
+def extents_of(source: pa.NativeFile) -> Iterator[tuple[int, int, bool]]:
+    """Yield for each batch its rows, its uncompressed bytes, and whether it is a dictionary.
+
+    :raises pa.ArrowInvalid: it is not a stream, or has offsets out of range.
+    """
+    try:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            found = _records(bytes(message.metadata))
+            if found is not None:
+                table, is_dictionary = found
+                yield (*_measure(table, message.body), is_dictionary)
+    except (struct.error, IndexError) as error:
+        raise pa.ArrowInvalid(f"a header points to nowhere: {error}") from None
+
+
 class _Table:
-    """A table of a flatbuffer: fields by their number."""
+    """A flatbuffer table: fields by number."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data = data
@@ -170,7 +204,7 @@ class _Table:
         self._fields = at - _INT32.unpack_from(data, at)[0]
 
     def place(self, number: int) -> int | None:
-        """Return where a field is, if it is there."""
+        """Return the position of a field, or None if it is absent."""
         size = _UINT16.unpack_from(self.data, self._fields)[0]
         entry = 4 + 2 * number
         if entry + 2 > size:
@@ -179,7 +213,7 @@ class _Table:
         return self._at + offset if offset else None
 
     def follow(self, number: int) -> int | None:
-        """Return where a field points to."""
+        """Return the position that a field refers to."""
         place = self.place(number)
         return None if place is None else place + _UINT32.unpack_from(self.data, place)[0]
 
@@ -197,7 +231,7 @@ def _records(metadata: bytes) -> tuple[_Table, bool] | None:
 
 
 def _measure(table: _Table, body: pa.Buffer | None) -> tuple[int, int]:
-    """Return the rows of a record batch, and its bytes when unpacked."""
+    """Return the rows of a record batch, and its uncompressed bytes."""
     place = table.place(0)
     rows = 0 if place is None else _INT64.unpack_from(table.data, place)[0]
     if rows < 0:
@@ -217,7 +251,7 @@ def _measure(table: _Table, body: pa.Buffer | None) -> tuple[int, int]:
             raise pa.ArrowInvalid("a buffer lies outside of its message")
         unpacked = length
         if is_packed and length:
-            # -1: this buffer is as it is, though others are packed.
+            # -1: this buffer is not compressed, though others are.
             unpacked = max(length, _INT64.unpack_from(raw, offset)[0])
         size += unpacked
     return rows, size

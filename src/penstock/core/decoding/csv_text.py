@@ -43,7 +43,7 @@ _FEED, _RETURN, _QUOTE = b'\n\r"'
 
 
 def check_csv_schema(schema: pa.Schema) -> None:
-    """Refuse types that have other types inside.
+    """Refuse nested types.
 
     :raises Wrong: a column has such a type.
     """
@@ -56,7 +56,7 @@ def check_csv_schema(schema: pa.Schema) -> None:
 
 
 class CsvDecoder(Decoder):
-    """Lets Arrow's parser read the lines of all payloads of a batch as one text."""
+    """Parses all payloads of a batch as one text, by Arrow's parser."""
 
     format: ClassVar[str] = "csv"
 
@@ -67,7 +67,7 @@ class CsvDecoder(Decoder):
         self._delimiter = delimiter.encode()
         self._header = header
         self._nulls = list(nulls)
-        # The parser lets decimals wrap around: text first.
+        # The parser lets decimals overflow silently: parse them as text first.
         self._decimals = {f.name: f.type for f in schema if pa.types.is_decimal(f.type)}
         self._types = {
             field.name: pa.string() if field.name in self._decimals else field.type
@@ -117,7 +117,7 @@ class CsvDecoder(Decoder):
         return Part(together, origin[order], failures)
 
     def _groups(self, texts: Bytes) -> Iterator[tuple[list[str], NDArray[np.int64], Bytes]]:
-        """Put together payloads with the same columns; their headers are taken off."""
+        """Group payloads by their columns, and remove their headers."""
         if not self._header:
             yield self._plain.names, np.arange(len(texts)), texts
             return
@@ -152,7 +152,7 @@ class CsvDecoder(Decoder):
         def parse(start: int, end: int) -> Parsed:
             expected = counts[start:end]
             part = texts.slice(start, end)
-            if not expected.all():  # there was a header, and nothing else
+            if not expected.all():  # only a header
                 part = part.only(expected > 0)
             rows = self._parse(names, part.lines())
             if rows.num_rows != expected.sum():
@@ -164,7 +164,7 @@ class CsvDecoder(Decoder):
         return columns, places[origin], failures
 
     def _parse(self, names: list[str], text: pa.Buffer) -> pa.Table:
-        """Read lines that all have their values."""
+        """Parse lines that all have the expected number of values."""
         if not text.size:
             return self._plain.empty_table()
         try:
@@ -185,7 +185,7 @@ class CsvDecoder(Decoder):
         return table
 
     def _check_numbers(self, table: pa.Table, names: list[str], text: pa.Buffer) -> None:
-        """Look again at numbers that the parser may not have read as people write them."""
+        """Check numbers that the parser may have misread, such as hexadecimal or infinite ones."""
         doubtful = [name for name in self._floating if count_infinite(table.column(name))]
         if self._whole and _may_be_hexadecimal(text):
             doubtful += self._whole
@@ -198,7 +198,7 @@ class CsvDecoder(Decoder):
                 raise ValueChanged(f"a number in {name} that is too large or no plain {kind}")
 
     def _read(self, names: list[str], text: pa.Buffer, types: dict[str, pa.DataType]) -> pa.Table:
-        # The parser takes off a mark of the byte order, which here is in the first value.
+        # The parser strips a byte order mark, which here would belong to the first value.
         has_mark = bytes(text[: len(_MARK)]) == _MARK
         return pv.read_csv(
             pa.BufferReader(b"\n" + bytes(text) if has_mark else text),
@@ -221,7 +221,7 @@ class CsvDecoder(Decoder):
 
 
 def _other_lines(lines: _Lines, columns: int) -> list[Failure]:
-    """Tell of texts with a line that has another number of values."""
+    """Return a failure for each text with a line that has another number of values."""
     places = np.flatnonzero(lines.values != columns)
     owners, first = np.unique(lines.owners[places], return_index=True)
     expected = f"lines of {columns} values"
@@ -237,7 +237,7 @@ def _may_be_hexadecimal(text: pa.Buffer) -> bool:
 
 
 def _without_marks(payloads: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """Take off marks of the byte order: editors write them, and the first value would have one."""
+    """Remove byte order marks, which would become part of the first value."""
     has_mark = pc.starts_with(payloads, _MARK).to_numpy(zero_copy_only=False)
     if not has_mark.any():
         return payloads
@@ -249,25 +249,25 @@ def _without_marks(payloads: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 # --- lines and values ------------------------------------------------------------------------
 #
-# Looked at as one buffer, before any of it is parsed: so a text that is no table is known by
-# itself, and cannot take in the next one.
+# All texts are checked as one buffer, before parsing: so a text that is no table is found by
+# itself, and cannot swallow the next one.
 
 
 class _Lines(NamedTuple):
-    """The lines of all texts, one after the other."""
+    """The lines of all texts, in order."""
 
-    #: Of each text.
+    #: Number of lines of each text.
     counts: NDArray[np.int64]
-    #: For each line: which text it is of, and how many values it has; an empty line has none.
+    #: For each line: the index of its text, and its number of values; 0 for an empty line.
     owners: NDArray[np.int64]
     values: NDArray[np.int64]
 
 
 def _with_plain_quotes(texts: Bytes, delimiter: bytes) -> tuple[Bytes, list[int]]:
-    """Write the texts so that each quote begins or ends a value, or is one of a pair in it.
+    """Normalise quotes, so that each one starts or ends a value, or is doubled inside one.
 
-    Returns the texts, and the places of those in which a quote is never closed, or text follows
-    one that is; these are empty then.
+    Returns the texts, and the indices of those with an unclosed quote or with text after a closing
+    quote; these texts are replaced by empty ones.
     """
     odd = _with_other_quotes(texts, delimiter)
     if not len(odd):
@@ -283,7 +283,7 @@ def _with_plain_quotes(texts: Bytes, delimiter: bytes) -> tuple[Bytes, list[int]
 
 
 def _lines_of(texts: Bytes, delimiter: bytes) -> _Lines:
-    """Find the lines of texts with plain quotes and no line end behind the last line."""
+    """Find the lines of texts with normalised quotes and no newline after the last line."""
     starts, stops = _line_ends(texts)
     commas = _outside_of_quotes(texts, np.flatnonzero(texts.data == delimiter[0]))
     is_text = texts.lengths > 0
@@ -300,7 +300,7 @@ def _lines_of(texts: Bytes, delimiter: bytes) -> _Lines:
 
 
 def _split_first_line(texts: Bytes) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-    """Return the first line of each text, and the lines behind it."""
+    """Return the first line of each text, and the rest."""
     starts, stops = _line_ends(texts)
     first = np.searchsorted(starts, texts.starts)
     has_more = first < np.searchsorted(starts, texts.ends)
@@ -315,7 +315,7 @@ def _split_first_line(texts: Bytes) -> tuple[pa.LargeBinaryArray, pa.LargeBinary
 
 
 def _values_of_line(line: bytes, delimiter: bytes) -> list[bytes]:
-    """Return the values of one line with plain quotes."""
+    """Return the values of one line with normalised quotes."""
     return [
         value[1:-1].replace(b'""', b'"') if value.startswith(b'"') else value
         for value, _ in _values(line, delimiter) or ()
@@ -323,7 +323,7 @@ def _values_of_line(line: bytes, delimiter: bytes) -> list[bytes]:
 
 
 def _line_ends(texts: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the ends of lines start and stop: a feed, a return, or both."""
+    """Return the start and stop of each line ending: LF, CR or CR LF."""
     data = texts.data
     marks = np.flatnonzero((data == _FEED) | (data == _RETURN))
     marks = _outside_of_quotes(texts, marks)
@@ -351,7 +351,7 @@ def _owners(texts: Bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _with_other_quotes(texts: Bytes, delimiter: bytes) -> NDArray[np.int64]:
-    """Find texts with a quote that is not at the edge of a value, nor one of a pair."""
+    """Find texts with a quote that is neither at the edge of a value nor doubled."""
     data = texts.data
     quotes = np.flatnonzero(data == _QUOTE)
     if not len(quotes):
@@ -372,7 +372,7 @@ def _with_other_quotes(texts: Bytes, delimiter: bytes) -> NDArray[np.int64]:
 
 @lru_cache
 def _pattern(delimiter: bytes) -> re.Pattern[bytes]:
-    """Return what finds a value, and what ends it."""
+    """Return a pattern for a value and its terminator."""
     comma = re.escape(delimiter)
     edge: Final = rb"(?:" + comma + rb"|\r\n?|\n|\Z)"
     quoted: Final = rb'"[^"]*+(?:""[^"]*+)*+"(?=' + edge + rb")"
@@ -381,7 +381,7 @@ def _pattern(delimiter: bytes) -> re.Pattern[bytes]:
 
 
 def _values(text: bytes, delimiter: bytes) -> list[tuple[bytes, bytes]] | None:
-    """Return the values as they are written, each with what ends it; None: they are none."""
+    """Return the raw values, each with its terminator; None: the text does not parse."""
     values: list[tuple[bytes, bytes]] = []
     at = 0
     while (found := _pattern(delimiter).match(text, at)) is not None:
@@ -394,7 +394,7 @@ def _values(text: bytes, delimiter: bytes) -> list[tuple[bytes, bytes]] | None:
 
 
 def _written_plainly(text: bytes, delimiter: bytes) -> bytes | None:
-    """Put quotes around values that have one inside; None: the quotes are wrong."""
+    """Quote values that contain a quote; None: the quotes are wrong."""
     values = _values(text, delimiter)
     if values is None:
         return None

@@ -1,7 +1,7 @@
-"""What does a decoder do with payloads, and what is said of those that do not decode?
+"""What does a decoder do with payloads, and how does it report those that do not decode?
 
-`Decoder` is the interface. The rest is what its implementations share: all payloads of a batch as
-one buffer (`Bytes`), and a parser that takes many at a time (`parse_all`).
+`Decoder` is the interface. Its implementations share the rest: all payloads of a batch as one
+buffer (`Bytes`), and a parser of many payloads at a time (`parse_all`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = [
     "valid_text",
 ]
 
-#: That a column can have, and bytes of its text.
+#: The most values of a column, and bytes of its text.
 MOST_VALUES: Final = np.iinfo(np.int32).max
 
 _FIRST_BYTES: Final = 16
 _LONGEST_FINDING: Final = 200
 _NOTHING: Final = np.empty(0, np.uint8)
-#: Bytes that are parsed in one go. A parser holds a few times this.
+#: Bytes parsed per call. A parser needs a few times this memory.
 _MOST_BYTES: Final = 64 << 20
-#: So few are parsed one by one rather than halved again.
+#: A range of at most this many payloads is parsed one by one instead of halved.
 _FEW: Final = 6
 
 
@@ -74,7 +74,7 @@ class DecodeError(Malformed):
 
 
 def first_bytes(payload: bytes) -> str:
-    """Show how a payload starts."""
+    """Format the first bytes of a payload."""
     if not payload:
         return "it is empty"
     more = " …" if len(payload) > _FIRST_BYTES else ""
@@ -95,7 +95,7 @@ def too_many_values(found: str) -> Malformed:
 class Failure(NamedTuple):
     """One payload that does not decode."""
 
-    #: The message's place in the batch.
+    #: The message's index in the batch.
     row: int
     expected: str
     found: str
@@ -107,17 +107,17 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The rows that payloads became. Every payload either became rows or is a failure."""
+    """The decoded rows. Every payload has rows or is a failure."""
 
     #: The new columns only.
     rows: pa.RecordBatch
-    #: For each row, the place of its message in the batch; None: one row each, none failed.
+    #: For each row, the index of its message in the batch; None: one row each, none failed.
     origin: NDArray[np.int64] | None
     failures: Sequence[Failure]
 
 
 class Part(NamedTuple):
-    """What a format makes of payloads, before its columns have their final names."""
+    """Decoded payloads of one format, before its columns get their final names."""
 
     columns: Sequence[pa.Array]
     origin: NDArray[np.int64] | None
@@ -125,14 +125,14 @@ class Part(NamedTuple):
 
 
 class Decoder(ABC):
-    """Turns payloads into columns. It is sent to Spark's tasks, so it must pickle."""
+    """Decodes payloads to columns. Must pickle, because Spark's tasks get it."""
 
     format: ClassVar[str]
 
     def __init__(self, schema: pa.Schema, prefix: str) -> None:
-        """Name the new columns.
+        """Set the names of the new columns.
 
-        :raises InvalidOption: two of them have the same name.
+        :raises InvalidOption: two columns have the same name.
         """
         names = [prefix + name for name in schema.names]
         seen: dict[str, str] = {}
@@ -149,20 +149,20 @@ class Decoder(ABC):
 
     @property
     def schema(self) -> pa.Schema:
-        """The new columns, in types that Spark has."""
+        """The new columns, with types that Spark supports."""
         return self._schema
 
     @property
     def spark_schema(self) -> str:
-        """The same as Spark's DDL."""
+        """The schema as Spark's DDL."""
         return ddl_of(self._schema)
 
     def decode(self, batch: pa.RecordBatch) -> Decoded:
         """Decode the column `payload` of a batch.
 
-        What is wrong with a payload is told as a failure, and never raised.
+        A bad payload is returned as a failure, never raised.
 
-        :raises Malformed: there is no such column, or it does not hold bytes.
+        :raises Malformed: the batch has no such column, or it does not hold bytes.
         """
         payloads = _payloads(batch)
         present: NDArray[np.int64] | None = None
@@ -190,7 +190,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def _decode(self, payloads: pa.LargeBinaryArray) -> Part:
-        """Decode payloads of which none is null; `origin` and `row` are places among them."""
+        """Decode payloads without nulls; `origin` and `row` are indices into them."""
 
     def _nothing(self) -> list[pa.Array]:
         return [pa.array([], field.type) for field in self._plain]
@@ -203,12 +203,12 @@ def _payloads(batch: pa.RecordBatch) -> pa.LargeBinaryArray:
     column: Any = batch.column(index)
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise Malformed("rows to decode", "column payload", "binary", column.type)
-    # One form for all that follows. It shares the bytes, only the offsets are widened.
+    # Normalise to one type. It shares the bytes, only the offsets are widened.
     return column.cast(pa.large_binary())
 
 
 def _bounded(failure: Failure) -> Failure:
-    # An error of a parser may quote the payload, which may be of any size, and no text.
+    # A parser's error may quote the payload, which may be of any size, and not text.
     found = failure.found.encode(errors="replace").decode()
     if len(found) > _LONGEST_FINDING:
         found = found[: _LONGEST_FINDING - 1] + "…"
@@ -220,15 +220,15 @@ def _bounded(failure: Failure) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Payloads, one behind the other and without a gap, and where each starts."""
+    """Contiguous payloads, and the start of each."""
 
     data: NDArray[np.uint8]
-    #: One more than there are payloads: the last is where all end.
+    #: One more than the number of payloads: the last is the end of all.
     offsets: NDArray[np.int64]
 
     @classmethod
     def of(cls, payloads: pa.LargeBinaryArray) -> Bytes:
-        """Look at payloads of which none is null, without a copy; they may be part of more."""
+        """Return a view of payloads without nulls, without a copy; the array may be a slice."""
         _, offsets, data = payloads.buffers()
         if not len(payloads):
             return cls(_NOTHING, np.zeros(1, np.int64))
@@ -257,7 +257,7 @@ class Bytes:
         return np.diff(self.offsets)
 
     def only(self, kept: NDArray[np.bool_]) -> Bytes:
-        """Return some of the payloads, again without a gap."""
+        """Return a selection of the payloads, contiguous again."""
         lengths = self.lengths
         return Bytes.from_lengths(self.data[np.repeat(kept, lengths)], lengths[kept])
 
@@ -270,12 +270,12 @@ class Bytes:
         return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes()
 
     def counts(self, byte: int) -> NDArray[np.int64]:
-        """Return how often a byte is in each payload."""
+        """Count a byte in each payload."""
         places = np.flatnonzero(self.data == byte)
         return np.diff(np.searchsorted(places, self.offsets)).astype(np.int64)
 
     def lines(self) -> pa.Buffer:
-        """Return all payloads, each with a line feed behind it."""
+        """Return all payloads, each followed by a line feed."""
         nothing, feed = (pa.scalar(text, pa.large_binary()) for text in (b"", b"\n"))
         lines = pc.binary_join_element_wise(self.binary(), nothing, feed).buffers()[2]
         return lines.slice(0, len(self.data) + len(self))
@@ -315,7 +315,7 @@ class Refused(Exception):
 
 
 class Parsed(NamedTuple):
-    """What some payloads became."""
+    """The rows of successfully parsed payloads."""
 
     rows: pa.Table
     #: Rows of each payload; None: one each.
@@ -328,12 +328,12 @@ def parse_all(
     schema: pa.Schema,
     at_once: int = _MOST_BYTES,
 ) -> tuple[list[pa.Array], NDArray[np.int64], list[Failure]]:
-    """Parse all payloads, as many at a time as can be.
+    """Parse all payloads, as many at a time as possible.
 
-    `parse(start, end)` either takes all of a range or refuses it as a whole. A range that is
-    refused is halved until the payloads stand alone that do not parse: k bad ones of n cost
-    about k log(n) calls, and all others are still parsed many at a time. `at_once` is the most that
-    the lengths of one call add up to, where a payload is not longer by itself.
+    `parse(start, end)` either accepts or refuses a whole range. A refused range is halved until
+    the bad payloads are isolated: k bad ones of n cost about k log(n) calls, and all others are
+    still parsed many at a time. `at_once` limits the bytes of one call, except for a single payload
+    that is longer.
     """
     pieces: list[pa.Table] = []
     origins: list[NDArray[np.int64]] = []
@@ -369,6 +369,6 @@ def _ranges(lengths: NDArray[np.int64], at_once: int) -> list[tuple[int, int]]:
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece."""
+    """Return a column as one contiguous array."""
     chunks: Sequence[pa.Array] = column.chunks
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks or [column.combine_chunks()])

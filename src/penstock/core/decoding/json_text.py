@@ -40,7 +40,7 @@ _OPEN, _CLOSE, _TAB, _FEED, _RETURN, _BLANK = b"{}\t\n\r "
 
 
 def check_json_schema(schema: pa.Schema) -> None:
-    """Refuse types that JSON text does not have in a way that all agree on.
+    """Refuse types without a common JSON representation.
 
     :raises Wrong: a column has such a type.
     """
@@ -58,7 +58,7 @@ def check_json_schema(schema: pa.Schema) -> None:
 
 
 class JsonDecoder(Decoder):
-    """Lets Arrow's parser read all payloads of a batch as lines of one text."""
+    """Parses all payloads of a batch as lines of one text, by Arrow's parser."""
 
     format: ClassVar[str] = "json"
 
@@ -104,9 +104,9 @@ class JsonDecoder(Decoder):
     def _parse(self, texts: Bytes) -> Parsed:
         """Parse lines, each of which starts with `{` and ends with `}`.
 
-        After a `}` another `{` is only right where a new object begins, and no string goes over
-        the end of a line: so each line gives at least one row, and as many rows as lines mean
-        one each. Otherwise a bad line could hide behind another one.
+        After a `}`, another `{` is valid only where a new object starts, and no string spans lines:
+        so each line gives at least one row, and as many rows as lines means one row each.
+        Otherwise a bad line could be hidden by another one.
         """
         lines = texts.lines()
         try:
@@ -130,7 +130,7 @@ class JsonDecoder(Decoder):
         )
 
     def _check_infinite(self, table: pa.Table, lines: pa.Buffer) -> None:
-        """Refuse a number too large for a FLOAT: only `Infinity` is infinite as a DOUBLE, too."""
+        """Refuse a number too large for a FLOAT: as a DOUBLE, only `Infinity` is infinite."""
         found = {name: count_infinite(table.column(name)) for name in self._narrow}
         if not any(found.values()):
             return
@@ -144,9 +144,10 @@ def _with_leaves(schema: pa.Schema, replace: Callable[[pa.DataType], pa.DataType
 
 
 def _readable(kind: pa.DataType) -> pa.DataType:
-    """Return what the parser reads, which the cast makes the type of.
+    """Return the type to parse as, before the cast to the column's type.
 
-    The parser knows no dates, and makes UTC of a time with a zone, also where there is none.
+    The parser supports no dates, and converts a time with a zone to UTC even if the column has no
+    zone.
     """
     if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
         return pa.string()
@@ -158,13 +159,13 @@ def _double(kind: pa.DataType) -> pa.DataType:
 
 
 def _plainly(error: Exception) -> str:
-    # One payload at a time when it comes to this, so that the number says nothing.
+    # Only one payload is parsed here, so the number in the error has no meaning.
     return str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
 
 
 def _looks_like_object(texts: Bytes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     found = texts.lengths >= len("{}")
-    # A payload of no bytes may stand at the very end, where there is nothing to look at.
+    # An empty payload may be at the very end of the buffer, where no byte follows.
     starts, ends = texts.starts[found], texts.ends[found]
     found[found] = (texts.data[starts] == _OPEN) & (texts.data[ends - 1] == _CLOSE)
     return found
@@ -173,7 +174,7 @@ def _looks_like_object(texts: Bytes) -> np.ndarray[tuple[int], np.dtype[np.bool_
 def _on_one_line(
     data: np.ndarray[tuple[int], np.dtype[np.uint8]],
 ) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Make tabs of line ends: between values it is the same, and inside of strings as wrong."""
-    if not (data < _BLANK).any():  # one look is enough for most
+    """Replace newlines by tabs: equivalent between values, and as invalid inside strings."""
+    if not (data < _BLANK).any():  # true for most payloads
         return data
     return np.where((data == _FEED) | (data == _RETURN), np.uint8(_TAB), data)

@@ -19,7 +19,7 @@ __all__ = ["Item", "Layout", "from_c", "from_dtype", "from_format", "from_items"
 
 ByteOrder = Literal["little", "big"]
 
-#: A struct that is larger is a mistake in its dimensions.
+#: A larger struct is probably a mistake in its dimensions.
 _LARGEST: Final = 1 << 26
 _MOST_FIELDS: Final = 10_000
 _DEEPEST: Final = 8
@@ -65,7 +65,7 @@ _C_TYPES: Final = {
 }
 _KINDS: Final = "biufcSV"
 
-#: Characters of `struct`: the size as the standard has it, and as this machine has it.
+#: Characters of `struct`: the standard size, and the native size.
 _FORMAT: Final = {
     "b": ("i1", "i1"),
     "B": ("u1", "u1"),
@@ -101,12 +101,12 @@ class Item(NamedTuple):
 
     name: str
     dtype: np.dtype[np.generic]
-    #: A first dimension of -1 is as long as the payload makes it.
+    #: The length of a first dimension of -1 follows from the payload.
     shape: tuple[int, ...] = ()
 
     @property
     def values(self) -> int:
-        """How many values; those of one step of the first dimension, if that is open."""
+        """Number of values; per step of the first dimension, if that is open."""
         product = 1
         for length in self.shape:
             product *= abs(length)
@@ -123,7 +123,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Fields, where each starts, and the size of all; a tail takes what comes after that."""
+    """Fields, their offsets, and the total size; a tail takes the remaining bytes."""
 
     items: tuple[Item, ...]
     offsets: tuple[int, ...]
@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """The fields without the tail, as numpy knows them."""
+        """The fields without the tail, as a numpy dtype."""
         return np.dtype(
             {
                 "names": [f"f{i}" for i in range(len(self.items))],
@@ -147,7 +147,7 @@ class Layout:
         return self.items if self.tail is None else (*self.items, self.tail)
 
     def expected(self) -> str:
-        """Say which sizes a payload may have."""
+        """Describe the valid payload sizes."""
         if self.tail is None:
             return f"{self.size:,} bytes"
         return f"{self.size:,} bytes and any number of {self.tail.size:,} more"
@@ -156,9 +156,9 @@ class Layout:
 def from_items(
     given: Iterable[tuple[str, str, Sequence[int]]], byte_order: ByteOrder, *, packed: bool
 ) -> Layout:
-    """Put fields one behind the other; if not packed, each where a C compiler would.
+    """Lay out fields in order; unless packed, with the alignment of a C compiler.
 
-    :raises Wrong: a type is unknown, or the fields make no struct.
+    :raises Wrong: a type is unknown, or the fields do not form a struct.
     """
     return _placed(
         (Item(name, _dtype(type, byte_order), tuple(shape)) for name, type, shape in given),
@@ -169,7 +169,7 @@ def from_items(
 def from_c(text: str, byte_order: ByteOrder, *, packed: bool) -> Layout:
     """Read declarations such as `float azimuth; uint16_t gates; float iq[2][64];`.
 
-    :raises Wrong: it is not that.
+    :raises Wrong: it does not parse.
     """
     plain = _COMMENT.sub(" ", text)
     if (whole := _STRUCT.fullmatch(plain)) is not None:
@@ -186,14 +186,14 @@ def from_c(text: str, byte_order: ByteOrder, *, packed: bool) -> Layout:
 
 
 def is_format(text: str) -> bool:
-    """Tell whether text is a format of Python's `struct`, and not C."""
+    """Tell whether text is a format of Python's `struct`, not C."""
     return _WHOLE_FORMAT.fullmatch(text) is not None
 
 
 def from_format(text: str, names: Sequence[str] | None) -> Layout:
-    """Read a format of Python's `struct`, such as `<dHH`. Without names: f0, f1 and so on.
+    """Read a format of Python's `struct`, such as `<dHH`. Default names: f0, f1 and so on.
 
-    :raises Wrong: it is not that, or has another number of fields than there are names.
+    :raises Wrong: it does not parse, or the number of names differs from that of the fields.
     """
     plain = text.strip()
     prefix = plain[0] if plain[0] in "@=<>!" else ""
@@ -205,7 +205,7 @@ def from_format(text: str, names: Sequence[str] | None) -> Layout:
     size = 0
     while plain[at:].strip():
         item = _FORMAT_ITEM.match(plain, at)
-        assert item is not None  # `is_format` looked at it
+        assert item is not None  # `is_format` checked it
         at = item.end()
         repeat, sign = int(item[1] or 1), item[2]
         if sign == "x":
@@ -231,9 +231,9 @@ def from_format(text: str, names: Sequence[str] | None) -> Layout:
 
 
 def from_dtype(dtype: np.dtype[np.generic]) -> Layout:
-    """Take the fields of a structured numpy dtype, at their offsets.
+    """Use the fields of a structured numpy dtype, with their offsets.
 
-    :raises Wrong: it has no fields, or some that have fields themselves.
+    :raises Wrong: it has no fields, or nested ones.
     """
     if dtype.fields is None or dtype.names is None:
         raise Wrong("a dtype needs fields", hint='as in [("azimuth", "f4")]')
@@ -252,7 +252,7 @@ def from_dtype(dtype: np.dtype[np.generic]) -> Layout:
 def _dtype(text: str, byte_order: ByteOrder) -> np.dtype[np.generic]:
     name = " ".join(text.split())
     try:
-        # Numpy means the machine's own by some names that C has too, as `long`: C's come first.
+        # Some names, such as `long`, are both numpy's (native) and C's: C's come first.
         dtype: np.dtype[np.generic] = np.dtype(_C_TYPES.get(name, name))
     except (TypeError, ValueError, SyntaxError):
         hint = nearest(name, [*_C_TYPES, "f4", "f8", "c8", "i2", "u2", "S16"], "types")

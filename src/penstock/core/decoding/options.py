@@ -1,4 +1,4 @@
-"""What can be asked of decoding, in YAML and in Python?"""
+"""Which options does decoding have, in YAML and in Python?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import yaml
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from penstock.core.config import ConfigModel
@@ -25,6 +26,7 @@ from penstock.core.decoding.layout import (
 from penstock.core.decoding.protobuf import ProtobufDecoder
 from penstock.core.decoding.schema import Wrong, arrow_schema
 from penstock.core.decoding.structs import StructDecoder
+from penstock.core.decoding.xml_text import XmlDecoder, check_xml_schema
 from penstock.core.errors import InvalidOption, PenstockError
 from penstock.core.options import Size, nearest
 
@@ -45,14 +47,16 @@ __all__ = [
     "ProtobufOptions",
     "StructField",
     "StructOptions",
+    "XmlOptions",
     "decoder_for",
+    "decoding_from_text",
     "parse_decoding",
 ]
 
 _LARGEST_DESCRIPTORS: Final = 64 << 20
 _LARGEST_PAYLOAD: Final = 64 << 20
 
-#: For who left it out.
+#: Hints for a missing option.
 _EXAMPLES: Final = {
     "schema": "as in schema: id BIGINT, name STRING",
     "layout": "as in layout: float azimuth; uint16_t gates;",
@@ -61,7 +65,7 @@ _EXAMPLES: Final = {
 
 
 class InvalidDecoding(InvalidOption):
-    """An option of decoding does not fit; `path` says which, as in ("layout", 1, "type")."""
+    """A decoding option is not valid; `path` names it, as in ("layout", 1, "type")."""
 
     def __init__(
         self, path: tuple[str | int, ...], value: object, reason: str, *, hint: str | None = None
@@ -72,23 +76,23 @@ class InvalidDecoding(InvalidOption):
 
 
 class DecodeOptions(ConfigModel):
-    """What all formats have in common."""
+    """Options of all formats."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     format: str
-    #: Columns of the message that stay; by default all but the payload.
+    #: Columns of the message to keep; by default all but the payload.
     keep: tuple[str, ...] | None = None
-    #: Put before the name of every new column.
+    #: Prefix of the name of every new column.
     prefix: str = ""
-    #: What is done about a payload that does not decode.
+    #: How to handle a payload that does not decode.
     on_error: Literal["fail", "skip", "dead_letter"] = "fail"
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Return what decodes.
+        """Return the decoder.
 
-        :raises InvalidOption: the options do not fit together, or name what is not there.
+        :raises InvalidOption: the options conflict, or name something that does not exist.
         """
 
 
@@ -102,9 +106,9 @@ class StructField(ConfigModel):
     """One field of a struct."""
 
     name: Annotated[str, Field(min_length=1)]
-    #: As numpy has it (`f4`, `>u2`, `c8`, `S16`), or C (`uint16_t`).
+    #: A numpy type (`f4`, `>u2`, `c8`, `S16`), or a C type (`uint16_t`).
     type: str
-    #: Dimensions, from the outside; the last field may start with -1.
+    #: Dimensions, outermost first; those of the last field may start with -1.
     shape: tuple[int, ...] = ()
 
     @field_validator("type")
@@ -119,11 +123,14 @@ class StructOptions(DecodeOptions):
 
     format: Literal["struct"]
     byte_order: Literal["little", "big"] = "little"
-    #: Without the gaps of a C compiler. By default: C has them, a list of fields has not.
+    #: Without the padding of a C compiler. By default, C has padding, a list of fields has none.
     packed: bool | None = None
-    #: How complex numbers appear: struct<re, im>, or neighbours in one array.
+    #: Complex numbers as struct<re, im>, or as neighbours in one array.
     complex: Literal["struct", "array"] = "struct"
-    #: Of the fields of a format such as "<dHH".
+    #: A payload is any number of structs, each a row, after a header of `skip` bytes.
+    records: bool = False
+    skip: Annotated[int, Field(ge=0, le=_LARGEST_PAYLOAD)] = 0
+    #: Names of the fields of a format such as "<dHH".
     names: tuple[str, ...] | None = None
     layout: Annotated[
         Annotated[str, Tag("text")]
@@ -140,8 +147,16 @@ class StructOptions(DecodeOptions):
         return layout
 
     def decoder(self) -> Decoder:
-        layout = _layout(self.layout, dict(self))
-        return StructDecoder(layout, self.complex, self.prefix)
+        layout = self.described()
+        if self.records and layout.tail is not None:
+            raise InvalidOption("records", True, "the last field takes all that follows it")
+        return StructDecoder(
+            layout, self.complex, self.prefix, records=self.records, skip=self.skip
+        )
+
+    def described(self) -> Layout:
+        """Return the layout of the fields."""
+        return _layout(self.layout, dict(self))
 
 
 def _layout(given: Any, options: Mapping[str, Any]) -> Layout:
@@ -165,7 +180,7 @@ def _schema_kind(value: object) -> str:
 
 
 class _WithSchema(DecodeOptions):
-    """Formats whose columns are told."""
+    """Options of formats with a schema."""
 
     #: Spark's DDL, a mapping of columns to types, or an Arrow schema.
     columns: Annotated[
@@ -185,11 +200,11 @@ class _WithSchema(DecodeOptions):
 
     @classmethod
     def _check_schema(cls, schema: pa.Schema) -> None:
-        """Refuse what the format does not have."""
+        """Refuse types that the format does not support."""
 
 
 class JsonOptions(_WithSchema):
-    """One JSON object a payload."""
+    """One JSON object per payload."""
 
     format: Literal["json"]
 
@@ -208,7 +223,7 @@ class CsvOptions(_WithSchema):
     delimiter: str = ","
     #: The first line of every payload names its columns.
     header: bool = False
-    #: Values that stand for none, except in text.
+    #: Values that mean null, except in text columns.
     nulls: tuple[str, ...] = ("",)
 
     @field_validator("delimiter")
@@ -233,7 +248,7 @@ class CsvOptions(_WithSchema):
 
 
 class ArrowOptions(_WithSchema):
-    """One Arrow stream a payload; every row of it is a row."""
+    """One Arrow stream per payload; every row of it is a row."""
 
     format: Literal["arrow"]
     #: The most bytes that a payload may become in memory.
@@ -246,13 +261,42 @@ class ArrowOptions(_WithSchema):
         )
 
 
+class XmlOptions(_WithSchema):
+    """One XML document per payload; every element that `rows` finds is a row."""
+
+    format: Literal["xml"]
+    #: An XPath from the root.
+    rows: str = "/*"
+    #: XPaths of columns, relative to the row; by default the element or attribute of that name.
+    paths: dict[str, str] = Field(default_factory=dict)
+    #: Namespaces, by the prefixes in the paths.
+    namespaces: dict[str, str] = Field(default_factory=dict)
+    max_size: Size = _LARGEST_PAYLOAD
+    max_rows: Annotated[int, Field(ge=1)] = 1_000_000
+
+    @classmethod
+    def _check_schema(cls, schema: pa.Schema) -> None:
+        check_xml_schema(schema)
+
+    def decoder(self) -> Decoder:
+        return XmlDecoder(
+            self.columns,
+            self.prefix,
+            rows=self.rows,
+            paths=self.paths,
+            namespaces=self.namespaces,
+            max_size=self.max_size,
+            max_rows=self.max_rows,
+        )
+
+
 class ProtobufOptions(DecodeOptions):
-    """One protobuf message a payload."""
+    """One protobuf message per payload."""
 
     format: Literal["protobuf"]
-    #: A file, as `protoc --include_imports --descriptor_set_out` writes it; or its bytes.
+    #: A file of `protoc --include_imports --descriptor_set_out`, or its bytes.
     descriptor_set: str | bytes
-    #: With its package.
+    #: The message's name, with its package.
     message: str
     #: The fields that become columns; by default all.
     fields: tuple[str, ...] | None = None
@@ -284,9 +328,9 @@ def _read(path: Path) -> bytes:
     return descriptors
 
 
-#: For a model that has decoding as one of its fields: the format tells which options there are.
+#: For a model with a decoding field: the format selects the options.
 AnyDecodeOptions = Annotated[
-    StructOptions | JsonOptions | CsvOptions | ArrowOptions | ProtobufOptions,
+    StructOptions | JsonOptions | CsvOptions | ArrowOptions | ProtobufOptions | XmlOptions,
     Field(discriminator="format"),
 ]
 
@@ -296,6 +340,7 @@ _FORMATS: Final[dict[str, type[DecodeOptions]]] = {
     "csv": CsvOptions,
     "arrow": ArrowOptions,
     "protobuf": ProtobufOptions,
+    "xml": XmlOptions,
 }
 
 
@@ -318,13 +363,44 @@ def parse_decoding(given: Mapping[str, Any]) -> DecodeOptions:
         raise _explain(error, model, given) from None
 
 
+#: The main option of each format, for the short form `format:value`.
+_SHORT: Final = {"struct": "layout", "json": "schema", "csv": "schema", "arrow": "schema"}
+
+
+def decoding_from_text(text: str) -> dict[str, Any]:
+    """Parse options from a short form, `struct:<dHH`, or from YAML or JSON.
+
+    :raises InvalidOption: the text is neither.
+    """
+    format, colon, rest = text.partition(":")
+    if format == "protobuf" and colon:
+        file, _, message = rest.rpartition(":")
+        return {"format": format, "descriptor_set": file, "message": message}
+    if format in _SHORT and colon:
+        return {"format": format, _SHORT[format]: rest}
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidOption(
+            "decode",
+            text,
+            "takes a format",
+            hint="as in 'struct:<dHH', 'json:id BIGINT, name STRING', "
+            "'protobuf:FILE:package.Message', or '{format: csv, schema: \"id BIGINT\", "
+            'delimiter: ";"}\'',
+        )
+    return given
+
+
 def decoder_for(
     options: DecodeOptions | Mapping[str, Any] | None = None, /, **more: Any
 ) -> Decoder:
-    """Return what decodes payloads, as in `decoder_for(format="struct", layout="<d")`.
+    """Return a decoder of payloads, as in `decoder_for(format="struct", layout="<d")`.
 
     :raises InvalidOption: an option is unknown or missing, or its value does not fit.
-    :raises Unsupported: a library is missing that the format needs.
+    :raises Unsupported: a library that the format needs is not installed.
     """
     if not isinstance(options, DecodeOptions):
         chosen = parse_decoding({**(options or {}), **more})
@@ -368,7 +444,7 @@ def _explain(
         )
     cause = first.get("ctx", {}).get("error")
     said = cause.hint if isinstance(cause, PenstockError) else None
-    if isinstance(cause, InvalidOption):  # by a unit's parser, which knows its unit only
+    if isinstance(cause, InvalidOption):  # by a unit's parser, without the option's name
         return InvalidDecoding(path, data, cause.reason, hint=said)
     reason = str(first["msg"]).removeprefix("Value error, ").replace("Input should", "should", 1)
     return InvalidDecoding(path, data, reason, hint=said)

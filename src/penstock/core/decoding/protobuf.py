@@ -1,7 +1,7 @@
 """How do payloads that are protobuf messages become columns?
 
-The protobuf library reads the descriptors. The messages are parsed in C, all of a batch at once, by
-a plan that is made of them here; `_protobuf.c` has the rules.
+The protobuf library reads the descriptors, and this module compiles them to a plan. `_protobuf.c`
+parses all messages of a batch by that plan.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.core.options import nearest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ProtobufDecoder"]
+__all__ = ["ProtobufDecoder", "find_message", "message_names"]
 
-#: Types of fields, by the numbers of descriptor.proto.
+#: Field types, by their numbers in descriptor.proto.
 _KINDS: Final = {
     1: pa.float64(),
     2: pa.float32(),
@@ -42,14 +42,14 @@ _STRING, _GROUP, _MESSAGE, _LIST = 9, 10, 11, 19
 _REPEATED, _REQUIRED, _UTF8, _CLOSED, _MAP = 1, 2, 4, 8, 16
 _NULLABLE, _UNCHECKED = 1, 2
 
-#: A few messages that are each inside of the next twice are millions of columns.
+#: Limit of columns: a few messages, each twice inside the next, make millions of columns.
 _MOST_COLUMNS: Final = 10_000
-#: Messages inside of each other, in a payload and so in a column.
+#: Nesting limit of messages, in a payload and so in a column.
 _DEEPEST: Final = 100
 
 _CHOOSE: Final = "name the fields that are wanted: fields: [a, b]"
 
-#: What `_protobuf.c` found, by its numbers.
+#: Errors of `_protobuf.c`, by number.
 _FINDINGS: Final = {
     1: "the end inside of a field",
     2: "a number of too many bytes",
@@ -63,7 +63,7 @@ _MISSING, _TOO_LARGE = 7, 8
 
 
 class ProtobufDecoder(Decoder):
-    """Parses payloads by a descriptor set of `protoc`, without a Python object for a message."""
+    """Parses payloads by a descriptor set of `protoc`, without a Python object per message."""
 
     format: ClassVar[str] = "protobuf"
 
@@ -79,7 +79,7 @@ class ProtobufDecoder(Decoder):
         """Look up the message.
 
         :raises Unsupported: the protobuf library is not installed.
-        :raises InvalidOption: there is no such message or field, or it cannot become a column.
+        :raises InvalidOption: the message or field does not exist, or cannot become a column.
         """
         self._descriptors = descriptors
         self._message = message
@@ -88,7 +88,7 @@ class ProtobufDecoder(Decoder):
         super().__init__(pa.schema(list(self._build())), prefix)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A plan is memory of this process; a task makes its own.
+        # A plan is memory of this process; a task compiles its own.
         left_out = {"_plan", "_names"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
@@ -97,8 +97,8 @@ class ProtobufDecoder(Decoder):
         self._build()
 
     def _build(self) -> pa.StructType:
-        """Make the plan, and return the columns as one type."""
-        descriptor = _find(self._descriptors, self._message)
+        """Compile the plan, and return the columns as a struct type."""
+        descriptor = find_message(self._descriptors, self._message)
         known = descriptor.fields_by_name
         if not known:
             raise InvalidOption("message", self._message, "has no fields")
@@ -140,7 +140,7 @@ class ProtobufDecoder(Decoder):
 
 
 class _Exported:
-    """An array that C made, as Arrow asks for it."""
+    """An array from C, in Arrow's C data interface."""
 
     def __init__(self, kind: pa.DataType, array: Any) -> None:
         self._kind = kind
@@ -153,18 +153,13 @@ class _Exported:
 # --- descriptors -----------------------------------------------------------------------------
 
 
-def _find(descriptors: bytes, name: str) -> Any:
-    """Return the descriptor of a message.
+def find_message(descriptors: bytes, name: str) -> Any:
+    """Return the descriptor of a message of a descriptor set.
 
     :raises Unsupported: the protobuf library is not installed.
-    :raises InvalidOption: there is no such message, or the set is none.
+    :raises InvalidOption: the message does not exist, or the set is not valid.
     """
-    try:
-        pool, known = _pool(descriptors)
-    except ImportError as error:
-        raise Unsupported(
-            "decoding protobuf needs the protobuf library", hint="pip install 'penstock[protobuf]'"
-        ) from error
+    pool, known = _known(descriptors)
     try:
         return pool.FindMessageTypeByName(name)
     except KeyError:
@@ -176,9 +171,27 @@ def _find(descriptors: bytes, name: str) -> Any:
         raise _bad_set(f"does not fit together: {error}") from None
 
 
+def message_names(descriptors: bytes) -> tuple[str, ...]:
+    """Return the full names of all messages of a descriptor set.
+
+    :raises Unsupported: the protobuf library is not installed.
+    :raises InvalidOption: the set is not valid, or inconsistent.
+    """
+    return _known(descriptors)[1]
+
+
+def _known(descriptors: bytes) -> tuple[Any, tuple[str, ...]]:
+    try:
+        return _pool(descriptors)
+    except ImportError as error:
+        raise Unsupported(
+            "decoding protobuf needs the protobuf library", hint="pip install 'penstock[protobuf]'"
+        ) from error
+
+
 @lru_cache(maxsize=16)
 def _pool(descriptors: bytes) -> tuple[Any, tuple[str, ...]]:
-    """Return all files of a set, and the names of their messages: decoders of one set share it."""
+    """Return the pool of a set, and its message names; shared by decoders of the same set."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message  # noqa: PLC0415 - an extra
 
     try:
@@ -190,7 +203,7 @@ def _pool(descriptors: bytes) -> tuple[Any, tuple[str, ...]]:
     pool = descriptor_pool.DescriptorPool()
     by_name = {file.name: file for file in files}
     try:
-        # What is imported comes first, in whatever order a sender has put them.
+        # Imported files first, whatever their order in the set.
         imports = {file.name: file.dependency for file in files}
         for name in TopologicalSorter(imports).static_order():
             if name in by_name:
@@ -218,7 +231,7 @@ def _is_map(field: Any) -> bool:
 
 
 def _checks_text(field: Any) -> bool:
-    """Tell whether the library refuses text of the field that is not UTF-8: proto2's it takes."""
+    """Tell whether the library checks the field's text for UTF-8: not in proto2."""
     from google.protobuf import message, message_factory  # noqa: PLC0415 - an extra
 
     tag, key = field.number << 3 | 2, bytearray()
@@ -240,9 +253,9 @@ class _Tables:
     """The tables of a plan: rows of numbers, as `_protobuf.c` declares them."""
 
     def __init__(self, root: Any) -> None:
-        """Add every message that a payload can have inside: also what is no column is parsed.
+        """Add every message that a payload can contain: fields without a column are parsed, too.
 
-        :raises InvalidOption: one of them is of a wire format that is not read.
+        :raises InvalidOption: a message has an unsupported wire format.
         """
         self.field_names: list[str] = []
         self._root = root.full_name
@@ -253,7 +266,7 @@ class _Tables:
         self._columns = array("i")
         self._names = bytearray()
         self._enum_places: dict[str, int] = {}
-        #: Of each field: its place in its message, and whether its text was checked in parsing.
+        #: Of each field: its index in its message, and whether parsing checks its text.
         self._slots: dict[str, tuple[int, bool]] = {}
         messages = _reachable(root)
         self._places = {message.full_name: i for i, message in enumerate(messages)}
@@ -375,13 +388,13 @@ class _Tables:
 
 
 def _fields_of(message: Any) -> list[Any]:
-    """Return the fields of a message, and the known extensions, which are parsed as well."""
+    """Return the fields of a message, and its known extensions."""
     more = message.file.pool.FindAllExtensions(message)
     return sorted([*message.fields, *more], key=lambda field: field.number)
 
 
 def _reachable(root: Any) -> list[Any]:
-    """Return a message and all that can be inside of it, each once."""
+    """Return a message and all messages that it can contain, each once."""
     found = {root.full_name: root}
     for message in (waiting := [root]):
         if message.GetOptions().message_set_wire_format:
@@ -396,7 +409,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def _deep(messages: Sequence[Any]) -> set[str]:
-    """Return the messages with required fields or maps in them, or further inside."""
+    """Return the messages with required fields or maps, at any depth."""
     parents: dict[str, list[str]] = {}
     waiting = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""What becomes of messages and their decoded payloads: which columns, and what of failures?"""
+"""Which columns do decoded messages have, and what happens to failures?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["DEAD_LETTER", "ERROR", "Rows"]
 #: The column that says why a payload did not decode; null where it did.
 ERROR: Final = "decode_error"
 
-#: A dead letter as the sink takes it, and its reason for people.
+#: A dead letter as the sink accepts it, and its reason for people.
 DEAD_LETTER: Final = pa.struct(
     [
         ("reason", pa.string()),
@@ -42,13 +42,13 @@ DEAD_LETTER: Final = pa.struct(
 
 
 class Rows:
-    """Puts the kept columns of messages beside what their payloads became."""
+    """Joins the kept columns of messages with their decoded payloads."""
 
     def __init__(self, decoder: Decoder, options: DecodeOptions, columns: Sequence[str]) -> None:
-        """Choose the columns.
+        """Select the columns.
 
-        :raises InvalidDecoding: there is no payload, or no such column to keep, or two columns
-            would have the same name.
+        :raises InvalidDecoding: a payload or a kept column is missing, or two columns would have
+            the same name.
         """
         if "payload" not in columns:
             raise InvalidDecoding((), list(columns), "there is no column payload to decode")
@@ -64,7 +64,7 @@ class Rows:
         self.has_error = options.on_error != "fail"
         self._policy = options.on_error
         self._error_type = DEAD_LETTER if options.on_error == "dead_letter" else pa.string()
-        #: The columns behind those that are kept.
+        #: The columns after the kept ones.
         self.new = decoder.schema
         if self.has_error:
             self.new = self.new.append(pa.field(ERROR, self._error_type))
@@ -100,7 +100,7 @@ class Rows:
         return rows, decoded.failures
 
     def _with_errors(self, batch: pa.RecordBatch, decoded: Decoded) -> tuple[list[pa.Array], Any]:
-        """Put a row without values where a payload did not decode, with the reason."""
+        """Insert a row with nulls and the reason for each payload that did not decode."""
         rows, failures = decoded.rows, decoded.failures
         no_error = pa.nulls(rows.num_rows, self._error_type)
         if not failures:
@@ -163,12 +163,12 @@ class Rows:
 
 
 def _value(batch: pa.RecordBatch, name: str, row: int) -> Any:
-    """Return a value of a column, if there is that column: other frames may have a payload too."""
+    """Return a value of a column, or None without that column: frames of other sources lack it."""
     index = batch.schema.get_field_index(name)
     return None if index < 0 else batch.column(index)[row].as_py()
 
 
 def _stream_id(value: Any) -> StreamId | None:
-    # A frame that is not of our source may have another kind of stream.
+    # A frame of another source may have another type of stream.
     is_id = isinstance(value, bytes) and len(value) == len(StreamId(bytes(16)))
     return StreamId(value) if is_id else None

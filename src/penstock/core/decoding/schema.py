@@ -1,4 +1,4 @@
-"""Which columns does a schema have: Spark's DDL, a mapping or Arrow, and back to DDL?"""
+"""How are Spark's DDL, mappings and Arrow schemas converted?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Wrong", "arrow_schema", "ddl_of", "filled_list", "has_type", "parse_
 
 
 class Wrong(PenstockError, ValueError):
-    """What is wrong with an option's value; the option is named by whoever read it."""
+    """A fault in an option's value; the caller adds the option's name."""
 
 
 _TYPES: Final = {
@@ -40,7 +40,7 @@ _TYPES: Final = {
     "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-#: The first name of a type is the one that is written.
+#: The first name of a type is used for output.
 _NAMES: Final = {kind: name for name, kind in reversed(_TYPES.items())}
 _OTHERS: Final = ("decimal", "array", "map", "struct")
 _TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\W\d]\w*)|(\d+)|([<>(),:]))")
@@ -50,9 +50,9 @@ _DECIMAL_DIGITS: Final = 38
 
 
 def arrow_schema(given: str | Mapping[str, str] | pa.Schema) -> pa.Schema:
-    """Return the columns that were asked for.
+    """Return a schema as Arrow schema.
 
-    :raises Wrong: it cannot be read, or a type is not one of Spark's.
+    :raises Wrong: it does not parse, or a type is not one of Spark's.
     """
     if isinstance(given, pa.Schema):
         for field in given:
@@ -70,7 +70,7 @@ def arrow_schema(given: str | Mapping[str, str] | pa.Schema) -> pa.Schema:
 def parse_ddl(text: str) -> pa.Schema:
     """Read columns as in `azimuth FLOAT, gates ARRAY<INT>`.
 
-    :raises Wrong: it is not that.
+    :raises Wrong: it does not parse.
     """
     return pa.schema(_Text(text).columns())
 
@@ -100,24 +100,24 @@ def type_ddl(kind: pa.DataType) -> str:
 
 
 def filled_list(kind: pa.DataType) -> pa.DataType:
-    """Return the type of lists in which no value is null.
+    """Return a list type without null values.
 
-    Spark then does not ask for each of them, which is most of what it does with a long list.
+    Spark then skips the null check per value, which is most of its work for a long list.
     """
     return pa.list_(pa.field("element", kind, nullable=False))
 
 
 def has_type(kind: pa.DataType, *tests: str) -> bool:
-    """Tell whether a type is, or has anywhere inside, one for which `pa.types.is_…` holds."""
+    """Tell whether `pa.types.is_…` holds for a type or for any type nested in it."""
     if any(getattr(pa.types, f"is_{test}")(kind) for test in tests):
         return True
     return any(has_type(kind.field(i).type, *tests) for i in range(kind.num_fields))
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which every value may be null: a payload may lack any of them.
+    """Return a type in which every value is nullable: a payload may lack any of them.
 
-    Spark does not look whether one is null where the type says that none is.
+    Spark does not check for nulls where the type excludes them.
     """
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
@@ -133,7 +133,7 @@ def _quoted(name: str) -> str:
 
 
 class _Text:
-    """DDL, read from its start to its end."""
+    """A recursive-descent parser of DDL."""
 
     def __init__(self, text: str) -> None:
         if len(text) > _LONGEST:

@@ -17,6 +17,7 @@ from penstock.core.decoding.decoder import (
     valid_text,
 )
 from penstock.core.decoding.schema import filled_list
+from penstock.core.errors import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
     from penstock.core.decoding.layout import Item, Layout
 
-__all__ = ["Complex", "StructDecoder"]
+__all__ = ["Complex", "StructDecoder", "encode_structs"]
 
-#: A complex number is a struct of `re` and `im`; or two neighbours in an array of numbers.
+#: A complex number is a struct of `re` and `im`, or two neighbours in an array.
 Complex = Literal["struct", "array"]
 
-#: Spark has no unsigned numbers and no half precision: the next type that holds every value.
+#: Spark has no unsigned numbers and no half precision: use the next type that holds every value.
 _TYPES: Final = {
     "b1": (pa.bool_(), np.bool_),
     "i1": (pa.int8(), np.int8),
@@ -51,21 +52,61 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class StructDecoder(Decoder):
-    """Looks at the payloads' bytes through numpy: no Python for each row."""
+    """Decodes payloads by numpy: no Python code per row."""
 
     format: ClassVar[str] = "struct"
 
-    def __init__(self, layout: Layout, complex: Complex, prefix: str) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        complex: Complex,
+        prefix: str,
+        *,
+        records: bool = False,
+        skip: int = 0,
+    ) -> None:
         super().__init__(
             pa.schema([(item.name, _column_type(item, complex)) for item in layout.all_items]),
             prefix,
         )
         self._layout = layout
         self._complex = complex
+        self._records = records
+        self._skip = skip
 
     def _decode(self, payloads: pa.LargeBinaryArray) -> Part:
+        if not self._records and not self._skip:
+            return self._decode_structs(Bytes.of(payloads))
+        found, owner, failures = self._cut(Bytes.of(payloads))
+        part = self._decode_structs(found)
+        # One bad record makes its whole payload a failure.
+        failures += [each._replace(row=int(owner[each.row])) for each in part.failures]
+        wrong = np.isin(owner, [each.row for each in failures])
+        if wrong.any():
+            part, owner = self._decode_structs(found.only(~wrong)), owner[~wrong]
+        first = {each.row: each for each in reversed(failures)}
+        return Part(part.columns, owner, list(first.values()))
+
+    def _cut(self, found: Bytes) -> tuple[Bytes, NDArray[np.int64], list[Failure]]:
+        """Split payloads into records; return these, the payload of each, and the failures."""
+        size, skip = self._layout.size, self._skip
+        over = found.lengths - skip
+        is_good = (over >= 0) & ((over % size == 0) if self._records else (over == size))
+        expected = f"{skip:,} bytes and {'structs' if self._records else 'one'} of {size:,} each"
+        failures = [
+            Failure(row, expected, f"{found.lengths[row]:,} bytes")
+            for row in np.flatnonzero(~is_good).tolist()
+        ]
+        places = np.flatnonzero(is_good)
+        starts, ends = found.starts[is_good] + skip, found.ends[is_good]
+        parts = [found.data[a:b] for a, b in zip(starts, ends, strict=True)]
+        counts = (ends - starts) // size
+        data = np.concatenate(parts) if parts else _NOTHING
+        lengths = np.full(int(counts.sum()), size, np.int64)
+        return Bytes.from_lengths(data, lengths), np.repeat(places, counts), failures
+
+    def _decode_structs(self, found: Bytes) -> Part:
         layout = self._layout
-        found = Bytes.of(payloads)
         over = found.lengths - layout.size
         is_good = over == 0 if layout.tail is None else (over >= 0) & (over % layout.tail.size == 0)
         failures: list[Failure] = []
@@ -94,7 +135,7 @@ class StructDecoder(Decoder):
         """Return the fixed part of each row, and the bytes of all tails."""
         layout = self._layout
         count = len(found)
-        if layout.tail is None:  # one behind the other: nothing is copied
+        if layout.tail is None:  # contiguous: no copy
             return found.data.reshape(count, layout.size).view(layout.dtype).reshape(
                 count
             ), _NOTHING
@@ -144,11 +185,52 @@ class StructDecoder(Decoder):
         return bad
 
 
+def encode_structs(layout: Layout, rows: pa.RecordBatch) -> bytes:
+    """Encode rows as contiguous structs.
+
+    :raises Malformed: a column is missing, or a value does not fit its field.
+    """
+    records = np.zeros(rows.num_rows, layout.dtype)
+    if layout.tail is not None:
+        raise Malformed("a layout of records", layout.tail.name, "a field of one size", "any size")
+    for i, item in enumerate(layout.items):
+        if item.name not in rows.schema.names:
+            raise Malformed("rows for structs", f"column {item.name}", item.dtype, "no column")
+        try:
+            records[f"f{i}"] = _field_values(rows.column(item.name), item)
+        except (ValueError, OverflowError, TypeError, pa.ArrowInvalid) as error:
+            raise Malformed(
+                "rows for structs", f"column {item.name}", f"{item.dtype}{list(item.shape)}", error
+            ) from None
+    return records.tobytes()
+
+
+def _field_values(column: pa.Array, item: Item) -> NDArray[Any]:
+    if column.null_count:
+        raise ValueError("null, which a struct has no place for")
+    plain: list[Any] = column.to_pylist()
+    if item.dtype.kind in "SV":
+        size = item.dtype.itemsize
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in plain]
+        if max(map(len, texts), default=0) > size:
+            raise ValueError(f"a text of more than {size} bytes")
+        return np.frombuffer(b"".join(text.ljust(size, b"\0") for text in texts), item.dtype)
+    if item.dtype.kind == "c":
+        plain = [complex(each["re"], each["im"]) for each in plain]
+    values = np.array(plain)
+    if values.shape != (len(plain), *item.shape):
+        raise ValueError(f"values of the shape {values.shape[1:]}")
+    stored = values.astype(item.dtype)
+    if item.dtype.kind in "iu" and not (stored == values).all():
+        raise ValueError(f"{values[stored != values][0]}")
+    return stored
+
+
 # --- numpy's values as Arrow columns ---------------------------------------------------------
 
 
 def _is_text(item: Item) -> bool:
-    """Tell whether a field is text, which may turn out not to be UTF-8."""
+    """Tell whether a field is text, which must be checked for UTF-8."""
     return item.dtype.kind == "S"
 
 
@@ -165,7 +247,7 @@ def _column_type(item: Item, complex: Complex) -> pa.DataType:
 
 
 def _column_of(values: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
-    """Turn the values of a field, one row each, into a column."""
+    """Convert the values of a field, one per row, to a column."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return _nested(flat, item, list(item.shape), None, complex)
 
@@ -173,7 +255,7 @@ def _column_of(values: NDArray[Any], item: Item, complex: Complex) -> pa.Array:
 def _tail_of(
     raw: NDArray[np.uint8], counts: NDArray[np.int64], item: Item, cx: Complex
 ) -> pa.Array:
-    """Turn the tails of all rows, one behind the other, into a column."""
+    """Convert the contiguous tails of all rows to a column."""
     if _is_byte_tail(item):
         binary = _binary(raw, np.concatenate(([0], np.cumsum(counts))))
         return binary.cast(pa.string()) if _is_text(item) else binary
@@ -181,7 +263,7 @@ def _tail_of(
 
 
 def _bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
-    """Turn values of a fixed number of bytes into binary, text up to its first NUL."""
+    """Convert fixed-size values to binary; text ends at its first NUL."""
     size = item.dtype.itemsize
     flat = np.ascontiguousarray(values).reshape(-1)
     raw = flat.view(np.uint8).reshape(len(flat), size)
@@ -194,7 +276,7 @@ def _bytes_of(values: NDArray[Any], item: Item) -> pa.Array:
 
 
 def _is_byte_tail(item: Item) -> bool:
-    """Tell whether a field is text or bytes of any length, which is one value and no array."""
+    """Tell whether a field is text or bytes of variable length: one value, not an array."""
     return item.shape == (-1,) and item.dtype.kind in "SV" and item.dtype.itemsize == 1
 
 
@@ -216,7 +298,7 @@ def _nested(
     counts: NDArray[np.int64] | None,
     complex: Complex,
 ) -> pa.Array:
-    """Make the leaves, and lists around them: of fixed lengths, and of `counts` at the outside."""
+    """Build nested lists of the leaves: fixed `lengths` inside, `counts` outermost."""
     column = _leaf(flat, item, complex)
     if item.dtype.kind == "c" and complex == "array":
         if lengths:

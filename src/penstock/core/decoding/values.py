@@ -1,8 +1,8 @@
-"""Is a value still the one that was sent, and one that Spark takes for its column?
+"""Is a value still the one that was sent, and does Spark accept it for its column?
 
-Arrow's parsers and casts are quick, and forgive: a decimal that is too large wraps around, a
-number that is too large becomes infinite, a time loses its hours. What they give is checked here,
-a column at a time.
+Arrow's parsers and casts are fast but lenient: a decimal that is too large wraps around, a number
+that is too large becomes infinite, a time loses its hours. Their results are checked here, column
+by column.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
     "wide_decimal",
 ]
 
-#: Digits that Arrow's widest decimals hold.
+#: Digits of Arrow's widest decimals.
 _WIDEST: Final = 76
-#: Above every DECIMAL of Spark's.
+#: Larger than every DECIMAL of Spark.
 _LARGEST: Final = 1e39
 _UTC: Final = frozenset({"UTC", "Etc/UTC", "Z", "+00:00"})
 #: The years that Spark has, and Python: 1 to 9999.
@@ -41,14 +41,14 @@ _TEXT: Final = ("string", "large_string")
 
 
 class ValueChanged(Exception):
-    """A column cannot have its type without a change of values."""
+    """A column cannot get its type without a change of values."""
 
 
 # --- types ----------------------------------------------------------------------------------
 
 
 def replace_leaves(kind: pa.DataType, replace: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a type with others in place of those that have none inside."""
+    """Return a type with its leaf types replaced."""
     if pa.types.is_list(kind):
         return pa.list_(_replaced(kind.value_field, replace))
     if pa.types.is_map(kind):
@@ -63,9 +63,9 @@ def _replaced(field: pa.Field, replace: Callable[[pa.DataType], pa.DataType]) ->
 
 
 def wide_decimal(kind: pa.DataType) -> pa.DataType:
-    """Return a decimal in which no number wraps around on its way to this one's scale.
+    """Return a decimal type in which no number wraps around when rescaled to this one's scale.
 
-    A parser takes as many digits as the precision says, and then puts zeros behind them.
+    A parser accepts as many digits as the precision allows, and then appends zeros.
     """
     if not pa.types.is_decimal(kind):
         return kind
@@ -73,7 +73,7 @@ def wide_decimal(kind: pa.DataType) -> pa.DataType:
 
 
 def has_times(kind: pa.DataType) -> bool:
-    """Tell whether a type is, or has anywhere inside, a date or a time."""
+    """Tell whether a type is or contains a date or a time."""
     if kind.num_fields:
         return any(has_times(kind.field(i).type) for i in range(kind.num_fields))
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
@@ -85,7 +85,7 @@ def has_times(kind: pa.DataType) -> bool:
 def check_times(column: pa.Array | pa.ChunkedArray) -> None:
     """Refuse times outside of the years 1 to 9999.
 
-    :raises ValueChanged: there is one.
+    :raises ValueChanged: a time is out of range.
     """
     for leaf in _leaves(column):
         if pa.types.is_date32(leaf.type):
@@ -110,7 +110,7 @@ def count_infinite(column: pa.Array | pa.ChunkedArray) -> int:
 
 
 def decimals_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Read decimals as people write them.
+    """Parse decimals from text.
 
     :raises ValueChanged: one is too large.
     :raises pa.ArrowInvalid: one is no number, or has more digits than the type.
@@ -124,10 +124,10 @@ def decimals_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast_unchanged(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Give a column another type, if each value stays what it is.
+    """Cast a column to another type, if no value changes.
 
-    :raises ValueChanged: one would not.
-    :raises pa.ArrowException: there is no such cast, or a value does not fit.
+    :raises ValueChanged: a value would change.
+    :raises pa.ArrowException: the cast is not supported, or a value does not fit.
     """
     if column.type == kind:
         return column
@@ -148,7 +148,7 @@ def _widest_decimal(kind: pa.DataType) -> pa.DataType:
 
 
 def _check_same(before: pa.Array, after: pa.Array) -> None:
-    """Compare what was cast with what it was cast from, leaf by leaf."""
+    """Compare a column before and after a cast, leaf by leaf."""
     old, new = before.type, after.type
     if pa.types.is_map(new) and pa.types.is_map(old):
         _check_same(before.keys, after.keys)
@@ -180,14 +180,14 @@ def _is_same(before: pa.Array, after: pa.Array) -> bool:
 
 
 def _loses_zone(old: pa.DataType, new: pa.DataType) -> bool:
-    """With a zone it is a moment; without one, what a clock shows there."""
+    """Tell whether a cast drops a time zone, and with it the meaning of the time."""
     if not (pa.types.is_timestamp(old) and pa.types.is_timestamp(new)):
         return False
     return new.tz is None and old.tz is not None and old.tz not in _UTC
 
 
 def is_read_right(text: pa.Array, values: pa.Array) -> bool:
-    """Tell whether numbers were read as people write them."""
+    """Tell whether numbers were parsed in decimal and without overflow."""
     if pa.types.is_integer(values.type):  # 0x1F
         other = pc.and_(pc.is_valid(values), pc.match_substring_regex(text, "[xX]"))
     elif pa.types.is_floating(values.type):  # 1e400

@@ -1,12 +1,21 @@
-"""The outbox: a durable queue of one receiver, in classes of priority."""
+"""The outbox: the durable queue of one receiver, with priority classes."""
 
-from penstock.dispatch.outbox.books import OutboxBooks
-from penstock.dispatch.outbox.common_log import CommonLog, FirstMessages
-from penstock.dispatch.outbox.outbox import Appended, Order, Outbox
-from penstock.dispatch.outbox.records import Columns, Entry, Item
-from penstock.dispatch.outbox.settled import Reason
+from penstock.dispatch.outbox.log import (
+    CLASSES,
+    Columns,
+    CommonLog,
+    Entry,
+    FirstMessages,
+    Item,
+    Part,
+    in_order,
+    key_of,
+)
+from penstock.dispatch.outbox.outbox import Appended, Order, Outbox, OutboxBooks
+from penstock.dispatch.outbox.state import Reason
 
 __all__ = [
+    "CLASSES",
     "Appended",
     "Columns",
     "CommonLog",
@@ -16,5 +25,8 @@ __all__ = [
     "Order",
     "Outbox",
     "OutboxBooks",
+    "Part",
     "Reason",
+    "in_order",
+    "key_of",
 ]

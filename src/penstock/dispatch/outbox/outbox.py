@@ -4,59 +4,252 @@ from __future__ import annotations
 
 import sys
 import threading
+from bisect import bisect_right
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
-from penstock.dispatch.outbox.books import OutboxBooks
-from penstock.dispatch.outbox.choosing import in_order_of_arrival, in_order_of_priority
-from penstock.dispatch.outbox.crowding import Limits, make_room
-from penstock.dispatch.outbox.lane import LaneOptions
-from penstock.dispatch.outbox.lanes import Lanes
-from penstock.dispatch.outbox.records import CLASSES, OVERHEAD, Columns, Entry, Item, key_of
-from penstock.dispatch.outbox.settled import Reason
-from penstock.dispatch.outbox.upkeep import look_after
+from penstock.core.interfaces import Closable
+from penstock.dispatch.outbox.backlog import BacklogOptions
+from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, key_of
+from penstock.dispatch.outbox.state import Reason
+from penstock.dispatch.outbox.store import Store, look_after
+from penstock.queue.storage import no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from penstock.core.clock import Clock
-    from penstock.dispatch.outbox.common_log import FirstMessages
-    from penstock.dispatch.outbox.lane import Lane
-    from penstock.dispatch.outbox.latest import Latest
+    from penstock.dispatch.outbox.backlog import Backlog, Latest
+    from penstock.dispatch.outbox.log import FirstMessages
+    from penstock.dispatch.outbox.window import Lane
     from penstock.queue.options import Sync
 
-__all__ = ["Appended", "Order", "Outbox"]
+__all__ = [
+    "Appended",
+    "Limits",
+    "Order",
+    "Outbox",
+    "OutboxBooks",
+    "in_order_of_arrival",
+    "in_order_of_priority",
+    "make_room",
+]
+
+
+class OutboxBooks(NamedTuple):
+    """Counters of an outbox. `stored` is always the sum of all others, also after a crash."""
+
+    #: Messages stored since the outbox was created.
+    stored: int
+    #: Settled messages by `Reason`.
+    acked: int
+    expired: int
+    queue_full: int
+    permanent: int
+    admin: int
+    gone: int
+    superseded: int
+    damaged: int
+    #: Messages not settled: waiting or in flight.
+    queued: int
+
+    @property
+    def settled(self) -> int:
+        return self.stored - self.queued
+
+
+class Limits(NamedTuple):
+    """Capacity of an outbox."""
+
+    messages: int
+    bytes: int
+
+
+def make_room(
+    backlog: Backlog, entry: Entry, limits: Limits, superseded: Sequence[Latest]
+) -> list[Item] | None:
+    """Evict waiting messages of lower classes to make room for `entry`; return them.
+
+    The lowest class goes first, and in it the oldest message. Messages in flight stay, and so do
+    those of `superseded`, whose own room counts as free. Return None, and evict nothing, if all of
+    them together would not free enough.
+    """
+    messages, size = backlog.held()
+    messages += 1 - limits.messages
+    size += len(entry.raw) - limits.bytes
+    lower = [lane for lane in backlog if lane.priority < entry.priority]
+    leaves = leaves_size = 0
+    for old in superseded:
+        messages -= 1
+        size -= old.size
+        if backlog.lane_of(old.seq) in lower:
+            leaves += 1
+            leaves_size += old.size
+    kept = {old.seq for old in superseded}
+    if messages <= 0 and size <= 0:
+        return []
+    if messages > sum(lane.waiting for lane in lower) - leaves:
+        return None
+    if size > 0 and size > sum(lane.waiting_bytes for lane in lower) - leaves_size:
+        return None
+    evicted: list[Item] = []
+    for lane in lower:
+        victims: list[Item] = []
+        for item in lane.window.available((), 1):
+            if messages <= 0 and size <= 0:
+                break
+            if item.seq in kept:
+                continue
+            victims.append(item)
+            messages -= 1
+            size -= len(item.raw)
+        backlog.leave(victims)
+        evicted += victims
+    return evicted
+
+
+class _Picking:
+    """A batch being picked, up to its limits of messages and bytes."""
+
+    def __init__(self, limit: int, max_bytes: int | None, blocked: Collection[int]) -> None:
+        self._left = limit
+        self._bytes_left = max_bytes
+        self.blocked = blocked
+        self.items: list[Item] = []
+        self._by_lane: dict[int, list[Item]] = {}
+        self.is_over = False
+
+    @property
+    def wanted(self) -> int:
+        return self._left
+
+    def pick(self, lane: Lane, item: Item) -> bool:
+        """Add a message to the batch; return False if it exceeds the byte limit."""
+        if self._bytes_left is not None:
+            if self.items and len(item.raw) > self._bytes_left:
+                self.is_over = True
+                return False
+            self._bytes_left -= len(item.raw)
+        self.items.append(item)
+        self._by_lane.setdefault(lane.priority, []).append(item)
+        self._left -= 1
+        self.is_over = not self._left
+        return True
+
+    def take(self, lanes: Sequence[Lane]) -> list[Item]:
+        for lane in lanes:
+            own = self._by_lane.get(lane.priority)
+            if own:
+                lane.window.take(own, in_order=not self.blocked)
+        return self.items
+
+
+def in_order_of_arrival(
+    lanes: Sequence[Lane], limit: int, max_bytes: int | None, blocked: Collection[int]
+) -> list[Item]:
+    """Take messages in order of arrival, across classes."""
+    if len(lanes) == 1 and not blocked:
+        return _from_one(lanes[0], limit, max_bytes)
+    picking = _Picking(limit, max_bytes, blocked)
+    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
+    for lane in lanes:
+        waiting = lane.window.available(blocked, limit)
+        item = next(waiting, None)
+        if item is not None:
+            heads.append((item, lane, waiting))
+    while heads:
+        heads.sort(key=_number, reverse=True)
+        item, lane, waiting = heads.pop()
+        others = heads[-1][0].seq if heads else None
+        following: Item | None = item
+        while following is not None and (others is None or following.seq <= others):
+            if not picking.pick(lane, following) or picking.is_over:
+                return picking.take(lanes)
+            following = next(waiting, None)
+        if following is not None:
+            heads.append((following, lane, waiting))
+    return picking.take(lanes)
+
+
+def _from_one(lane: Lane, limit: int, max_bytes: int | None) -> list[Item]:
+    """Take in order of arrival from a single lane: the fast path."""
+    items = list(islice(lane.window.available((), limit), limit))
+    sizes = [len(item.raw) for item in items]
+    if max_bytes is not None and sum(sizes) > max_bytes:
+        del items[max(1, bisect_right(list(accumulate(sizes)), max_bytes)) :]
+    lane.window.take(items, in_order=True)
+    return items
+
+
+def _number(head: tuple[Item, Lane, Iterator[Item]]) -> int:
+    return head[0].seq
+
+
+def in_order_of_priority(
+    lanes: Sequence[Lane],
+    limit: int,
+    max_bytes: int | None,
+    blocked: Collection[int],
+    passed: int,
+    starvation: int,
+) -> tuple[list[Item], int]:
+    """Take the highest class first, but one of the lowest after every `starvation` others.
+
+    `passed` is the number of messages taken since one of the lowest class; its new value is
+    returned with the messages.
+    """
+    picking = _Picking(limit, max_bytes, blocked)
+    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
+    for lane in lanes:  # the lowest class first
+        waiting = lane.window.available(blocked, limit)
+        item = next(waiting, None)
+        if item is not None:
+            heads.append((item, lane, waiting))
+    while heads and not picking.is_over:
+        turn = 0 if passed >= starvation else -1
+        item, lane, waiting = heads[turn]
+        if not picking.pick(lane, item):
+            break
+        passed = 0 if turn == 0 or len(heads) == 1 else passed + 1
+        following = next(waiting, None)
+        if following is None:
+            del heads[turn]
+        else:
+            heads[turn] = following, lane, waiting
+    return picking.take(lanes), passed
+
 
 Order = Literal["arrival", "priority"]
 
-#: Without another time to sync after, upkeep is this often (seconds).
+#: Upkeep interval (seconds) if `sync` is not a time.
 _BETWEEN_UPKEEP: Final = 1.0
-#: At upkeep the blocks are read whose time comes within this (milliseconds), so many of a lane.
+#: Upkeep reads up to `_PREPARED` blocks that expire within `_SOON_MS` milliseconds.
 _SOON_MS: Final = 3000
 _PREPARED: Final = 16
 
 
 class Appended(NamedTuple):
-    """What became of messages that were to be stored, and of others because of them."""
+    """Result of an append."""
 
-    #: How many of them were stored.
+    #: How many messages were stored.
     stored: int
-    #: Queued ones of lower classes that made room.
+    #: Queued messages of lower classes, evicted to make room.
     evicted: list[Item]
-    #: Those that there was no room for.
+    #: Messages rejected for lack of room.
     refused: list[Entry]
-    #: Queued ones that one of them took the place of.
+    #: How many queued messages were superseded.
     superseded: int = 0
 
 
 class Outbox(Closable):
     """The durable queue of one receiver. Safe to share between threads.
 
-    A message is stored when `append` returns: it then outlives this process, and with `sync` the
-    machine. It stays queued until it is settled. What was not, comes again after a restart.
+    A message is stored when `append` returns: it then survives a crash of the process and, once
+    synced (`sync`), a power failure. It stays queued until it is settled. After a restart,
+    unsettled messages are redelivered.
     """
 
     def __init__(
@@ -74,12 +267,12 @@ class Outbox(Closable):
         lock_timeout: float = 5.0,
         first: FirstMessages | None = None,
     ) -> None:
-        """Open it; make it if there is none.
+        """Open the outbox, or create it.
 
-        :param first: where the messages are of one that has no files, which are made later
-        :raises LockTimeout: another process has it open.
+        :param first: the messages of an outbox without files; the files are created later
+        :raises LockTimeout: another process has the outbox open.
         :raises StorageError: the operating system refuses.
-        :raises DamagedQueue: a log of it cannot be read.
+        :raises DamagedQueue: its log cannot be read.
         """
         for name, value in {"max_messages": max_messages, "max_bytes": max_bytes}.items():
             if value < 1:
@@ -88,29 +281,34 @@ class Outbox(Closable):
         self._limits = Limits(max_messages, max_bytes)
         self._largest = segment - OVERHEAD
         self._starvation, self._clock = starvation, clock
-        #: Messages of higher classes since one of the lowest.
+        #: Messages of higher classes taken since one of the lowest.
         self._passed = 0
         self._lock = threading.Lock()
-        #: Whoever brings things to the disk has it, and takes the other one in it if at all.
+        #: Held while writing to the disk. Lock order: `_upkeep` before `_lock`.
         self._upkeep = threading.Lock()
         if not isinstance(sync, str):
             sync = float(sync) or "batch"
-        options = LaneOptions(segment, sync, window, window_bytes)
-        self._lanes = Lanes(self.folder, options, lock_timeout, first)
+        options = BacklogOptions(segment, sync, window, window_bytes)
+        self._store = Store(self.folder, options, lock_timeout, first)
+        self._backlog = self._store.backlog
         self._is_closed = False
-        look_after(self, sync if isinstance(sync, float) else _BETWEEN_UPKEEP)
+        try:
+            look_after(self, sync if isinstance(sync, float) else _BETWEEN_UPKEEP)
+        except RuntimeError as error:
+            self.close()
+            raise no_thread(str(self.folder)) from error
 
     # --- in -------------------------------------------------------------------------------------
 
     def append(self, entries: Iterable[Entry] | Columns, *, settle: bool = True) -> Appended:
-        """Store messages; return when they are.
+        """Store messages; return when they are stored.
 
-        When there is no room, messages of lower classes make it: the lowest class first, the oldest
-        first, none that is in flight. They are settled as QUEUE_FULL, unless `settle` is False:
-        then they are in flight, and whoever calls settles them when the dead letters are written.
+        A full outbox evicts waiting messages of lower classes: the lowest class first, and in it
+        the oldest. They are settled as QUEUE_FULL. With `settle=False` they are in flight instead,
+        and the caller settles them after writing their dead letters.
 
-        :raises MessageTooLarge: one of them fits in no segment; none was stored.
-        :raises StorageError: there is no space; of these messages, some may be stored.
+        :raises MessageTooLarge: a message does not fit in a segment; none was stored.
+        :raises StorageError: the disk is full; some of the messages may be stored.
         """
         if isinstance(entries, Columns):
             columns = entries
@@ -122,15 +320,15 @@ class Outbox(Closable):
         count = len(columns.raws)
         with self._lock:
             self._check_open()
-            messages, size = self._lanes.held()
+            messages, size = self._backlog.held()
             size += sum(map(len, columns.raws))
             if messages + count <= self._limits.messages and size <= self._limits.bytes:
-                self._store(columns)
+                self._append(columns)
                 return Appended(count, [], [])
             return self._append_crowded(columns.entries(), settle=settle)
 
     def _check(self, columns: Columns) -> None:
-        """Make sure that messages can be stored."""
+        """Check the classes and sizes of messages."""
         for priority in set(columns.priorities):
             if not 0 <= priority < CLASSES:
                 raise ValueError(f"class {priority}; there are 0 to {CLASSES - 1}")
@@ -141,29 +339,28 @@ class Outbox(Closable):
     def append_latest(
         self, key: int | bytes, entry: Entry, most: int = 1, *, settle: bool = True
     ) -> Appended:
-        """Store a message; if so many of the same key wait, in the place of the oldest of them.
+        """Store a message; it supersedes the oldest of its key that wait, so that `most` wait.
 
-        Everything else is as with `append`.
+        Otherwise like `append`.
         """
         number = key_of(key)
         self._check(Columns.of([entry]))
         with self._lock:
             self._check_open()
-            old = self._lanes.in_the_way(number, most)
-            # The new one first: a crash between leaves both, not none.
+            old = self._backlog.in_the_way(number, most)
+            # Store the new one first: a crash in between leaves all, not none.
             done = self._append_crowded([entry], number, old, settle=settle)
-            if old is None or not done.stored:
+            if not old or not done.stored:
                 return done
-            lane, last = old
-            lane.supersede(last)
-            self._lanes.note([lane])
-            return done._replace(superseded=1)
+            count = self._backlog.supersede(old)
+            self._store.note()
+            return done._replace(superseded=count)
 
     def _append_crowded(
         self,
         entries: Sequence[Entry],
         key: int | None = None,
-        superseded: tuple[Lane, Latest] | None = None,
+        superseded: Sequence[Latest] = (),
         *,
         settle: bool,
     ) -> Appended:
@@ -171,22 +368,21 @@ class Outbox(Closable):
         refused: list[Entry] = []
         try:
             for entry in entries:
-                room = make_room(self._lanes, entry, self._limits, superseded)
+                room = make_room(self._backlog, entry, self._limits, superseded)
                 if room is None:
                     refused.append(entry)
                 else:
                     evicted += room
-                    self._store(Columns.of([entry]), key)
+                    self._append(Columns.of([entry]), key)
         except BaseException:
-            for lane, own in self._by_lane(evicted):
-                lane.give_back(own)
+            self._backlog.give_back(evicted)
             raise
         if settle:
             self._settle(evicted, Reason.QUEUE_FULL)
         return Appended(len(entries) - len(refused), evicted, refused)
 
-    def _store(self, columns: Columns, key: int | None = None) -> None:
-        self._lanes.store(columns, self._clock.now_ns() // 1_000_000, key)
+    def _append(self, columns: Columns, key: int | None = None) -> None:
+        self._store.append(columns, self._clock.now_ns() // 1_000_000, key)
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -197,13 +393,13 @@ class Outbox(Closable):
         order: Order = "arrival",
         blocked: Collection[int] = frozenset(),
     ) -> list[Item]:
-        """Return the next messages, which then are in flight until they are settled or given back.
+        """Return the next messages; they are in flight until settled or returned by `give_back`.
 
-        The first may have more bytes than that. Sources that are `blocked` are passed over.
+        The first message may exceed `max_bytes`. Messages of `blocked` sources are skipped.
         """
         with self._lock:
             self._check_open()
-            lanes = [lane for lane in self._lanes if lane.waiting]
+            lanes = [lane for lane in self._backlog if lane.waiting]
             if not lanes or limit < 1:
                 return []
             if order == "priority":
@@ -215,14 +411,13 @@ class Outbox(Closable):
             return items
 
     def give_back(self, items: Iterable[Item]) -> None:
-        """Let messages wait again that were not delivered, where they were."""
+        """Requeue messages in flight at their old positions."""
         with self._lock:
             self._check_open()
-            for lane, own in self._by_lane(items):
-                lane.give_back(own)
+            self._backlog.give_back(list(items))
 
     def settle(self, items: Iterable[Item], reason: Reason) -> int:
-        """Let messages be done with, in any order, in flight or not; return how many were not yet.
+        """Settle messages, in any order, in flight or not; return how many were not settled yet.
 
         :raises Closed: the outbox was closed.
         """
@@ -231,112 +426,92 @@ class Outbox(Closable):
             return self._settle(items, reason)
 
     def _settle(self, items: Iterable[Item], reason: Reason) -> int:
-        parts = self._by_lane(items)
-        count = sum(lane.settle(own, reason) for lane, own in parts)
-        if parts:
-            self._lanes.note([lane for lane, _ in parts])
-        return count
-
-    def _by_lane(self, items: Iterable[Item]) -> list[tuple[Lane, Sequence[Item]]]:
         items = list(items)
-        classes = {item[0] for item in items}
-        parts: dict[int, Sequence[Item]] = dict.fromkeys(classes, items)
-        if len(classes) > 1:
-            parts = {each: [item for item in items if item[0] == each] for each in classes}
-        lanes = ((self._lanes.of(priority), own) for priority, own in parts.items())
-        return [(lane, own) for lane, own in lanes if lane is not None]
+        if not items:
+            return 0
+        count = self._backlog.settle(items, reason)
+        self._store.note()
+        return count
 
     # --- expiry ---------------------------------------------------------------------------------
 
     def next_expiry_ms(self) -> int | None:
-        """Return when `expire` may have something to do; not later than that."""
+        """Return a lower bound of the next expiry, or None if no message expires."""
         with self._lock:
             self._check_open()
-            times = [lane.next_expiry_ms() for lane in self._lanes]
-            return min((ms for ms in times if ms is not None), default=None)
+            return self._backlog.next_expiry_ms()
 
     def expire(self, now_ms: int, *, settle: bool = True, enough: int = sys.maxsize) -> list[Item]:
-        """Return the messages whose time is over, except those in flight; they are settled.
+        """Settle the expired messages, except those in flight, and return them.
 
-        Where there are enough of them, some may be left: then `next_expiry_ms` is past.
+        It stops after about `enough` messages; `next_expiry_ms` is then still in the past.
 
-        With `settle=False` they are in flight instead: whoever calls settles them as EXPIRED when
-        the dead letters are written, so that a crash between the two loses none.
+        With `settle=False` they are in flight instead: the caller settles them as EXPIRED after
+        writing their dead letters, so that a crash in between loses none.
         """
         with self._lock:
             self._check_open()
-            found: list[Item] = []
-            for lane in self._lanes:
-                due = lane.expired(now_ms, enough - len(found))
-                due.sort(key=lambda item: item.seq)
-                lane.leave(due)
-                found += due
+            found = self._backlog.expired(now_ms, enough)
+            found.sort(key=lambda item: item.seq)
+            self._backlog.leave(found)
             if settle:
                 self._settle(found, Reason.EXPIRED)
             return found
 
     # --- for people -----------------------------------------------------------------------------
 
-    def look(
-        self, priority: int, start: int = 0, limit: int = 256
-    ) -> tuple[list[Item], int | None]:
-        """Return messages of a class that are not settled, and where to go on; None: that is all.
+    def look(self, start: int = 0, limit: int = 256) -> tuple[list[Item], int | None]:
+        """Return unsettled messages from `start` on, and where to continue; None at the end.
 
-        They are not taken. `settle` takes them too: those that a person wants to be dropped.
+        They are not taken. An operator drops them by passing them to `settle`.
         """
         with self._lock:
             self._check_open()
-            lane = self._lanes.of(priority)
-            if lane is None:
-                return [], None
-            items, at = lane.look(start, limit)
-            return items, at if at < lane.head else None
+            items, at = self._backlog.look(start, limit)
+            return items, at if at < self._backlog.log.head else None
 
     def books(self) -> OutboxBooks:
         with self._lock:
-            settled = [lane.settled for lane in self._lanes]
-            counts = {
-                reason.name.lower(): sum(each.count(reason) for each in settled)
-                for reason in Reason
-            }
-            queued = sum(lane.queued for lane in self._lanes)
+            marks = self._backlog.marks
+            counts = {reason.name.lower(): marks.count(reason) for reason in Reason}
+            queued = self._backlog.queued
             return OutboxBooks(stored=sum(counts.values()) + queued, queued=queued, **counts)
 
     @property
     def findings(self) -> list[str]:
-        """What was wrong with the files, and what was done about it."""
+        """Faults found in the files, and how each was handled."""
         with self._lock:
-            return self._lanes.findings
+            return self._store.findings
 
     @property
     def last_arrival(self) -> int:
-        """The largest arrival number up to now, also before a restart."""
+        """The largest arrival number so far, including before a restart."""
         with self._lock:
             self._check_open()
-            return self._lanes.last_arrival
+            return self._store.last_arrival
 
     @property
     def queued(self) -> int:
-        """Messages that are not settled."""
+        """Number of unsettled messages."""
         with self._lock:
-            return sum(lane.queued for lane in self._lanes)
+            return self._backlog.queued
 
     @property
     def waiting(self) -> int:
-        """Messages that are not settled, and not in flight."""
+        """Number of unsettled messages not in flight."""
         with self._lock:
-            return sum(lane.waiting for lane in self._lanes)
+            return self._backlog.waiting
 
     @property
     def size(self) -> int:
-        """Bytes of the messages that are not settled."""
+        """Bytes of the unsettled messages."""
         with self._lock:
-            return sum(lane.bytes for lane in self._lanes)
+            return self._backlog.size
 
     # --- upkeep ---------------------------------------------------------------------------------
 
     def tend(self) -> None:
-        """Bring everything to the disk, and give back what is free. It is called once a second.
+        """Sync the files and free settled segments. The upkeep thread calls this periodically.
 
         :raises StorageError: the device refuses.
         """
@@ -344,58 +519,55 @@ class Outbox(Closable):
             with self._lock:
                 if self._is_closed:
                     return
-                is_new = self._lanes.is_to_be_made
+                is_new = self._store.is_to_be_made
                 if is_new:
-                    self._lanes.make()
-                if not self._lanes.is_made:
+                    self._store.make()
+                if not self._store.is_made:
                     return
-                lanes = list(self._lanes)
-                notes = self._lanes.new_notes()
-                floors = [lane.settled.floor for lane in lanes]
-            self._lanes.bring_to_disk(lanes)
-            # Only now: a floor that is lost with the machine must not be in a segment that is gone.
-            for lane, floor in zip(lanes, floors, strict=True):
-                lane.log.free(floor)
+                notes = self._store.new_notes()
+                floor = self._backlog.marks.floor
+            self._store.bring_to_disk()
+            # After the sync: a power failure may take back the floor, never to a removed segment.
+            self._backlog.log.free(floor)
             with self._lock:
-                self._lanes.rest(at_once=is_new)
-            self._prepare(lanes)
-            # Last, since a disk that is full refuses this, and gets room by what was before.
+                self._store.rest(at_once=is_new)
+            self._prepare()
+            # Last: this fails on a full disk, and the steps before it free space.
             if notes is not None:
-                self._lanes.save_notes(notes)
+                self._store.save_notes(notes)
 
-    def _prepare(self, lanes: Sequence[Lane]) -> None:
-        """Read what will expire soon, so that it does in time."""
+    def _prepare(self) -> None:
+        """Read the blocks that expire soon, so that `expire` need not wait for the disk."""
         until_ms = self._clock.now_ns() // 1_000_000 + _SOON_MS
-        for lane in lanes:
-            for _ in range(_PREPARED):
-                with self._lock:
-                    if not lane.prepare(until_ms):
-                        break
+        for _ in range(_PREPARED):
+            with self._lock:
+                if not self._backlog.prepare(until_ms):
+                    break
 
     def close(self) -> None:
-        """Bring everything to the disk, and let go. What is in flight comes again.
+        """Sync and close the files. Messages in flight are redelivered. Idempotent.
 
         :raises StorageError: the device refuses.
         """
         with self._upkeep, self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._lanes.close()
+                self._store.close()
 
     def close_if_empty(self) -> bool:
-        """Close it for good, unless something is queued; tell whether it is closed.
+        """Close the outbox for good unless a message is queued; tell whether it is closed.
 
-        Nothing is brought to the disk: whoever calls removes the folder, and calls `discard`.
+        Nothing is synced: the caller removes the folder, and then calls `discard`.
         """
         with self._upkeep, self._lock:
-            if not self._is_closed and not any(lane.queued for lane in self._lanes):
+            if not self._is_closed and not self._backlog.queued:
                 self._is_closed = True
-                self._lanes.let_go()
+                self._store.let_go()
             return self._is_closed
 
     def discard(self) -> None:
-        """Hear that the folder is removed, and nothing of it needed any more."""
-        self._lanes.discard()
+        """Drop its entries in the common log, after the folder was removed."""
+        self._store.discard()
 
     @property
     def is_closed(self) -> bool:
@@ -403,12 +575,12 @@ class Outbox(Closable):
 
     @property
     def is_to_be_made(self) -> bool:
-        """Whether `tend` has to make its files first."""
-        return self._lanes.is_to_be_made
+        """Whether `tend` has to create its files first."""
+        return self._store.is_to_be_made
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody works with it just now, so that any other call has to wait."""
+        """Whether another call holds the lock now."""
         return self._lock.locked()
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Which messages of a lane are in memory, and which of them are next?"""
+"""Which messages of a class are in memory, and which of them are next?"""
 
 from __future__ import annotations
 
@@ -7,53 +7,54 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from penstock.dispatch.outbox.records import Item
+    from penstock.dispatch.outbox.backlog import Backlog
+    from penstock.dispatch.outbox.log import Item
 
-__all__ = ["Supply", "Window"]
+__all__ = ["Lane", "Supply", "Window"]
 
 #: Messages that are read from the log at a time.
 _AT_ONCE: Final = 512
-#: So many places that are passed over are worth tidying up.
+#: Number of settled entries in `_waiting` from which they are removed.
 _TOO_MANY: Final = 256
 
 
 class Supply(Protocol):
-    """Where the messages come from."""
+    """The source of a window's messages."""
 
     @property
     def head(self) -> int:
-        """The number of the next message."""
+        """The number after the newest message."""
 
     def read(self, which: str, at: int, count: int) -> tuple[list[Item], int]:
-        """Return those that are not settled, of some from there on, and where it goes on."""
+        """Return unsettled messages from `at` on, at most `count`, and where to continue."""
 
     def affordable(self, at: int, size: int) -> int:
-        """Return how many messages from there on have about that many bytes; at least one."""
+        """Return how many messages from `at` on have about `size` bytes; at least 1."""
 
 
 class Window:
-    """The messages up to `loaded_to` that are not settled, and some behind that.
+    """The unsettled messages below `loaded_to`, and some above it (`ahead`).
 
-    Those behind it are of sources that are not held up, looked for when all others were: `ahead`.
-    A source that was passed over there stays passed over until the gap is closed, so that the
-    messages of one source keep their order.
+    Messages ahead are loaded when all sources below `loaded_to` are blocked; they are of other
+    sources. A source that was skipped while looking ahead stays skipped until `loaded_to` has
+    caught up, so that each source keeps its order.
     """
 
     def __init__(self, supply: Supply, start: int, most: int, most_bytes: int) -> None:
         self._supply = supply
         self._most = most
         self._most_bytes = most_bytes
-        #: All of them by number, and of these: those that somebody works on.
+        #: All messages in memory by number, and the numbers of those in flight.
         self.loaded: dict[int, Item] = {}
         self.taken: set[int] = set()
         self.bytes = 0
         self.loaded_to = start
-        #: In order, with some that are settled by now.
+        #: Waiting messages in order, among them `_gone` that are settled already.
         self._waiting: deque[Item] = deque()
         self._gone = 0
-        #: All of those are of these sources; None: not known.
+        #: All waiting messages are of these sources; None: unknown.
         self._only_of: frozenset[int] | None = None
         self._ahead: dict[int, Item] = {}
         self._ahead_to = start
@@ -61,24 +62,24 @@ class Window:
 
     # --- coming in ------------------------------------------------------------------------------
 
-    def wants(self, first: int, count: int) -> bool:
-        """Tell whether messages that are just appended should be offered."""
+    def wants(self, count: int) -> bool:
+        """Tell whether `count` newly appended messages should be kept in memory."""
         return (
-            self.loaded_to == first
+            self.loaded_to >= self._supply.head
             and len(self._waiting) - self._gone + count <= self._most
             and self.bytes < self._most_bytes
         )
 
     def offer(self, items: Sequence[Item], size: int) -> None:
-        """Take those behind the last one."""
-        self.loaded.update(zip((item[1] for item in items), items, strict=True))
+        """Add newly appended messages."""
+        self.loaded.update(zip((item.seq for item in items), items, strict=True))
         self._waiting.extend(items)
         self._only_of = None
         self.bytes += size
-        self.go_to(self.loaded_to + len(items))
+        self.go_to(items[-1].seq + 1)
 
     def _room(self, on_their_way: int = 0) -> int:
-        """Return how many more may be loaded, when so many of those that wait are taken."""
+        """Return how many more may be loaded if `on_their_way` of the waiting ones are taken."""
         room = self._most - (len(self._waiting) - self._gone - on_their_way)
         size = max(1, self._most_bytes - self.bytes)
         return min(room, _AT_ONCE, self._supply.affordable(self.loaded_to, size))
@@ -98,13 +99,13 @@ class Window:
         self.go_to(end)
 
     def go_to(self, seq: int) -> None:
-        """Note that everything before this message is in memory, or settled."""
+        """Note that all messages below `seq` are in memory or settled."""
         self.loaded_to = max(self.loaded_to, seq)
         if self._ahead_to <= self.loaded_to:
             self._passed_over.clear()
 
     def _look_ahead(self, blocked: Collection[int]) -> list[Item] | None:
-        """Load some of what is behind the window, of sources not held up; None: the end."""
+        """Load messages ahead, of sources not blocked; return None at the head."""
         start = max(self._ahead_to, self.loaded_to)
         if start >= self._supply.head:
             return None
@@ -128,7 +129,7 @@ class Window:
         self._ahead.update((item.seq, item) for item in items)
 
     def _begin_ahead(self, blocked: Collection[int]) -> None:
-        """Make up for sources that are held up since, or are no longer."""
+        """Adapt the messages ahead to a changed set of blocked sources."""
         if self._passed_over <= set(blocked):
             self._forget([item for item in self._ahead.values() if item.source in blocked])
             return
@@ -137,7 +138,7 @@ class Window:
         self._passed_over.clear()
 
     def _forget(self, items: list[Item]) -> None:
-        """Let messages be read again, when it is their turn."""
+        """Remove messages ahead from memory; they are read again later."""
         for item in items:
             self._ahead.pop(item.seq, None)
             del self.loaded[item.seq]
@@ -147,9 +148,9 @@ class Window:
     # --- going out ------------------------------------------------------------------------------
 
     def available(self, blocked: Collection[int], wanted: int) -> Iterator[Item]:
-        """Yield what can be taken, in order. All that is yielded, but the last, has to be taken.
+        """Yield the messages that can be taken, in order. All but the last must be taken.
 
-        There may be no other call, except to another's window, until this is over.
+        Call nothing else of this window until the iteration ends.
         """
         self._fill(wanted)
         if not blocked and not self._gone:
@@ -187,7 +188,7 @@ class Window:
         return (item for item in items if item.seq in loaded and item.source not in blocked)
 
     def _fill(self, wanted: int) -> None:
-        """Load so many, as far as there is room for them."""
+        """Load messages until `wanted` wait, as far as there is room."""
         waiting = self._waiting
         while self._gone and waiting and waiting[0].seq not in self.loaded:
             waiting.popleft()
@@ -199,12 +200,12 @@ class Window:
             self._load(room)
 
     def take(self, items: Sequence[Item], *, in_order: bool) -> None:
-        """Let these be in work; `in_order`: they are the first that wait."""
-        seqs = [item[1] for item in items]
+        """Mark messages as in flight; `in_order`: they are the first of those waiting."""
+        seqs = [item.seq for item in items]
         waiting = self._waiting
         self.taken.update(seqs)
         if not in_order:
-            in_order = [item[1] for item in islice(waiting, len(seqs))] == seqs
+            in_order = [item.seq for item in islice(waiting, len(seqs))] == seqs
         if in_order and not self._gone:
             if len(seqs) == len(waiting):
                 waiting.clear()
@@ -218,7 +219,7 @@ class Window:
                 self._ahead.pop(seq, None)
 
     def give_back(self, items: Iterable[Item]) -> None:
-        """Let these wait again, where they were."""
+        """Requeue messages in flight at their old positions."""
         back = sorted((item for item in items if item.seq in self.taken), key=_number)
         self.taken.difference_update([item.seq for item in back])
         ahead = [item for item in back if item.seq >= self.loaded_to]
@@ -229,13 +230,13 @@ class Window:
             waiting = self._waiting = deque(sorted([*waiting, *back], key=_number))
         else:
             waiting.extendleft(reversed(back))
-        # One that was passed over may not come before others of its source.
+        # A message of a skipped source must not overtake others of that source.
         is_next = [n.seq < self._ahead_to and n.source not in self._passed_over for n in ahead]
         self._forget([item for item, yes in zip(ahead, is_next, strict=True) if not yes])
         self._add_ahead([item for item, yes in zip(ahead, is_next, strict=True) if yes])
 
     def drop(self, seqs: Sequence[int], size: int) -> None:
-        """Forget messages that are in memory, and settled."""
+        """Remove settled messages from memory."""
         loaded, taken = self.loaded, self.taken
         if taken.issuperset(seqs):
             taken.difference_update(seqs)
@@ -262,3 +263,49 @@ class Window:
 
 def _number(item: Item) -> int:
     return item.seq
+
+
+class Lane:
+    """The messages of one priority class, and the window of those in memory."""
+
+    def __init__(self, backlog: Backlog, priority: int, start: int, end: int) -> None:
+        self.priority = priority
+        self._backlog = backlog
+        #: Bytes of the unsettled messages.
+        self.bytes = 0
+        #: The number after the newest message of the class, or a larger one.
+        self.head = end
+        options = backlog.options
+        self.window = Window(self, start, options.window, options.window_bytes)
+
+    @property
+    def queued(self) -> int:
+        """Number of unsettled messages."""
+        return self._backlog.marks.queued[self.priority]
+
+    @property
+    def waiting(self) -> int:
+        """Number of unsettled messages not in flight."""
+        return self._backlog.marks.queued[self.priority] - len(self.window.taken)
+
+    @property
+    def waiting_bytes(self) -> int:
+        loaded = self.window.loaded
+        return self.bytes - sum(len(loaded[seq].raw) for seq in self.window.taken)
+
+    def affordable(self, at: int, size: int) -> int:
+        """Return how many messages from `at` on have about `size` bytes."""
+        return self._backlog.affordable(at, size, self.priority)
+
+    def read(self, which: str, at: int, count: int) -> tuple[list[Item], int]:
+        """Return unsettled messages from `at` on, at most `count`, and where to continue."""
+        return self._backlog.read_class(which, self.priority, at, count)
+
+    def enter(
+        self, seqs: Sequence[int], size: int, items: Callable[[Sequence[int]], list[Item]]
+    ) -> None:
+        """Add appended messages; `items` returns those of some numbers."""
+        self.bytes += size
+        if self.window.wants(len(seqs)):
+            self.window.offer(items(seqs), size)
+        self.head = seqs[-1] + 1

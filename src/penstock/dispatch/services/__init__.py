@@ -1,4 +1,4 @@
-"""The services inside a dispatcher: uSubscription, uDiscovery and uTwin (spec uprotocol 6)."""
+"""The services inside a dispatcher: uSubscription, uDiscovery and uTwin."""
 
 from penstock.dispatch.services.discovery import KnownTopic, UDiscovery
 from penstock.dispatch.services.leg import ServicesLeg

@@ -1,4 +1,4 @@
-"""Which services and topics are there? The service uDiscovery, version 3 (spec uprotocol 6.2)."""
+"""Which services and topics are there? The service uDiscovery, version 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.dispatch.access import Access
-from penstock.dispatch.services.service import Service, decoded
+from penstock.dispatch.services.leg import Service, decoded
 from penstock.protocols.uprotocol import InvalidUUri, UCode, UStatusError, UUri, proto
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KnownTopic", "UDiscovery"]
 
-#: Seconds for which a topic that was seen, and not configured, is told of.
+#: Seconds for which an observed topic that is not configured is listed.
 _SEEN_FOR: Final = 3600
 _MOST_SEEN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTopic:
-    """A topic that somebody has described."""
+    """A topic with a description."""
 
     topic: UUri
     name: str = ""
@@ -46,9 +46,9 @@ class KnownTopic:
 
 
 class UDiscovery(Service):
-    """Tells of what is configured, of what published here within the hour, and of itself.
+    """Lists the configured topics and services, the recently published topics, and itself.
 
-    It asks nobody else: what it knows of other authorities is what came by.
+    It queries no other service: of other authorities it knows only topics published here.
     """
 
     service_id = 1
@@ -79,7 +79,7 @@ class UDiscovery(Service):
         self.methods = {1: self._find_services, 2: self._get_topics}
 
     def published(self, last: Mapping[UUri, bytes]) -> None:
-        """Hear of topics that something was published on."""
+        """Note topics that have a new publish."""
         now = self.clock.monotonic()
         with self._lock:
             for topic in last:
@@ -89,7 +89,7 @@ class UDiscovery(Service):
                 self._seen.popitem(last=False)
 
     def _alive(self) -> dict[UUri, int]:
-        """Return the topics that were seen, and for how many seconds more they are told of."""
+        """Return the observed topics, and for how many more seconds each is listed."""
         with self._lock:
             now = self.clock.monotonic()
             while self._seen and now - next(iter(self._seen.values())) >= self._seen_for:

@@ -1,4 +1,4 @@
-"""How does one uSubscription subscribe at another, for as long as it takes? (spec 6.1)."""
+"""How does one uSubscription subscribe at another, for as long as it takes?"""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["CALL_TIMEOUT", "Outcome", "RemoteTopics"]
 
 SUBSCRIBE: Final = 1
 UNSUBSCRIBE: Final = 2
-#: Seconds that a call waits for its answer.
+#: Timeout of a call (seconds).
 CALL_TIMEOUT: Final = 300.0
 
-#: After a call that failed. It is needed for as long as somebody wants the topic, so it never ends.
+#: Back-off after a failed call. Retries do not end while the topic is wanted.
 _BACKOFF: Final = Backoff(initial=1.0, factor=2.0, maximum=60.0, jitter=0.2)
 
 
 @dataclass(slots=True)
 class _Wish:
-    """What another uSubscription is to know of us and a topic of it."""
+    """The desired state of our subscription to a topic at another uSubscription."""
 
     topic: UUri
     is_wanted: bool
     period_ms: int | None
-    #: Whether it has said that it knows.
+    #: Whether the other side has confirmed it.
     is_granted: bool = False
     attempts: int = 0
     due: float = 0.0
@@ -48,19 +48,19 @@ class _Wish:
 
 
 class Outcome(NamedTuple):
-    """What another uSubscription has answered."""
+    """The answer of another uSubscription."""
 
     topic: UUri
     status: SubscriptionStatus
 
 
 class RemoteTopics:
-    """The topics of other authorities that somebody here wants. Used under the table's lock."""
+    """The topics of other authorities with subscribers here. The caller holds the table's lock."""
 
     def __init__(self, address: UUri, table: SubscriptionTable, clock: Clock) -> None:
-        """Take up what was left.
+        """Resume with the saved state.
 
-        :param address: of the own uSubscription, which is the subscriber there
+        :param address: our own uSubscription, which is the subscriber at the other side
         """
         self._address = address
         self._table = table
@@ -81,33 +81,32 @@ class RemoteTopics:
         return wish is not None and wish.is_wanted and wish.is_granted
 
     def want(self, topic: UUri, period_ms: int | None) -> None:
-        """Subscribe there, or change the sample period; what is so already stays so.
+        """Subscribe at the other side, or change the sample period. Idempotent.
 
-        :raises StorageError: it cannot be remembered.
+        :raises StorageError: it cannot be saved.
         """
         wish = self._wishes.get(topic)
         if wish is None or not wish.is_wanted or wish.period_ms != period_ms:
             self._set(_Wish(topic, is_wanted=True, period_ms=period_ms))
 
     def unwant(self, topic: UUri) -> None:
-        """Unsubscribe there.
+        """Unsubscribe at the other side.
 
-        :raises StorageError: it cannot be remembered.
+        :raises StorageError: it cannot be saved.
         """
         wish = self._wishes.get(topic)
         if wish is not None and wish.is_wanted:
             self._set(_Wish(topic, is_wanted=False, period_ms=None))
 
     def again(self, topic: UUri) -> None:
-        """Subscribe anew: it was forgotten there."""
+        """Resubscribe, after the other side forgot the subscription."""
         wish = self._wishes.get(topic)
         if wish is not None and wish.is_wanted and wish.is_granted:
             due = self._clock.monotonic() + _BACKOFF.delay(1, self._rng)
             self._set(_Wish(topic, is_wanted=True, period_ms=wish.period_ms, due=due))
 
     def _set(self, wish: _Wish) -> None:
-        # A call under way for what was wanted before needs no answer: its successor is behind it
-        # in the same queue.
+        # An earlier call in progress needs no answer: the new call follows it in the same queue.
         self._table.note(
             wish.topic,
             {
@@ -128,11 +127,11 @@ class RemoteTopics:
         for wish in self._wishes.values():
             if wish.is_granted or wish.due > now:
                 continue
-            if wish.reqid is not None:  # no answer came in its time
+            if wish.reqid is not None:  # the last call timed out
                 wish.attempts += 1
             call = self._call(wish)
             wish.reqid = call.attributes.id
-            # The dispatcher answers for a receiver that does not; so this is for its crash.
+            # The dispatcher answers for a silent receiver; this timeout covers its crash.
             wish.due = now + CALL_TIMEOUT + _BACKOFF.delay(wish.attempts + 1, self._rng)
             calls.append(call)
         return calls
@@ -162,9 +161,9 @@ class RemoteTopics:
         )
 
     def answered(self, response: UMessage) -> Outcome | None:
-        """Take an answer; return what follows from it, None: nothing does.
+        """Process an answer; return its outcome, or None.
 
-        :raises StorageError: it cannot be remembered.
+        :raises StorageError: it cannot be saved.
         """
         attributes = response.attributes
         wish = next(
@@ -174,7 +173,7 @@ class RemoteTopics:
         if wish is None or source is None:
             return None
         if source.authority_name != wish.topic.authority_name:
-            return None  # nobody else answers for it
+            return None  # the answer is from another sender
         status = self._granted(response, wish)
         if status is None:
             wish.reqid = None
@@ -190,7 +189,7 @@ class RemoteTopics:
 
     @staticmethod
     def _granted(response: UMessage, wish: _Wish) -> SubscriptionStatus | None:
-        """Return the status that an answer gives; None: the call failed."""
+        """Return the status in an answer, or None if the call failed."""
         attributes = response.attributes
         if attributes.commstatus not in (None, UCode.OK):
             return None

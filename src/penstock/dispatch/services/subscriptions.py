@@ -1,27 +1,135 @@
-"""Who is subscribed to what, also after a crash? (spec uprotocol 6.1)."""
+"""Who is subscribed to what, also after a crash?"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from penstock.dispatch.routing import Subscriber
-from penstock.dispatch.services.journal import Journal
+from penstock.core.whole_files import sync_names
+from penstock.dispatch.outbox.state import save_notes
+from penstock.dispatch.routes import Subscriber
 from penstock.protocols.uprotocol import InvalidUUri, SubscriptionStatus, UUri, proto
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from penstock.dispatch.services.journal import Record
-
-__all__ = ["Subscription", "SubscriptionTable", "Watcher"]
+__all__ = ["Journal", "Subscription", "SubscriptionTable", "Watcher"]
 
 log = logging.getLogger(__name__)
 
-#: Who is told of changes, and of those of which topic; None: of all.
+#: Number of obsolete lines from which the file is rewritten.
+_SPARE: Final = 1024
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """The file of a table. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or create it.
+
+        :raises StorageError: the operating system refuses.
+        """
+        self._path = path
+        self._lines = 0
+        #: Whether the last line may be incomplete; the next append then starts with a newline.
+        self._is_torn = False
+        with storage_errors("opening", str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+
+    def replay(self) -> list[Record]:
+        """Return all changes, the oldest first; truncate an incomplete last line.
+
+        :raises StorageError: the operating system refuses.
+        """
+        with storage_errors("reading", str(self._path)):
+            data = self._path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole < len(data):
+                self._file.truncate(whole)
+        found = []
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            if not line:
+                continue
+            record = _read(line)
+            if record is None:
+                log.warning("%s: line %d is damaged, and left out", self._path, number)
+            else:
+                found.append(record)
+        self._lines = len(found)
+        return found
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append changes and sync them.
+
+        :raises StorageError: the operating system refuses; none is written.
+        """
+        lines = [_line(record) for record in records]
+        if not lines:
+            return
+        with storage_errors("writing", str(self._path)):
+            end = os.fstat(self._file.fileno()).st_size
+            data = (b"\n" if self._is_torn else b"") + b"".join(lines)
+            self._is_torn = True
+            try:
+                written = self._file.write(data)
+                if written < len(data):
+                    raise OSError(28, "there is no space left")  # noqa: TRY301 - as a write would
+                os.fdatasync(self._file.fileno())
+            except OSError:
+                self._file.truncate(end)
+                self._is_torn = False
+                raise
+        self._is_torn = False
+        self._lines += len(lines)
+
+    def is_long(self, in_use: int) -> bool:
+        """Tell whether most lines are obsolete."""
+        return self._lines > 2 * in_use + _SPARE
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Replace the file by one with these records only.
+
+        :raises StorageError: the operating system refuses; the file is unchanged.
+        """
+        lines = [_line(record) for record in records]
+        save_notes(self._path, b"".join(lines), sync=True)
+        with storage_errors("opening", str(self._path)):
+            sync_names(self._path.parent)  # else later appends may be lost with the new name
+            self._file.close()
+            self._file = self._path.open("a+b", buffering=0)
+        self._lines = len(lines)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _read(line: bytes) -> Record | None:
+    checksum, _, text = line.partition(b" ")
+    try:
+        if int(checksum, 16) != zlib.crc32(text):
+            return None
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+#: An entity notified of changes, and the topic; None: all topics.
 Watcher: TypeAlias = "tuple[UUri, UUri | None]"
 
 _MS: Final = 1000
@@ -30,21 +138,21 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """That somebody gets the publishes of a topic."""
+    """A subscription of an entity to a topic."""
 
     topic: UUri
     #: The entity, with resource 0.
     subscriber: UUri
     status: SubscriptionStatus = SubscriptionStatus.SUBSCRIBED
-    #: Milliseconds since 1970 UTC; None: until it is unsubscribed.
+    #: Milliseconds since 1970 UTC; None: until unsubscribed.
     expires_ms: int | None = None
-    #: Milliseconds between two publishes, at least.
+    #: Minimal time between two publishes (milliseconds).
     sample_period_ms: int | None = None
-    #: Of uSubscription, in which the subscriber is told of changes.
+    #: The version of uSubscription in which the subscriber is notified.
     version: int = 4
 
     def to_proto(self) -> Any:
-        """Return the protobuf message, which is also what others are told of a change."""
+        """Return the protobuf message, which is also the notification of a change."""
         made = proto.Subscription(
             topic=self.topic.to_proto(),
             subscriber=self.subscriber.to_proto(),
@@ -90,15 +198,15 @@ def _watcher_record(watcher: Watcher) -> Record:
 
 
 class SubscriptionTable:
-    """All subscriptions, and who is told of changes, kept in a file.
+    """All subscriptions and watchers, persisted in a file.
 
-    Changes are made under `lock`, by one at a time; reading needs none.
+    Changes need `lock`; reading needs none.
     """
 
     def __init__(self, path: Path, static: Iterable[Subscription] = ()) -> None:
-        """Read the file, or make it.
+        """Read the file, or create it.
 
-        :param static: those that are always there and never in the file
+        :param static: permanent subscriptions, which are not in the file
         :raises StorageError: the operating system refuses.
         """
         self.lock = threading.RLock()
@@ -129,7 +237,7 @@ class SubscriptionTable:
         return self._generation
 
     def receivers_of(self, topic: UUri) -> Sequence[Subscriber]:
-        """Return who gets the publishes of a topic now; also those whose answer is pending."""
+        """Return the subscribers of a topic, including pending ones."""
         found = self._exact.get(topic, ())
         for pattern, subscribers in list(self._patterns.items()):
             if pattern.matches(topic):
@@ -143,7 +251,7 @@ class SubscriptionTable:
 
     @property
     def count(self) -> int:
-        """How many there are, apart from those that are always there."""
+        """Number of subscriptions, without permanent ones."""
         return self._count
 
     def __iter__(self) -> Iterator[Subscription]:
@@ -159,25 +267,25 @@ class SubscriptionTable:
 
     @property
     def watchers(self) -> list[Watcher]:
-        """Who is told of changes, and of which topic; None: of all of them."""
+        """The entities notified of changes, each with a topic; None: all topics."""
         return list(self._watchers)
 
     def watches(self, who: UUri, topic: UUri | None = None) -> bool:
-        """Tell whether somebody is told of all changes, or of those of a topic."""
+        """Tell whether an entity is notified of all changes, or of those of a topic."""
         return (who, topic) in self._watchers
 
     @property
     def notes(self) -> dict[UUri, Record]:
-        """What is to be remembered of topics elsewhere."""
+        """The saved state of topics of other authorities."""
         return dict(self._notes)
 
     def expired(self, now_ms: int) -> list[Subscription]:
-        """Return those whose time is over."""
+        """Return the expired subscriptions."""
         keys = [key for key, ms in self._expiring.items() if ms <= now_ms]
         return [self._by_topic[topic][subscriber] for topic, subscriber in keys]
 
     def next_expiry_ms(self) -> int | None:
-        """Return when the next one ends, milliseconds since 1970 UTC; None: none does."""
+        """Return when the next one expires (milliseconds since 1970 UTC), or None."""
         if self._expiry_generation != self._generation:
             self._expiry_generation = self._generation
             self._next_expiry_ms = min(self._expiring.values(), default=None)
@@ -186,16 +294,16 @@ class SubscriptionTable:
     # --- changing ---------------------------------------------------------------------------------
 
     def put(self, *subscriptions: Subscription) -> None:
-        """Add subscriptions, or change them.
+        """Add or replace subscriptions.
 
-        :raises StorageError: the operating system refuses; then nothing is changed.
+        :raises StorageError: the operating system refuses; nothing is changed.
         """
         self._change([{"op": "put", **one.to_record()} for one in subscriptions])
 
     def remove(self, *subscriptions: Subscription) -> None:
         """Remove subscriptions.
 
-        :raises StorageError: the operating system refuses; then nothing is changed.
+        :raises StorageError: the operating system refuses; nothing is changed.
         """
         self._change(
             [
@@ -205,22 +313,22 @@ class SubscriptionTable:
         )
 
     def watch(self, who: UUri, topic: UUri | None = None) -> None:
-        """Let somebody be told of all changes, or of those of a topic."""
+        """Notify an entity of all changes, or of those of a topic."""
         if not self.watches(who, topic):
             self._change([{"op": "watch", **_watcher_record((who, topic))}])
 
     def unwatch(self, who: UUri, topic: UUri | None = None) -> None:
-        """Let somebody be told no more."""
+        """Stop notifying an entity."""
         if self.watches(who, topic):
             self._change([{"op": "unwatch", **_watcher_record((who, topic))}])
 
     def note(self, topic: UUri, what: Record | None) -> None:
-        """Remember something of a topic elsewhere; None: forget it."""
+        """Save the state of a topic of another authority; None deletes it."""
         if self._notes.get(topic) != what:
             self._change([{"op": "note", "topic": str(topic), "what": what}])
 
     def clear(self) -> list[Subscription]:
-        """Remove all subscriptions and all who are told; return what was subscribed to."""
+        """Remove all subscriptions and watchers; return the subscriptions."""
         gone = [one for one in self if one not in self._static]
         self._change([{"op": "clear"}])
         return gone
@@ -241,7 +349,7 @@ class SubscriptionTable:
                 self._journal.rewrite(self._records())
 
     def _apply(self, record: Record) -> UUri | None:
-        """Make a change; return the topic whose receivers are others now."""
+        """Apply a change; return the topic whose receivers changed."""
         match record["op"]:
             case "put":
                 one = Subscription.from_record(record)
@@ -289,7 +397,7 @@ class SubscriptionTable:
             self._refresh(topic)
 
     def _refresh(self, topic: UUri) -> None:
-        """Make what `receivers_of` reads; it reads meanwhile, so that comes into place whole."""
+        """Update the index of `receivers_of` atomically: it is read without the lock."""
         subscribers = tuple(
             Subscriber(one.subscriber, one.sample_period_ms or 0)
             for one in (

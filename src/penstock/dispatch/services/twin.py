@@ -1,4 +1,4 @@
-"""What was last published on a topic? The service uTwin, version 2 (spec uprotocol 6.3)."""
+"""What was last published on a topic? The service uTwin, version 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from penstock.dispatch.access import Access
-from penstock.dispatch.services.service import Service, decoded
+from penstock.dispatch.services.leg import Service, decoded
 from penstock.protocols.uprotocol import InvalidMessage, UCode, UMessage, UUri, is_expired, proto
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ __all__ = ["UTwin"]
 
 
 class UTwin(Service):
-    """Remembers the last publish of each topic; those not published for longest are forgotten.
+    """A cache of the last publish of each topic; the least recently published is evicted.
 
-    An expired one is not given out. After a restart it knows none.
+    Expired messages are not returned. The cache does not survive a restart.
     """
 
     service_id = 3
@@ -38,11 +38,11 @@ class UTwin(Service):
         size: int = 64 << 20,
         response: int = 1 << 20,
     ) -> None:
-        """Begin with nothing.
+        """Create an empty cache.
 
-        :param topics: that are remembered at most
-        :param size: bytes of all of their messages at most
-        :param response: bytes of a response at most
+        :param topics: number of topics, at most
+        :param size: bytes of all cached messages, at most
+        :param response: bytes of a response, at most
         """
         super().__init__(authority, clock)
         self._authority = authority
@@ -56,7 +56,7 @@ class UTwin(Service):
         self.methods = {1: self._get_last_messages}
 
     def published(self, last: Mapping[UUri, bytes]) -> None:
-        """Hear of the last publish of some topics."""
+        """Store the last publish of some topics."""
         with self._lock:
             for topic, raw in last.items():
                 self._bytes += len(raw) - len(self._last.pop(topic, b""))

@@ -1,6 +1,6 @@
-"""Who gets which topics, and who says so? The service uSubscription (spec 6.1).
+"""Who gets which topics, and who says so? The service uSubscription.
 
-It speaks version 4, and version 3 to those who ask in it.
+It implements version 4, and version 3 for clients that use it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.dispatch.access import Access
+from penstock.dispatch.services.leg import Service, decoded
 from penstock.dispatch.services.remote import RemoteTopics
-from penstock.dispatch.services.service import Service, decoded
 from penstock.dispatch.services.subscriptions import Subscription, SubscriptionTable
 from penstock.dispatch.services.usubscription_v3 import VERSION_3, Version3, expiration_ms
 from penstock.protocols.uprotocol import (
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from penstock.core.clock import Clock
-    from penstock.dispatch.services.service import Method
+    from penstock.dispatch.services.leg import Method
     from penstock.dispatch.services.subscriptions import Watcher
 
 __all__ = ["CHANGES", "SubscriptionLimits", "USubscription"]
 
-#: The topic on which changes are told.
+#: The topic on which changes are published.
 CHANGES: Final = 0x8000
 _NS_PER_MS: Final = 1_000_000
 
@@ -49,7 +49,7 @@ _SUBSCRIBED: Final = SubscriptionStatus.SUBSCRIBED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionLimits:
-    """How much others can make it remember."""
+    """Limits of the saved state."""
 
     subscriptions: int = 10_000
     watchers: int = 1_000
@@ -58,11 +58,11 @@ class SubscriptionLimits:
 
 
 class USubscription(Service):
-    """Takes subscriptions, keeps them, and tells everybody of changes.
+    """Manages subscriptions, and notifies of changes.
 
-    The subscriber is the source of a request. For a topic elsewhere it subscribes itself at the
-    uSubscription there, again and again until that answers; who is waiting for it counts as a
-    receiver already.
+    The subscriber is the source of a request. For a topic of another authority it subscribes at the
+    uSubscription there, and retries until that answers; meanwhile the pending subscriber is already
+    a receiver.
     """
 
     service_id = 0
@@ -79,9 +79,9 @@ class USubscription(Service):
         serves: Collection[str] = (),
         limits: SubscriptionLimits | None = None,
     ) -> None:
-        """Take up what the table has.
+        """Resume with the table.
 
-        :param serves: authorities that have no uSubscription, whose topics count as own; "*": all
+        :param serves: authorities without a uSubscription, whose topics are managed here; "*": all
         """
         super().__init__(authority, clock)
         self.table = table
@@ -150,10 +150,10 @@ class USubscription(Service):
         sample_period_ms: int | None,
         version: int,
     ) -> SubscriptionStatus:
-        """Subscribe somebody to a topic, or change how he is.
+        """Add or change the subscription of an entity to a topic.
 
-        :param version: in which he is told of changes.
-        :raises UStatusError: he may not, or there are too many, or it is not a topic.
+        :param version: the version in which the entity is notified.
+        :raises UStatusError: it is forbidden, a limit is reached, or the topic is invalid.
         """
         _check_topic(topic)
         if not self._access.may("subscribe", source, topic):
@@ -188,9 +188,9 @@ class USubscription(Service):
         return _bytes(proto.UnsubscribeResponse())
 
     def revoke(self, source: UUri, topic: UUri) -> None:
-        """Unsubscribe somebody; who is not subscribed is fine.
+        """Unsubscribe an entity. Idempotent.
 
-        :raises UStatusError: it is not a topic.
+        :raises UStatusError: the topic is invalid.
         """
         _check_topic(topic)
         known = self.table.get(topic, source)
@@ -213,9 +213,9 @@ class USubscription(Service):
         return self.check_size(found, len(found.subscriptions))
 
     def check_size(self, response: Any, count: int) -> bytes:
-        """Write a response.
+        """Encode a response.
 
-        :raises UStatusError: RESOURCE_EXHAUSTED, it is too large.
+        :raises UStatusError: RESOURCE_EXHAUSTED, the response is too large.
         """
         if response.ByteSize() > self._limits.response:
             raise UStatusError(
@@ -232,9 +232,9 @@ class USubscription(Service):
         return _bytes(proto.NotificationsResponse())
 
     def check_watchers(self) -> None:
-        """See that one more may be told of changes.
+        """Check that one more watcher is allowed.
 
-        :raises UStatusError: RESOURCE_EXHAUSTED, there are too many.
+        :raises UStatusError: RESOURCE_EXHAUSTED, there are too many watchers.
         """
         count = len(self.table.watchers)
         if count >= self._limits.watchers:
@@ -251,9 +251,9 @@ class USubscription(Service):
         return _bytes(proto.ResetResponse())
 
     def reset(self, source: UUri) -> None:
-        """Forget all.
+        """Remove all subscriptions.
 
-        :raises UStatusError: PERMISSION_DENIED, it is not another uSubscription that asks.
+        :raises UStatusError: PERMISSION_DENIED, the caller is not another uSubscription.
         """
         if source.service_id != self.service_id or source == self.address:
             raise UStatusError(
@@ -287,7 +287,7 @@ class USubscription(Service):
             self._end(self.table.expired(now_ms))
 
     def _follow(self, topic: UUri) -> None:
-        """Let the uSubscription of a topic's authority know what is wanted here."""
+        """Subscribe or unsubscribe at the uSubscription of a topic's authority, as needed here."""
         if self._is_own(topic):
             return
         those = self.table.of_topic(topic)
@@ -309,7 +309,7 @@ class USubscription(Service):
             self._restate(those, outcome.status)
 
     def _told(self, message: UMessage) -> None:
-        """Hear of a change from the uSubscription of another authority."""
+        """Process a change notified by the uSubscription of another authority."""
         source = message.attributes.source
         if source is None or (source.service_id, source.resource_id) != (self.service_id, CHANGES):
             return
@@ -327,7 +327,7 @@ class USubscription(Service):
         if status == _SUBSCRIBED and self._remote.is_granted(topic):
             self._restate(self.table.of_topic(topic), status)
         elif status == _UNSUBSCRIBED and self.table.of_topic(topic):
-            # It forgot, by a reset for example. Somebody here still wants it.
+            # It lost the subscription, for example by a reset, but the topic is still wanted here.
             self._remote.again(topic)
             self._restate(self.table.of_topic(topic), self._status_of(topic))
 
@@ -338,9 +338,9 @@ class USubscription(Service):
             self._tell(changed)
 
     def _tell(self, changes: Iterable[Subscription], also: Sequence[Watcher] | None = None) -> None:
-        """Tell of changes in all three ways: the subscriber, who registered, and everybody.
+        """Notify the subscriber and the watchers of changes, and publish them.
 
-        Each hears of them in the version that he asked in.
+        Each is notified in the version of its request.
         """
         watchers = self.table.watchers if also is None else also
         topics = {
@@ -380,7 +380,7 @@ class USubscription(Service):
 def _topic(asked: Any) -> UUri:
     """Return the topic of a request.
 
-    :raises UStatusError: INVALID_ARGUMENT, it is not an address.
+    :raises UStatusError: INVALID_ARGUMENT, the topic is not an address.
     """
     try:
         return UUri.from_proto(asked.topic)
@@ -389,9 +389,9 @@ def _topic(asked: Any) -> UUri:
 
 
 def _check_topic(topic: UUri) -> None:
-    """See that a topic can be subscribed to.
+    """Check that a topic can be subscribed to.
 
-    :raises UStatusError: INVALID_ARGUMENT, it cannot.
+    :raises UStatusError: INVALID_ARGUMENT, it cannot be.
     """
     problem = ""
     if not topic.is_topic:

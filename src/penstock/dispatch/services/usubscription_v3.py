@@ -1,10 +1,10 @@
-"""How does uSubscription answer those who speak its version 3? (spec uprotocol 6.1)."""
+"""How does uSubscription answer those who speak its version 3?"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.dispatch.services.service import decoded
+from penstock.dispatch.services.leg import decoded
 from penstock.protocols.uprotocol import (
     InvalidUUri,
     SubscriptionStatus,
@@ -17,7 +17,7 @@ from penstock.protocols.uprotocol import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.dispatch.services.service import Method
+    from penstock.dispatch.services.leg import Method
     from penstock.dispatch.services.subscriptions import Subscription, SubscriptionTable
 
 __all__ = ["VERSION_3", "Version3", "expiration_ms"]
@@ -38,7 +38,7 @@ _Update = _message("Update")
 
 
 class Keeper(Protocol):
-    """Whoever keeps subscriptions, in whatever version they are asked for."""
+    """The manager of subscriptions, independent of the version."""
 
     table: SubscriptionTable
 
@@ -61,7 +61,7 @@ class Keeper(Protocol):
 
 
 class Version3:
-    """The methods of version 3, and what it tells of changes."""
+    """The methods and notifications of version 3."""
 
     def __init__(self, keeper: Keeper, authority: str) -> None:
         self._keeper = keeper
@@ -137,14 +137,14 @@ class Version3:
 
     @staticmethod
     def told(change: Subscription) -> bytes:
-        """Write what those who speak this version are told of a change."""
+        """Encode the notification of a change in this version."""
         return _bytes(_Update(**_fields(change)))
 
 
 def expiration_ms(stamp: Any) -> int:
-    """Return a moment, milliseconds since 1970 UTC.
+    """Convert a timestamp to milliseconds since 1970 UTC.
 
-    :raises UStatusError: INVALID_ARGUMENT, it is not one.
+    :raises UStatusError: INVALID_ARGUMENT, the timestamp is invalid.
     """
     if not 0 <= stamp.nanos < _NS_PER_SECOND:
         raise UStatusError(UCode.INVALID_ARGUMENT, f"the expiration has {stamp.nanos} nanoseconds")
@@ -171,7 +171,7 @@ def _info(who: UUri) -> Any:
 
 
 def _status(status: SubscriptionStatus) -> Any:
-    # Its numbers are smaller by one: it has none for a status that is not said.
+    # Its numbers are smaller by one: it has no "unspecified" status.
     return _Status(state=max(0, int(status) - 1))
 
 

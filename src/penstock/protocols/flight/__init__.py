@@ -13,8 +13,7 @@ except ImportError as error:  # not every build of pyarrow has it
 from penstock.core.errors import ConnectionLost, Unacknowledged
 from penstock.protocols.flight.client import Listed, list_streams
 from penstock.protocols.flight.errors import AccessRefused, ServerBusy
-from penstock.protocols.flight.options import ServerOptions
-from penstock.protocols.flight.server import FlightServer, FlightServerStatistics
+from penstock.protocols.flight.server import FlightServer, FlightServerStatistics, ServerOptions
 
 __all__ = [
     "AccessRefused",

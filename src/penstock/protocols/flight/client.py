@@ -1,4 +1,4 @@
-"""How does a client reach a server, ask it something, and understand its errors?"""
+"""How does a client connect to a server, send requests, and interpret its errors?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import logging
 import os
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.core.errors import (
     ConnectionLost,
@@ -22,14 +23,12 @@ from penstock.core.errors import (
     Unacknowledged,
     Unsupported,
 )
-from penstock.core.info import StreamInfo
-from penstock.core.options import parse_options
+from penstock.core.interfaces import StreamInfo
+from penstock.core.options import Duration, Options, Patience, Size, parse_options
 from penstock.core.retry import Backoff, RetryPolicy
 from penstock.core.url import URL
-from penstock.protocols.flight.access import check_token, load_token
-from penstock.protocols.flight.errors import AccessRefused, ServerBusy
-from penstock.protocols.flight.failures import error_from
-from penstock.protocols.flight.options import DEFAULT_PORT, ClientOptions, is_loopback
+from penstock.protocols.flight.access import DEFAULT_PORT, check_token, is_loopback, load_token
+from penstock.protocols.flight.errors import AccessRefused, ServerBusy, error_from
 from penstock.protocols.flight.wire import (
     ActionKind,
     Create,
@@ -37,6 +36,7 @@ from penstock.protocols.flight.wire import (
     Failure,
     Forget,
     Identified,
+    Kind,
     Record,
     Stream,
     encode_name,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAREWELL",
     "TOKEN_VARIABLE",
+    "ClientOptions",
     "Connection",
     "Listed",
     "Target",
@@ -62,13 +63,13 @@ log = logging.getLogger(__name__)
 
 TOKEN_VARIABLE: Final = "PENSTOCK_FLIGHT_TOKEN"  # noqa: S105 - its name
 
-#: Who leaves says so, and waits no longer than this (seconds) for an answer.
+#: Timeout (seconds) of the request by which a client says that it leaves.
 FAREWELL: Final = 2.0
 
 _BACKOFF: Final = Backoff(initial=0.05, maximum=2.0)
 
-#: gRPC's own reconnecting, made quick, and no connection shared with another reader or writer. A
-#: server that has fallen silent is noticed by pings; gRPC's servers allow one in five minutes.
+#: Quick reconnects by gRPC, and no connection shared with another reader or writer. Pings detect
+#: a silent server; gRPC's servers allow one in five minutes.
 _CHANNEL: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -78,13 +79,44 @@ _CHANNEL: Final = (
 )
 
 
+class ClientOptions(Options):
+    """Options of `flight://host:port/stream`; all others go to the stream's own endpoint there."""
+
+    #: Kind of the stream, also if it is created; default: that of the existing stream, or a queue.
+    kind: Kind | None = None
+    #: Encrypt. `flight+tls://` says the same.
+    tls: bool = False
+    #: A file with the certificates to trust, PEM; without it, those that the system trusts.
+    ca: Path | None = None
+    #: A file with the token. Without it, the environment's PENSTOCK_FLIGHT_TOKEN, if it is set.
+    token_file: Path | None = None
+    #: How long to retry a broken connection before it is an error.
+    retry: Duration = 30.0
+    #: Timeout of one request.
+    call_timeout: Annotated[Duration, Field(gt=0)] = 20.0
+    #: Most bytes of one record batch.
+    chunk: Annotated[Size, Field(ge=1024, le=1 << 30)] = 1 << 20
+    #: Send over a bulk connection, past gRPC, where the server has a port for it.
+    bulk: bool = True
+    #: Wait for the server and the stream to appear: `true`, or for how long.
+    wait: Patience = 0.0
+    #: Reader: hold this name; the writer waits for its reader. `cursor` is the same.
+    hold: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    cursor: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name under which a reader's position is stored."""
+        return self.hold or self.cursor
+
+
 class Target(NamedTuple):
-    """A `flight:` URL, taken apart."""
+    """A parsed `flight:` URL."""
 
     url: str
-    #: As people write it: `host:port`.
+    #: `host:port`, for messages.
     server: str
-    #: As Flight writes it.
+    #: The location in Flight's spelling.
     location: str
     #: The stream's name, percent-encoded; empty for the server itself.
     stream: str
@@ -94,10 +126,10 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: URL, *, has_stream: bool = True) -> Target:
-        """Take a URL apart.
+        """Parse a URL.
 
         :raises InvalidURL: it names no host, or no stream.
-        :raises InvalidOption: an option does not fit.
+        :raises InvalidOption: an option is not valid.
         """
         example = "write flight://host:8815/name"
         if not url.host:
@@ -147,7 +179,7 @@ class Target(NamedTuple):
 
 
 class Connection:
-    """A connection to a server. It mends itself: a call after one that failed connects again."""
+    """A connection to a server. A call after one that failed reconnects."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -170,21 +202,21 @@ class Connection:
         return self._client
 
     def check_process(self) -> None:
-        """Make sure that this is not a child of the process that connected.
+        """Check that this is not a forked child of the process that connected.
 
-        :raises Unsupported: it is.
+        :raises Unsupported: it is a forked child.
         """
         _check_fork()
 
     def options(self, timeout: float | None = None) -> Any:
-        """Return what goes with every call: the token, and how long it may take."""
+        """Return the options of every call: the token, and the timeout."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def ask(self, kind: ActionKind, question: Record, patience: float | None = None) -> bytes:
-        """Ask the server something, and return its answer within so many seconds.
+        """Send a request, and return its answer within `patience` seconds.
 
-        :raises ConnectionLost: it cannot be reached.
-        :raises PenstockError: what the server has to say against it.
+        :raises ConnectionLost: the server cannot be reached.
+        :raises PenstockError: the server's error.
         """
         action = flight.Action(kind.value, question.to_bytes())
         try:
@@ -197,15 +229,26 @@ class Connection:
             raise self.understood(error) from None
         return body
 
-    def check(self) -> None:
-        """Make sure that the server is there: ask for something that changes nothing.
+    def can(self, kind: ActionKind) -> bool:
+        """Tell whether the server supports an action; one of an earlier release may not.
 
-        :raises ConnectionLost: it is not.
+        :raises ConnectionLost: the server cannot be reached.
+        """
+        options = self.options(self.target.options.call_timeout)
+        try:
+            return any(action.type == kind.value for action in self.client.list_actions(options))
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise self.understood(error) from None
+
+    def check(self) -> None:
+        """Check that the server answers, by a request that changes nothing.
+
+        :raises ConnectionLost: it does not.
         """
         self.ask(ActionKind.FORGET, Forget(reader=secrets.token_hex(16)))
 
     def understood(self, error: BaseException) -> PenstockError:
-        """Return what an error of Flight means."""
+        """Return the Penstock error for an error of Flight."""
         said = getattr(error, "extra_info", b"")
         if said:
             with suppress(Malformed):
@@ -222,7 +265,7 @@ class Connection:
         return ConnectionLost(self.target.server, reason, hint=hint)
 
     def retry_policy(self) -> RetryPolicy:
-        """Return how a broken connection is tried again."""
+        """Return the policy for retries of a broken connection."""
         return RetryPolicy(
             retry_on=_may_pass,
             backoff=_BACKOFF,
@@ -231,7 +274,7 @@ class Connection:
         )
 
     def drop(self) -> None:
-        """Let go of the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -243,7 +286,7 @@ class Connection:
 
 
 class _Process:
-    """Which process uses gRPC. Its threads are not in a child that is forked then."""
+    """The process that uses gRPC. A forked child does not have gRPC's threads."""
 
     first: int | None = None
     left_to_parent: ClassVar[list[Any]] = []
@@ -261,14 +304,14 @@ def _check_fork() -> None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Tell whether an error may be gone at the next attempt."""
+    """Tell whether an error is transient."""
     if isinstance(error, Unacknowledged):
         return False
     return isinstance(error, (ConnectionLost, ServerBusy))
 
 
 def _reason(error: BaseException) -> str:
-    """Return the part of an error of gRPC that a person can use."""
+    """Return the readable part of an error of gRPC."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     for noise in (". Detail:", " Detail:", ". gRPC client debug context", ". Client context"):
         text = text.partition(noise)[0]
@@ -304,7 +347,7 @@ def _root_certificates(target: Target) -> bytes | None:
 
 
 def create_stream(url: URL, *, replace: bool) -> None:
-    """Make a stream on a server."""
+    """Create a stream on a server."""
     target = Target.of(url)
     connection = Connection(target)
     try:
@@ -315,7 +358,7 @@ def create_stream(url: URL, *, replace: bool) -> None:
 
 
 def describe_stream(url: URL) -> StreamInfo:
-    """Tell what a stream on a server holds."""
+    """Describe a stream on a server."""
     target = Target.of(url)
     connection = Connection(target)
     try:
@@ -331,7 +374,7 @@ def describe_stream(url: URL) -> StreamInfo:
 
 
 def identify_stream(url: URL) -> str | None:
-    """Return a token of where a stream is stored, which is that of its own URL over there."""
+    """Return the token of a stream's storage, as its own URL has it on the server."""
     target = Target.of(url)
     connection = Connection(target)
     try:
@@ -350,7 +393,7 @@ class Listed(NamedTuple):
     """A stream in a list."""
 
     url: str
-    #: -1: not known.
+    #: -1: unknown.
     messages: int
     bytes: int
 
@@ -358,7 +401,7 @@ class Listed(NamedTuple):
 def list_streams(url: str, **options: object) -> list[Listed]:
     """Return the streams of a server: `flight://host:port`.
 
-    :raises ConnectionLost: it cannot be reached.
+    :raises ConnectionLost: the server cannot be reached.
     """
     parsed = URL.parse(url, options)
     target = Target.of(parsed, has_stream=False)

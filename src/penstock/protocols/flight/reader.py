@@ -5,24 +5,24 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
 
+from penstock.core.batch import check_batch, messages_from_batch
 from penstock.core.capabilities import Held, Replayable
-from penstock.core.closing import Concluding
-from penstock.core.errors import Closed, ConnectionLost, NotFound, PenstockError
-from penstock.core.interfaces import Ancestor, Bounds, Reader
+from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PenstockError
+from penstock.core.interfaces import Ancestor, Bounds, Concluding, Reader
 from penstock.core.position import Position, check_seek
 from penstock.core.retry import retry
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
-from penstock.protocols.flight.arrivals import Arrivals, read_chunk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
 from penstock.protocols.flight.errors import HoldLost
-from penstock.protocols.flight.sources import EMPTY
 from penstock.protocols.flight.wire import (
+    EMPTY,
     Acknowledge,
     ActionKind,
     Forget,
@@ -33,39 +33,44 @@ from penstock.protocols.flight.wire import (
     Spot,
     Take,
     Told,
+    check_buffers,
+    payload_bytes,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
 
-__all__ = ["FlightReader"]
+__all__ = ["Arrivals", "FlightReader", "read_chunk"]
 
 log = logging.getLogger(__name__)
 
-#: One call waits this long (seconds) on the server; then Ctrl-C is heard here.
+#: Seconds that one call waits on the server; Ctrl-C takes effect between calls.
 _SLICE: Final = 0.5
-#: While a stream is not there yet, look this often (seconds).
+#: Seconds between two looks for a stream that does not exist yet.
 _LOOK_FOR_STREAM: Final = 0.1
-#: What is done with is told to the server at least this often (seconds) while messages are read.
+#: Most seconds between two acknowledgements while messages are read.
 _BETWEEN_ACKNOWLEDGEMENTS: Final = 0.05
 
-#: What Flight raises for whatever goes wrong on the way.
+#: What Flight raises for failures of a call.
 _BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
 
 
 class FlightReader(Concluding, Replayable, Held, Reader):
     """Reads a stream behind a Flight server.
 
-    A call takes what is there, batch by batch and no faster than it is read. It says by itself
-    where it is, so that it goes on there when the connection broke or the server was started anew.
+    One call streams the existing messages, batch by batch, no faster than they are read. Each call
+    carries the reader's position, so it resumes there after a broken connection or a restart of
+    the server.
 
-    With `hold=NAME` the writer there waits for it: what a call returned is given back by the next
-    call, so a message that was being worked on when the process died comes again.
+    With `hold=NAME` the writer waits for this reader. Each call acknowledges the messages that the
+    call before returned, so a message in work when the process dies is redelivered.
     """
 
-    #: Each look is a question to the server.
+    #: Each look is a request to the server.
     _longest_pause = 0.05
 
     def __init__(self, target: Target, start: Position) -> None:
@@ -83,7 +88,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         self._losses = LossLedger()
         self._acknowledged_at = 0.0
         try:
-            #: Where it goes on behind the batches that are here, and in which life they are.
+            #: Where to resume after the batches held here, and the epoch of those.
             self._mark, self._end = self._open(start)
         except BaseException:
             self.close()
@@ -119,7 +124,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         return located
 
     def _hold(self, start: Position, done: Mark | None) -> Told:
-        """Take the name, for as long as the stream of that call is open."""
+        """Hold the name while the stream of this call is open."""
         ticket = Hold(
             **self._target.names(reader=self._id, name=self._name, at=Spot.of(start), done=done)
         )
@@ -159,7 +164,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         return self._arrivals.take_messages(n) if self._has_messages(timeout) else []
 
     def _has_messages(self, timeout: float | None) -> bool:
-        """Tell whether there are messages to hand out; wait for them."""
+        """Wait for messages to deliver; False: none came in time."""
         self._check_open()
         self._give_back()
         if self._arrivals:
@@ -169,8 +174,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         while True:
             left = _SLICE if deadline is None else deadline - time.monotonic()
             self._wait = max(0.0, min(left, _SLICE))
-            # However long it takes to mend the connection: that nothing came is only said when
-            # there was nothing.
+            # However long a reconnect takes: False only after an answer without messages.
             if retry(self._advance, policy, on_retry=self._note_break):
                 return True
             if deadline is not None and time.monotonic() >= deadline:
@@ -182,7 +186,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         del delay
 
     def _advance(self) -> bool:
-        """Get the next run of messages; False: there are none (in the time allowed)."""
+        """Fetch the next run of messages; False: none (in the time allowed)."""
         asked = asked_again = False
         while True:
             if self._stream is None:
@@ -221,7 +225,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
             self._note_done(done)
 
     def _receive(self) -> bool:
-        """Receive one run of messages, or what there is to tell; False: that was all."""
+        """Receive one run of messages, or a report without messages; False: the stream ended."""
         batches: list[Batch] = []
         while True:
             try:
@@ -243,7 +247,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         return True
 
     def _broken(self, error: BaseException) -> PenstockError:
-        """Let go of what is broken, and return why."""
+        """Drop the broken stream, and return the error."""
         self._drop_stream()
         failure = self._connection.understood(error)
         if isinstance(failure, ConnectionLost):
@@ -252,7 +256,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         return failure
 
     def _enter(self, told: Told) -> None:
-        """Take over into our books what happened on the way to the next messages."""
+        """Add to the statistics what happened before the next messages: losses, restarts."""
         self._filtered += told.filtered
         self._restarts += told.restarts
         if told.restarts:
@@ -268,7 +272,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
     # --- where it stands --------------------------------------------------------------------------
 
     def _position(self) -> Mark:
-        """Return where the next message to hand out is."""
+        """Return the mark of the next message to deliver."""
         seq = self._arrivals.next_seq()
         return self._mark if seq is None else Mark(epoch=self._mark.epoch, seq=seq)
 
@@ -313,7 +317,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
     # --- what is done with ------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Say that everything read so far is done. Only with `hold` does that mean anything.
+        """Acknowledge all messages read so far. Has an effect only with `hold`.
 
         :raises ConnectionLost: the server cannot be reached.
         """
@@ -332,7 +336,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         self._note_done(done)
 
     def _give_back(self) -> None:
-        """Acknowledge what the call before returned, unless the next question does it anyway."""
+        """Acknowledge what the previous call returned, unless the next request does so anyway."""
         if self._name is None or (not self._arrivals and self._stream is None):
             return
         if time.monotonic() - self._acknowledged_at > _BETWEEN_ACKNOWLEDGEMENTS:
@@ -342,7 +346,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         self._done = done
         self._acknowledged_at = time.monotonic()
 
-    # --- books and closing ------------------------------------------------------------------------
+    # --- counters and closing ---------------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
         next_seq = self._position().seq
@@ -390,3 +394,74 @@ def _cancel(stream: Any) -> None:
     if stream is not None:
         with suppress(*_BROKEN):
             stream.cancel()
+
+
+# --- what has come --------------------------------------------------------------------------------
+
+
+class Arrivals:
+    """Batches received together, and how much of them was delivered."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._offset = 0
+        #: The first batch as messages, once they are read one by one.
+        self._messages: list[Message] | None = None
+        #: Messages delivered so far, and their payload bytes.
+        self.messages = 0
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        self._batches.extend(batches)
+
+    def clear(self) -> None:
+        self._batches.clear()
+        self._offset = 0
+        self._messages = None
+
+    def next_seq(self) -> int | None:
+        """Return the number of the next message to deliver, or None."""
+        if not self._batches:
+            return None
+        seq: int = self._batches[0].column("seq")[self._offset].as_py()
+        return seq
+
+    def take_messages(self, n: int) -> list[Message]:
+        if self._messages is None:
+            self._messages = list(messages_from_batch(self._batches[0]))
+        messages = self._messages[self._offset : self._offset + n]
+        self._pass(len(messages), sum(len(message.payload) for message in messages))
+        return messages
+
+    def take_batch(self, n: int) -> Batch:
+        batch = self._batches[0].slice(self._offset, n)
+        self._pass(batch.num_rows, payload_bytes(batch))
+        return batch
+
+    def _pass(self, count: int, size: int) -> None:
+        self._offset += count
+        self.messages += count
+        self.bytes += size
+        if self._offset >= self._batches[0].num_rows:
+            self._batches.popleft()
+            self._offset = 0
+            self._messages = None
+
+
+def read_chunk(chunk: Any) -> tuple[Batch | None, Told]:
+    """Return the batch of a chunk, if it has one, and its metadata.
+
+    :raises Malformed: the chunk is not valid.
+    """
+    if chunk.app_metadata is None:
+        raise Malformed("flight Told", "metadata", "there", "none")
+    told = Told.from_bytes(chunk.app_metadata.to_pybytes())
+    batch = chunk.data
+    if batch is None or not batch.num_rows:
+        return None, told
+    check_buffers(batch)
+    check_batch(batch)
+    return batch, told

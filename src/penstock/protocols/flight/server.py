@@ -7,44 +7,91 @@ import json
 import logging
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
+from pydantic import Field
 
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.closing import Closable
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
+from penstock.core.interfaces import Closable
+from penstock.core.options import Directory, Duration, Options, Size
 from penstock.core.worker import Worker
-from penstock.protocols.flight.access import Clients, TokenGate, load_token
-from penstock.protocols.flight.answering import Answers
-from penstock.protocols.flight.bulk_server import BulkPort
-from penstock.protocols.flight.errors import AccessRefused
-from penstock.protocols.flight.failures import describe_error
-from penstock.protocols.flight.options import ServerOptions, is_loopback
-from penstock.protocols.flight.pieces import payload_bytes
-from penstock.protocols.flight.places import Root
-from penstock.protocols.flight.wire import ActionKind, Hold, Piece, Put, Take, parse_ticket
+from penstock.protocols.flight.access import (
+    DEFAULT_PORT,
+    Clients,
+    Root,
+    TokenGate,
+    is_loopback,
+    load_token,
+)
+from penstock.protocols.flight.answers import Answers
+from penstock.protocols.flight.bulk import BulkPort
+from penstock.protocols.flight.errors import AccessRefused, describe_error
+from penstock.protocols.flight.wire import (
+    ActionKind,
+    Hold,
+    Piece,
+    Stage,
+    Take,
+    parse_command,
+    parse_ticket,
+    payload_bytes,
+)
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.core.batch import Batch
     from penstock.protocols.flight.wire import Outcome
 
-__all__ = ["FlightServer", "FlightServerStatistics"]
+__all__ = ["FlightServer", "FlightServerStatistics", "ServerOptions"]
 
 log = logging.getLogger(__name__)
 
-#: Look this often (seconds) for what is idle.
+#: Seconds between two rounds that expire idle readers, writers and files.
 _BETWEEN_ROUNDS: Final = 1.0
-#: Calls under way have so long (seconds) to end when the server stops.
+#: Seconds that calls under way have to end when the server stops.
 _GRACE: Final = 3.0
 
 
+class ServerOptions(Options):
+    """Options of `serve flight`."""
+
+    #: The directory that all streams are below.
+    root: Directory
+    host: str = "127.0.0.1"
+    #: 0: any free port.
+    port: Annotated[int, Field(ge=0, le=65535)] = DEFAULT_PORT
+    #: Port for bulk connections of writers; 0: any free port; `off`: none. Default: any free port
+    #: if only this machine can reach the server, otherwise none.
+    bulk_port: Annotated[int, Field(ge=0, le=65535)] | Literal["off"] | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    #: A file with the token that clients have to send.
+    token_file: Path | None = None
+    #: Most clients with a call under way at the same time.
+    max_clients: Annotated[int, Field(ge=1, le=100_000)] = 64
+    #: Most bytes of one batch from a client.
+    max_message: Annotated[Size, Field(ge=1024, le=1 << 30)] = 64 << 20
+    #: Most bytes of a queue, or of a segment of a log, that a client creates.
+    max_queue: Annotated[Size, Field(ge=4096)] = 1 << 30
+    #: Readers and writers that make no call for this long expire, and lose their holds.
+    idle: Annotated[Duration, Field(gt=0)] = 600.0
+    #: Most bytes staged at the same time, and how long uncommitted files are kept.
+    max_staged: Annotated[Size, Field(ge=1024)] = 16 << 30
+    keep_staged: Annotated[Duration, Field(gt=0)] = 86_400.0
+    #: Nothing may be written, created or held.
+    read_only: bool = False
+    #: Admit other machines without a token.
+    insecure: bool = False
+
+
 class FlightServerStatistics(NamedTuple):
-    """Books of a server."""
+    """Counters of a server."""
 
     #: Connections with a call under way.
     clients: int
@@ -59,18 +106,18 @@ class FlightServerStatistics(NamedTuple):
     #: Messages and their payload bytes appended for clients.
     messages_in: int
     bytes_in: int
-    #: Messages that were gone before they could be sent.
+    #: Messages that were overwritten before they could be sent.
     lost: int
-    #: Readers, writers and named places that are known now.
+    #: Current readers, writers and held names.
     readers: int
     writers: int
     holds: int
-    #: Connections of writers past gRPC that are open now.
+    #: Open bulk connections.
     bulk: int
 
 
 class _Traffic:
-    """Counts what passed. Safe to share between threads."""
+    """Counts messages and bytes sent and appended. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,12 +136,17 @@ class _Traffic:
             self.messages_in += outcome.written
             self.bytes_in += size
 
+    def committed(self, messages: int, size: int) -> None:
+        with self._lock:
+            self.messages_in += messages
+            self.bytes_in += size
+
 
 class FlightServer(Closable):
-    """Serves the streams below a directory until it is closed. It serves as soon as it is made.
+    """Serves the streams below a directory from construction until `close`.
 
-    :raises InvalidOption: others could reach it, and no token is asked for.
-    :raises StorageError: the port is taken, or a file cannot be read.
+    :raises InvalidOption: other machines could reach it, and no token is required.
+    :raises StorageError: the port is in use, or a file cannot be read.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -103,7 +155,9 @@ class FlightServer(Closable):
         self._stopping = threading.Event()
         self._traffic = _Traffic()
         self._clients = Clients(options.max_clients)
-        self._answers = Answers(Root(options.root), options, self._stopping.is_set)
+        self._answers = Answers(
+            Root(options.root), options, self._stopping.is_set, self._traffic.committed
+        )
         certificates = _certificates(options)
         middleware = {}
         if options.token_file is not None:
@@ -126,10 +180,10 @@ class FlightServer(Closable):
             ) from error
         self.port: int = self._service.port
         self._bulk = self._open_bulk_port()
-        #: Where writers of much may come, too; None: nowhere.
+        #: Port for bulk connections; None: there is none.
         self.bulk_port = None if self._bulk is None else self._bulk.port
         scheme = "flight+tls" if certificates else "flight"
-        #: Where streams are found: append their names.
+        #: URL of the server; append the name of a stream.
         self.url = f"{scheme}://{host}:{self.port}/"
         self._rounds = Worker(
             "flight rounds",
@@ -153,7 +207,7 @@ class FlightServer(Closable):
         return bulk
 
     def statistics(self) -> FlightServerStatistics:
-        """Return what passed so far, and who is there."""
+        """Return the counters, and the number of current clients."""
         traffic, answers = self._traffic, self._answers
         return FlightServerStatistics(
             clients=len(self._clients),
@@ -172,17 +226,17 @@ class FlightServer(Closable):
         )
 
     def close(self) -> None:
-        """End what is under way, and give everything back. Closing twice is fine."""
+        """End all calls, and release all resources. Idempotent."""
         self.stop()
 
     def stop(self, grace: float = _GRACE) -> bool:
-        """Close, and tell whether that is all. False: some client did not let go.
+        """Close; tell whether all calls have ended within `grace` seconds.
 
-        Its call stays until the process ends; nothing of it is in use any more.
+        A call that has not ended stays until the process ends; it uses nothing of the server.
         """
         self._stopping.set()
-        # It returns when all calls have ended. A client that does not take what it asked for
-        # holds up its call, and Flight has no way to end that.
+        # It returns when all calls have ended. A client that does not read its stream blocks its
+        # call, and Flight has no way to end that.
         ending = Worker("flight end", lambda _: self._service.shutdown(), log=log).start()
         if self._bulk is not None:
             self._bulk.close(grace)
@@ -226,7 +280,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Service(flight.FlightServerBase):  # type: ignore[misc]
-    """What Flight calls, in threads of its own: reads the question, and says the answer."""
+    """The handlers that Flight calls in its threads: parse requests, and send answers."""
 
     def __init__(
         self,
@@ -243,7 +297,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _answering(self, context: Any) -> Iterator[str]:
-        """Count the call, and turn what is wrong into an error that the client understands."""
+        """Count the call, and convert errors to those that the client understands."""
         peer = context.peer()
         try:
             with self._clients.calling(peer):
@@ -264,7 +318,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     # --- streams of messages ----------------------------------------------------------------------
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        # All of it in the generator: it ends when the client does, and takes its books along.
+        # All inside the generator: it ends with the call, and so does the count of calls.
         return flight.GeneratorStream(BATCH_SCHEMA, self._batches(context, ticket.ticket))
 
     def _batches(self, context: Any, ticket: bytes) -> Iterator[tuple[Batch, bytes]]:
@@ -287,29 +341,44 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with self._answering(context):
             if not descriptor.command:
                 raise Malformed("flight Put", "descriptor", "a command", "a path")
-            asked = Put.from_bytes(descriptor.command)
+            asked = parse_command(descriptor.command)
             if not reader.schema.equals(BATCH_SCHEMA):
                 raise Malformed("batch", "its schema", "that of messages", "another")
-            append = self._answers.put(asked)
-            while True:
-                try:
-                    batch, metadata = reader.read_chunk()
-                except StopIteration:
-                    return
-                except flight.FlightError:
-                    raise  # the client left
-                except pa.ArrowException as error:
-                    raise Malformed("batch", "its bytes", "Arrow IPC", error) from None
-                if metadata is None:
-                    raise Malformed("flight Piece", "metadata", "there", "none")
-                outcome = append(batch, Piece.from_bytes(metadata.to_pybytes()))
-                self._traffic.appended(batch, outcome)
-                writer.write(self._answers.hidden(outcome).to_bytes())
-                if outcome.failure is not None:
-                    # What was sent ahead is not to be appended: the client has to decide first.
-                    with contextlib.suppress(StopIteration):
-                        while True:
-                            reader.read_chunk()
+            if isinstance(asked, Stage):
+                with self._answers.staging(asked) as add:
+                    self._take_pieces(reader, writer, add)
+            else:
+                append = self._answers.put(asked)
+
+                def count(batch: Batch, piece: Piece) -> Outcome:
+                    outcome = append(batch, piece)
+                    self._traffic.appended(batch, outcome)
+                    return outcome
+
+                self._take_pieces(reader, writer, count)
+
+    def _take_pieces(
+        self, reader: Any, writer: Any, take: Callable[[Batch, Piece], Outcome]
+    ) -> None:
+        """Pass each batch of a call to `take`, and send its outcome."""
+        while True:
+            try:
+                batch, metadata = reader.read_chunk()
+            except StopIteration:
+                return
+            except flight.FlightError:
+                raise  # the client left
+            except pa.ArrowException as error:
+                raise Malformed("batch", "its bytes", "Arrow IPC", error) from None
+            if metadata is None:
+                raise Malformed("flight Piece", "metadata", "there", "none")
+            outcome = take(batch, Piece.from_bytes(metadata.to_pybytes()))
+            writer.write(self._answers.hidden(outcome).to_bytes())
+            if outcome.failure is not None:
+                # Pieces sent ahead must not be appended: the client has to decide first.
+                with contextlib.suppress(StopIteration):
+                    while True:
+                        reader.read_chunk()
 
     # --- questions --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What do a Flight client and its server say to each other, byte for byte?
+"""What do a Flight client and its server send to each other, byte for byte?
 
 Every ticket, command, action body and piece of metadata is one of these records, as JSON. Nothing
 here touches a socket. Messages themselves travel as Arrow record batches of `BATCH_SCHEMA`.
@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+import numpy as np
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
+from penstock.core.batch import batch_from_messages
 from penstock.core.errors import Malformed
 from penstock.core.overflow import DropReason  # noqa: TC001 - pydantic reads it
 from penstock.core.position import Position
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.core.batch import Batch
+
 __all__ = [
+    "EMPTY",
     "LONGEST_WAIT",
     "MAX_NAME",
     "MAX_NOTE",
     "MAX_RECORD",
+    "OVERHEAD",
     "Acknowledge",
     "ActionKind",
     "BulkOpened",
     "CloseWriter",
+    "CommitStaged",
+    "Committed",
     "Create",
     "Described",
     "Failure",
@@ -44,24 +58,31 @@ __all__ = [
     "Put",
     "Record",
     "Spot",
+    "Stage",
+    "StagedFile",
     "Stream",
     "Take",
     "Told",
+    "Unstage",
     "WriteNote",
     "WriterOpened",
+    "check_buffers",
     "decode_name",
     "encode_name",
+    "parse_command",
     "parse_ticket",
+    "payload_bytes",
+    "pieces_of",
 ]
 
-#: Bytes of one record. A thousand lost ranges fit, which is what a reader remembers.
+#: Most bytes of one record. Room for the thousand lost ranges that a reader remembers.
 MAX_RECORD: Final = 128 << 10
-#: Bytes of a note that a stream keeps of a writer, and of all its notes.
+#: Most bytes of a note of a writer, and of all notes of a stream.
 MAX_NOTE: Final = 4 << 20
 MAX_NOTES: Final = 64 << 20
-#: Bytes of the path of a stream, and characters of it when percent-encoded.
+#: Most bytes of the path of a stream, and most characters when percent-encoded.
 MAX_NAME: Final = 1024
-#: A server waits for messages this long (seconds) in one call; a client asks again.
+#: Most seconds that a server waits for messages in one call; the client calls again.
 LONGEST_WAIT: Final = 30.0
 
 _INT64: Final = 1 << 63
@@ -82,7 +103,7 @@ class Kind(StrEnum):
 
 
 class ActionKind(StrEnum):
-    """What can be asked of a server besides streams of messages; the Flight action's type."""
+    """Requests besides streams of messages; the type of the Flight action."""
 
     LOCATE = "locate"
     ACKNOWLEDGE = "acknowledge"
@@ -98,6 +119,8 @@ class ActionKind(StrEnum):
     #: Its body is a `Stream`.
     READ_NOTES = "read_notes"
     WRITE_NOTE = "write_note"
+    COMMIT = "commit"
+    UNSTAGE = "unstage"
 
 
 # --- how a record is written and read -------------------------------------------------------------
@@ -108,11 +131,11 @@ class _Part(BaseModel):
 
 
 class Record(_Part):
-    """A thing said: it writes itself, and reads itself back only when all of it is right."""
+    """A message of the protocol, encoded as JSON; decoding validates every field."""
 
-    #: The version of these records. A change that an older one would misunderstand is another.
+    #: The version of the protocol; it changes with every incompatible change.
     v: Literal[1] = 1
-    #: Bytes of one.
+    #: Most bytes of one record.
     longest: ClassVar[int] = MAX_RECORD
 
     def to_bytes(self) -> bytes:
@@ -120,9 +143,9 @@ class Record(_Part):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a record.
+        """Decode a record.
 
-        :raises Malformed: it is too long, is no JSON, lacks a field or has one that does not fit.
+        :raises Malformed: it is too long, is not JSON, lacks a field or has an invalid one.
         """
         _check_size(cls.__name__, data, cls.longest)
         try:
@@ -144,12 +167,12 @@ def _malformed(what: str, error: ValidationError) -> Malformed:
 
 
 def encode_name(path: str) -> str:
-    """Return the path of a stream as text that every JSON reader takes: percent-encoded."""
+    """Return the path of a stream percent-encoded, which is valid in JSON."""
     return quote(os.fsencode(path), safe="/")
 
 
 def decode_name(name: str) -> str:
-    """Return the path of a stream as the file system knows it. Decoded once, and only once."""
+    """Return the path of a stream in the file system. Must be applied exactly once."""
     return os.fsdecode(unquote_to_bytes(name))
 
 
@@ -157,14 +180,14 @@ def decode_name(name: str) -> str:
 
 
 class Mark(_Part):
-    """A message of one life of a stream: where a reader goes on, also on another connection."""
+    """A position in one epoch of a stream, where a reader resumes on any connection."""
 
     epoch: Annotated[int, Field(ge=0, lt=1 << 64)]
     seq: Number
 
 
 class Spot(_Part):
-    """A `Position`, as said by a client."""
+    """A `Position`, as sent by a client."""
 
     anchor: Literal["start", "end", "last", "seq", "time"]
     value: Annotated[int, Field(ge=-_INT64, lt=_INT64)] = 0
@@ -180,7 +203,7 @@ class Spot(_Part):
 
 
 class Lost(_Part):
-    """A run of messages that were gone."""
+    """A range of lost messages."""
 
     first: Number
     last: Number
@@ -195,33 +218,33 @@ class Stream(Record):
 
     #: The path, percent-encoded.
     stream: _Name
-    #: What it is, or shall be when it is made; None: what is there, or else a queue.
+    #: Kind of the stream, also if it is created; None: that of the existing stream, or a queue.
     kind: Kind | None = None
     options: Annotated[dict[_Label, _Text], Field(max_length=64)] = {}
 
 
 class Locate(Stream):
-    """Stand at a place, or (without one) only tell what is there. Answered by `Located`."""
+    """Move a reader to a position, if one is given. Answered by `Located`."""
 
     reader: _Id
     at: Spot | None = None
-    #: The hold of this name moves along.
+    #: Move the hold of this name to the same position.
     hold: _Label | None = None
 
 
 class Take(Stream):
-    """The ticket of a stream of messages: all that are there now, from a mark on."""
+    """The ticket of a stream of messages: the existing ones from a mark on."""
 
     call: Literal["take"] = "take"
     reader: _Id
     #: None: from the start.
     at: Mark | None = None
-    #: When nothing is there, wait so many seconds for the first.
+    #: Seconds to wait for the first message.
     wait: Annotated[_Seconds, Field(le=LONGEST_WAIT)] = 0.0
-    #: Bytes of one record batch, but for a message that is larger by itself.
+    #: Most bytes of one record batch, unless a single message is larger.
     chunk: Annotated[int, Field(ge=1024, le=1 << 30)] = 1 << 20
     hold: _Label | None = None
-    #: With `hold`: everything before this is done with.
+    #: With `hold`: everything before this is processed.
     done: Mark | None = None
 
 
@@ -231,14 +254,14 @@ class Hold(Stream):
     call: Literal["hold"] = "hold"
     reader: _Id
     name: _Label
-    #: Where a name begins that is new.
+    #: Where a new name starts.
     at: Spot
-    #: Where it goes on, when it was held before and the connection broke.
+    #: Where to resume after a broken connection.
     done: Mark | None = None
 
 
 class Acknowledge(Stream):
-    """Everything before this is done with."""
+    """Everything before `done` is processed."""
 
     reader: _Id
     name: _Label
@@ -246,57 +269,111 @@ class Acknowledge(Stream):
 
 
 class Forget(Record):
-    """This reader will not come again."""
+    """This reader has left."""
 
     reader: _Id
 
 
 class Create(Stream):
-    """Make a stream."""
+    """Create a stream."""
 
     replace: bool = False
 
 
 class OpenWriter(Stream):
-    """Begin to write; make the stream if it is missing. Answered by `WriterOpened`."""
+    """Open a writer; create the stream if it is missing. Answered by `WriterOpened`."""
 
     writer: _Id
 
 
 class CloseWriter(Record):
-    """This writer will not come again."""
+    """This writer has left."""
 
     writer: _Id
 
 
 class WriteNote(Stream):
-    """Keep a note of a writer with the stream; see `StreamNotes`."""
+    """Store a note of a writer with the stream; see `StreamNotes`."""
 
     longest: ClassVar[int] = 2 * MAX_NOTE
 
     name: _Label
-    #: JSON; None: forget it.
+    #: JSON; None: remove the note.
     note: Annotated[str, Field(max_length=MAX_NOTE)] | None
-    #: Answer when it is on the disk.
+    #: Answer only after a sync to the disk.
     sync: bool = True
+
+
+class _OfBatch(Stream):
+    """Names a batch: the writer, a suffix for the stream's URL, and the number."""
+
+    writer: _Label
+    suffix: Annotated[str, Field(max_length=32)] = ""
+    batch: Number
+
+
+class Stage(_OfBatch):
+    """The command of a stream of batches to stage until they are committed.
+
+    Its last piece is a `flush`; without that nothing is kept. The same id replaces the file.
+    """
+
+    call: Literal["stage"] = "stage"
+    id: _Id
+    partition: Number
+
+
+class StagedFile(_Part):
+    """The staged file of one task attempt."""
+
+    id: _Id
+    partition: Number
+    messages: Number
+
+
+class CommitStaged(_OfBatch):
+    """Append staged files, in the order of partitions, once. Answered by `Committed`."""
+
+    longest: ClassVar[int] = 2 * MAX_NOTE
+
+    #: Stays the same when the request is repeated.
+    id: _Id
+    files: Annotated[tuple[StagedFile, ...], Field(max_length=100_000)]
+    #: Where the batch comes from; see `Origin`. The ranges are JSON.
+    ranges: Annotated[str, Field(max_length=MAX_NOTE)] | None = None
+    checkpoint: _Text | None = None
+    run: _Text | None = None
+    is_renamed: bool = False
+    #: Answer within this many seconds, even if the commit is not done.
+    wait: Annotated[_Seconds, Field(le=LONGEST_WAIT)] = 0.0
+
+
+class Unstage(_OfBatch):
+    """Remove staged files, except those that an append under way needs."""
+
+    longest: ClassVar[int] = 2 * MAX_NOTE
+
+    files: Annotated[tuple[StagedFile, ...], Field(max_length=100_000)] = ()
+    #: The batch is appended: remove all its files, and those of batches before it.
+    is_done: bool = False
 
 
 class Put(Record):
     """The command of a stream of batches to append."""
 
     writer: _Id
-    #: The server that `WriterOpened` came from. Another one does not know what was appended.
+    #: The server instance that sent `WriterOpened`. Another one does not know the outcomes.
     instance: _Id
     #: Counts the streams of this writer: only the latest may append.
     attempt: Annotated[int, Field(ge=1, lt=_INT64)]
 
 
 class Piece(Record):
-    """Goes with each batch to append."""
+    """The metadata of each batch to append or stage."""
 
-    #: Counts the batches of a writer, from 1; one that comes twice is appended once.
+    #: Counts the batches of a writer, from 1; one that is sent twice is appended once.
     number: Annotated[int, Field(ge=1, lt=_INT64)]
-    #: Only hand over what was written so far; the batch is empty.
+    #: Flush what was written so far; the batch is empty.
     flush: bool = False
     #: Keep `created_ns` of the batch.
     exact: bool = False
@@ -306,7 +383,7 @@ class Piece(Record):
 
 
 class Failure(Record):
-    """An error, with its fields; see `failures`."""
+    """An error, with its fields; see `describe_error`."""
 
     kind: Annotated[str, Field(max_length=64)]
     message: _Text
@@ -315,99 +392,177 @@ class Failure(Record):
 
 
 class Located(Record):
-    """Where a reader stands, and what can be read."""
+    """The position of a reader, and the bounds of the stream."""
 
     mark: Mark
     oldest: Number
     end: Number
     newest: Number | None
-    #: The epochs that this one continues, each with the number at which it was cut.
+    #: The epochs that this one continues, each with the number at which it ended.
     lineage: Annotated[tuple[Mark, ...], Field(max_length=1024)] = ()
 
     def to_bytes(self) -> bytes:
-        # Clients of release 0.1 refuse a field that they do not know; few streams have any.
+        # Clients of release 0.1 reject unknown fields; few streams have earlier epochs.
         return self.model_dump_json(exclude=None if self.lineage else {"lineage"}).encode()
 
 
 class Told(Record):
-    """Goes with each batch of messages: what happened since the one before, and where we are."""
+    """The metadata of each batch of messages: losses since the previous one, and the position."""
 
-    #: Where the reader goes on after this batch.
+    #: The position after this batch.
     mark: Mark
-    #: The number of the next message to come, at this moment.
+    #: The number that the next appended message will have.
     end: Number
     filtered: Number = 0
     restarts: Number = 0
     #: Messages lost, and the ranges of the latest of them.
     lost: Number = 0
     losses: Annotated[tuple[Lost, ...], Field(max_length=1000)] = ()
-    #: The next batch belongs to this one; both count only together.
+    #: The next batch belongs to this one; both take effect only together.
     more: bool = False
 
 
 class Described(Record):
-    """What a stream holds: the fields of `StreamInfo` but the URL, as JSON."""
+    """The description of a stream: the fields of `StreamInfo` but the URL, as JSON."""
 
     info: Annotated[str, Field(max_length=MAX_RECORD - 4096)]
 
 
 class Identified(Record):
-    """Where a stream is stored: a token that is the same for all its names. None: there is none."""
+    """A token of a stream's storage, the same for all its names; None: it has none."""
 
     storage: _Label | None
 
 
 class Noted(Record):
-    """The notes that a stream keeps, as JSON."""
+    """The notes of a stream, as JSON."""
 
     longest: ClassVar[int] = 2 * MAX_NOTES
 
     notes: Annotated[str, Field(max_length=MAX_NOTES)]
 
 
+class Committed(Record):
+    """The state of a commit."""
+
+    is_done: bool
+    #: Messages that were new in the stream.
+    new: Number = 0
+    #: Seconds that the append took.
+    seconds: _Seconds = 0.0
+
+
 class WriterOpened(Record):
-    """A writer is known to the server from now on."""
+    """A writer was opened."""
 
     instance: _Id
-    #: Bytes of a batch that the server takes.
+    #: Most bytes of a batch that the server accepts.
     max_message: Annotated[int, Field(ge=1, lt=_INT64)]
-    #: Fields of messages that the stream has no place for, and what becomes of each.
+    #: Fields of messages that the stream cannot store, and what happens to each.
     cannot_carry: Annotated[dict[_Label, _Text], Field(max_length=16)] = {}
 
 
 class BulkOpened(Record):
-    """A writer may come to another port of the same host, too; see `bulk_wire`."""
+    """The port, on the same host, for a bulk connection; see `bulk`."""
 
     port: Annotated[int, Field(ge=1, le=65535)]
-    #: To be said there, once and soon.
+    #: Key to send on that port; valid once, for a short time.
     key: _Id
-    #: The port of the server itself. Who came by another one came through something between.
+    #: The port of the server itself. A client that used another one came through a proxy.
     serves: Annotated[int, Field(ge=1, le=65535)]
 
 
 class Outcome(Record):
-    """What became of a batch to append."""
+    """The outcome of a batch to append or stage."""
 
     number: Annotated[int, Field(ge=1, lt=_INT64)]
-    #: Messages of it that were appended, the first of them.
+    #: How many messages of the batch were appended, from its start.
     written: Number
     last_seq: Number | None = None
     waited: _Seconds = 0.0
     headers_dropped: Number = 0
-    #: Why the others were not.
+    #: Why the rest was not appended.
     failure: Failure | None = None
 
 
 _TICKET: TypeAdapter[Take | Hold] = TypeAdapter(Annotated[Take | Hold, Field(discriminator="call")])
 
+#: A `Put` does not name its type.
+_COMMAND: TypeAdapter[Put | Stage] = TypeAdapter(
+    Annotated[
+        Annotated[Put, Tag("put")] | Annotated[Stage, Tag("stage")],
+        Discriminator(lambda said: "stage" if isinstance(said, dict) and "call" in said else "put"),
+    ]
+)
+
+
+def parse_command(data: bytes) -> Put | Stage:
+    """Decode the command of a stream of batches.
+
+    :raises Malformed: it is not a command.
+    """
+    _check_size("command", data)
+    try:
+        return _COMMAND.validate_json(data)
+    except ValidationError as error:
+        raise _malformed("command", error) from None
+
 
 def parse_ticket(data: bytes) -> Take | Hold:
-    """Read a ticket.
+    """Decode a ticket.
 
-    :raises Malformed: it is none.
+    :raises Malformed: it is not a ticket.
     """
     _check_size("ticket", data)
     try:
         return _TICKET.validate_json(data)
     except ValidationError as error:
         raise _malformed("ticket", error) from None
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+EMPTY: Final = batch_from_messages([])
+
+
+#: Bytes of a message in a batch besides payload, attributes and stream: numbers and offsets.
+OVERHEAD = 48
+
+
+def payload_bytes(batch: Batch) -> int:
+    """Return the total bytes of all payloads."""
+    return pc.sum(pc.binary_length(batch.column("payload"))).as_py() or 0
+
+
+def pieces_of(batch: Batch, limit: int) -> Iterator[Batch]:
+    """Yield the batch in pieces of up to `limit` bytes; a message larger than that goes alone."""
+    if batch.nbytes <= limit:
+        yield batch
+        return
+    ends = np.cumsum(_sizes(batch))
+    start, count = 0, batch.num_rows
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield batch.slice(start, stop - start)
+        start = stop
+
+
+def _sizes(batch: Batch) -> NDArray[np.int64]:
+    sizes = np.full(batch.num_rows, OVERHEAD + 16, np.int64)
+    for name in ("payload", "attributes"):
+        lengths = pc.fill_null(pc.binary_length(batch.column(name)), 0)
+        sizes += lengths.to_numpy(zero_copy_only=False)
+    return sizes
+
+
+def check_buffers(batch: Batch) -> None:
+    """Check the buffers and offsets of a batch from outside, before they are used.
+
+    :raises Malformed: they are not valid.
+    """
+    try:
+        batch.validate(full=True)
+    except ValueError as error:
+        raise Malformed("batch", "its buffers", "whole", error) from None

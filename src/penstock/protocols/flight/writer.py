@@ -8,10 +8,13 @@ import secrets
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.core.batch import batch_from_messages, check_batch
-from penstock.core.books import BookedWriter
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, check_batch
 from penstock.core.errors import (
     ConnectionLost,
     Malformed,
@@ -20,16 +23,15 @@ from penstock.core.errors import (
     PenstockError,
     Unacknowledged,
 )
+from penstock.core.interfaces import BookedWriter
 from penstock.core.message import Message
 from penstock.core.retry import retry
-from penstock.protocols.flight.bulk_client import open_bulk
+from penstock.protocols.flight.bulk import open_bulk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
-from penstock.protocols.flight.errors import UnknownWriter
-from penstock.protocols.flight.failures import error_from
-from penstock.protocols.flight.pieces import OVERHEAD, payload_bytes, pieces_of
-from penstock.protocols.flight.sending import BROKEN, Call, PutStream
-from penstock.protocols.flight.sources import EMPTY
+from penstock.protocols.flight.errors import UnknownWriter, error_from
 from penstock.protocols.flight.wire import (
+    EMPTY,
+    OVERHEAD,
     ActionKind,
     CloseWriter,
     OpenWriter,
@@ -37,6 +39,8 @@ from penstock.protocols.flight.wire import (
     Piece,
     Put,
     WriterOpened,
+    payload_bytes,
+    pieces_of,
 )
 
 if TYPE_CHECKING:
@@ -45,28 +49,111 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
     from penstock.core.stream_id import StreamId
-    from penstock.protocols.flight.bulk_client import BulkStream
-    from penstock.protocols.flight.sending import Stream
+    from penstock.protocols.flight.bulk import BulkStream
+    from penstock.protocols.flight.wire import Stage
 
-__all__ = ["FlightWriter"]
+__all__ = ["BROKEN", "Call", "FlightWriter", "PutStream", "Sent", "Stream"]
 
 log = logging.getLogger(__name__)
 
+#: What Flight raises when a connection breaks, or the server reports an error.
+BROKEN: Final = (flight.FlightError, pa.ArrowException, OSError)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch without an answer of the server yet."""
+
+    batch: Batch
+    piece: Piece
+    #: Whether it was in flight when a connection broke.
+    is_in_doubt: bool = False
+
+
+class Call:
+    """One call of the user: what is left to send, and the answers so far."""
+
+    def __init__(self, batches: Iterator[tuple[Batch, Piece]], offered: int | None = None) -> None:
+        self._coming = batches
+        #: Messages that the user gave; None: unknown, from an iterator.
+        self.offered = offered
+        self.sent: deque[Sent] = deque()
+        self.written = 0
+        self.last_seq: int | None = None
+        #: Why the iterator of messages failed, if it did.
+        self.failure: Exception | None = None
+
+    def next(self) -> Sent | None:
+        """Return the next batch to send, or None."""
+        try:
+            for batch, piece in self._coming:
+                one = Sent(batch, piece)
+                self.sent.append(one)
+                return one
+        except Exception as error:  # noqa: BLE001 - raised when what was sent is answered
+            self.failure = error
+        return None
+
+    @property
+    def in_doubt(self) -> int:
+        return sum(one.batch.num_rows for one in self.sent if one.is_in_doubt)
+
+
+class Stream(Protocol):
+    """Carries pieces to the server, and the answers back in order."""
+
+    def send(self, batch: Batch, piece: Piece) -> None:
+        """Send a piece."""
+
+    def receive(self) -> Outcome:
+        """Wait for the next answer."""
+
+    def end(self) -> None:
+        """End the call, after all answers."""
+
+
+class PutStream:
+    """A Flight stream, for one call."""
+
+    def __init__(self, connection: Connection, put: Put | Stage) -> None:
+        self._server = connection.target.server
+        descriptor = flight.FlightDescriptor.for_command(put.to_bytes())
+        client, options = connection.client, connection.options()
+        self._stream, self._answers = client.do_put(descriptor, BATCH_SCHEMA, options)
+
+    def send(self, batch: Batch, piece: Piece) -> None:
+        self._stream.write_with_metadata(batch, piece.to_bytes())
+
+    def receive(self) -> Outcome:
+        answer = self._answers.read()
+        if answer is None:
+            self._stream.close()  # says why
+            raise ConnectionLost(self._server, "it ended the call")
+        return Outcome.from_bytes(answer.to_pybytes())
+
+    def end(self) -> None:
+        with suppress(*BROKEN):
+            self._stream.close()
+
+
+# --- the writer -----------------------------------------------------------------------------------
+
+
 #: Batches sent ahead of the server's answers.
 _AHEAD: Final = 8
-#: Messages of `write_many` in one batch, at most.
+#: Most messages of `write_many` in one batch.
 _AT_ONCE: Final = 8192
-#: Where no bulk connection was to be had, it is not tried again for so long (seconds).
+#: Seconds until a failed bulk connection is tried again.
 _BETWEEN_TRIES: Final = 10.0
-#: While a stream is not there yet, look this often (seconds).
+#: Seconds between two looks for a stream that does not exist yet.
 _LOOK_FOR_STREAM: Final = 0.1
 
 
 class FlightWriter(BookedWriter):
-    """Appends to a stream behind a Flight server. What a call returned for is appended there.
+    """Appends to a stream behind a Flight server. When a call returns, its messages are appended.
 
-    When the connection breaks, the server is asked what it has, and gets the rest: every message
-    once. If it was started anew meanwhile nobody knows, and `Unacknowledged` says so.
+    When the connection breaks, the server skips what it has and gets the rest: every message once.
+    If the server restarted meanwhile, that is unknown: `Unacknowledged`.
     """
 
     def __init__(self, target: Target) -> None:
@@ -97,12 +184,12 @@ class FlightWriter(BookedWriter):
                 time.sleep(_LOOK_FOR_STREAM)
             else:
                 break
-        # It empties the stream once, and not again when the connection was broken.
+        # It empties the stream once, and not again after a reconnect.
         if self._options.get("create") == "always":
             del self._options["create"]
 
     def _open(self) -> None:
-        """Become known to the server, under a name that it has not heard before."""
+        """Open a writer at the server, under a new id."""
         before, self._id = self._id, secrets.token_hex(16)
         self._number = 0
         self._attempt = 0
@@ -150,7 +237,7 @@ class FlightWriter(BookedWriter):
         return self._append([batch], offered=batch.num_rows)
 
     def flush(self) -> None:
-        """Do on the server what the stream's own `flush` does: bring it to the disk, or nothing."""
+        """Call the stream's own `flush` on the server: sync to the disk, or nothing."""
         self._check_open()
 
         def piece() -> Iterator[tuple[Batch, Piece]]:
@@ -187,7 +274,7 @@ class FlightWriter(BookedWriter):
     def _deliver(self, call: Call) -> int | None:
         refused = self._refused
         try:
-            # The time to mend a connection is counted from when it broke, and each time anew.
+            # The time for reconnects counts from each break.
             while not retry(
                 lambda: self._get_on_with(call),
                 self._connection.retry_policy(),
@@ -211,9 +298,9 @@ class FlightWriter(BookedWriter):
         return call.last_seq
 
     def _refuse_rest(self, call: Call, before: int) -> None:
-        """Count what of a call is not appended, for all that is known: an error tells the caller.
+        """Count the messages of a failed call that are not known to be appended.
 
-        Of payloads that are made as they are sent, those that were not asked for are not offered.
+        Payloads that an iterator has not produced yet are not counted.
         """
         if call.offered is None:
             self._refused += sum(one.batch.num_rows for one in call.sent)
@@ -221,7 +308,7 @@ class FlightWriter(BookedWriter):
             self._refused = before + call.offered - call.written
 
     def _get_on_with(self, call: Call) -> bool:
-        """Send what is left; False: the connection broke, but it got on."""
+        """Send what is left; False: the connection broke, but there was progress."""
         before = call.sent[0] if call.sent else None
         try:
             self._attempt_to_send(call)
@@ -243,7 +330,7 @@ class FlightWriter(BookedWriter):
         )
 
     def _begin_afresh(self) -> None:
-        """Make sure that nothing of a call that failed is taken for a part of the next."""
+        """Have the next call open a new writer, so that nothing of a failed one counts for it."""
         self._drop_bulk()
         self._connection.drop()
         self._instance = ""
@@ -264,7 +351,7 @@ class FlightWriter(BookedWriter):
             self._handle(call, self._connection.understood(error))
 
     def _stream(self) -> Stream:
-        """Return what carries the next pieces: who comes again gets a connection that stays."""
+        """Return the stream for the next pieces: a bulk connection from the second one on."""
         self._connection.check_process()
         is_first = not self._attempt
         if self._bulk is not None and not self._bulk.is_whole:
@@ -285,7 +372,7 @@ class FlightWriter(BookedWriter):
             bulk.close()
 
     def _exchange(self, call: Call, stream: Stream) -> None:
-        """Send batches, some ahead of the answers, until all of them are answered."""
+        """Send batches, several ahead of the answers, until all are answered."""
         again = deque(call.sent)
         waiting = 0
         while True:
@@ -303,7 +390,7 @@ class FlightWriter(BookedWriter):
                 raise self._refusal(call, outcome)
 
     def _enter(self, call: Call, outcome: Outcome) -> None:
-        """Take over what became of a batch."""
+        """Enter the outcome of a batch."""
         one = call.sent[0]
         if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
             answered = f"the answer for batch {one.piece.number}"
@@ -325,7 +412,7 @@ class FlightWriter(BookedWriter):
         return error
 
     def _handle(self, call: Call, failure: PenstockError) -> None:
-        """Decide what a failed attempt means for what is not answered."""
+        """Decide how to proceed with unanswered batches after a failed attempt."""
         self._drop_bulk()
         if isinstance(failure, ConnectionLost):
             self._connection.drop()
@@ -334,7 +421,7 @@ class FlightWriter(BookedWriter):
             raise failure
         if not isinstance(failure, UnknownWriter):
             raise failure
-        # Nothing of this attempt was appended. Of an earlier one, nobody knows.
+        # Nothing of this attempt was appended. Of an earlier one, that is unknown.
         if call.in_doubt:
             reason = "the server was started anew, or has forgotten this writer"
             raise self._unacknowledged(call, reason)
@@ -342,13 +429,13 @@ class FlightWriter(BookedWriter):
         raise ConnectionLost(self._target.server, str(failure))
 
     def _open_again(self, call: Call) -> None:
-        """Become known anew, and number what is not sent yet from the beginning."""
+        """Open a new writer, and renumber the unanswered batches from the start."""
         self._open()
         for one in call.sent:
             one.piece = one.piece.model_copy(update={"number": self._piece().number})
             one.is_in_doubt = False
 
-    # --- books and closing ------------------------------------------------------------------------
+    # --- counters and closing ---------------------------------------------------------------------
 
     def close(self) -> None:
         if self._is_closed:
@@ -364,9 +451,9 @@ class FlightWriter(BookedWriter):
 
 
 def _batches(payloads: Iterable[BytesLike], type: int, subtype: int, chunk: int) -> Iterator[Batch]:
-    """Yield many payloads as batches of a good size, as they come.
+    """Yield payloads as batches of suitable size, as they are produced.
 
-    When the next one cannot be had, those before it come first.
+    If producing the next one fails, those before it are yielded first.
     """
     messages: list[Message] = []
     size = 0

@@ -1,8 +1,8 @@
 """How does a program ask a queue, and never take one answer for another?
 
-By the reliable mode where the queue has it: every request has a number that its answer names, and
-is repeated until it is answered. The prototype's queues answer without a number; so there one
-request is under way at a time, and after one without an answer another port is used.
+In the reliable mode, if the queue has it, every request carries a number that its reply repeats,
+and is sent again until a reply arrives. The prototype's replies carry no number: so only one
+request is in flight at a time, and after a timeout the client moves to another port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import (
     ConnectionLost,
     LeaseLost,
@@ -28,6 +27,7 @@ from penstock.core.errors import (
     Unacknowledged,
     WriteTimeout,
 )
+from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.protocols.connection import tune
 from penstock.protocols.datagrams import DatagramSocket
@@ -55,7 +55,7 @@ __all__ = ["DatagramLink", "Link", "QueueClient", "QueueRefused", "StreamLink"]
 
 log = logging.getLogger(__name__)
 
-#: Waits for an answer, each longer than the one before: seconds.
+#: Seconds to wait for a reply, for the first and each further attempt.
 _WAITS: Final = Backoff(initial=0.1, maximum=1.0, jitter=0.25)
 #: How often `CAPS` is asked before a queue is taken for one that does not know it.
 _CAPS_ASKED: Final = 5
@@ -70,7 +70,7 @@ _LARGEST_ANSWER: Final = 1 << 30
 
 
 class QueueRefused(PenstockError):
-    """A queue refuses a request, and says why."""
+    """The queue refused a request; the error says why."""
 
     def __init__(self, server: str, code: str, text: str) -> None:
         super().__init__(f"{server} refuses: {text or code}")
@@ -81,9 +81,9 @@ class QueueRefused(PenstockError):
 
 
 class Link(Closable):
-    """A way to a queue, which frames go by."""
+    """A connection to a queue that carries frames."""
 
-    #: Whether what is sent may get lost, so that it has to be sent again.
+    #: Whether frames can get lost on this link, so that requests are sent again.
     is_lossy: bool
     #: Bytes of a batch of messages that it takes well, and of a message that it takes at all.
     batch: int
@@ -96,35 +96,35 @@ class Link(Closable):
     def send(self, frames: Sequence[bytes]) -> None:
         """Send frames.
 
-        :raises OSError: there is no way to the queue.
+        :raises OSError: the queue cannot be reached.
         """
 
     @abstractmethod
     def receive(self, timeout: float) -> list[bytes]:
-        """Return what the frames hold that came; wait some seconds for the first.
+        """Return the bodies of received frames; wait up to `timeout` seconds for the first.
 
-        :raises OSError: there is no way to the queue.
+        :raises OSError: the queue cannot be reached.
         """
 
     @abstractmethod
     def renew(self) -> None:
-        """Begin anew, so that no answer comes that is not to what is asked from now on.
+        """Reconnect, so that no reply to an earlier request can arrive any more.
 
-        :raises OSError: there is no way to the queue.
+        :raises OSError: the queue cannot be reached.
         """
 
 
 class DatagramLink(Link):
-    """Datagrams to a queue. The kernel drops what anybody else sends here."""
+    """UDP to one queue. The socket is connected: datagrams of other senders are dropped."""
 
     is_lossy = True
     batch = _BATCH
     largest = _LARGEST_DATAGRAM - _HEADERS
 
     def __init__(self, server: str, host: str, port: int) -> None:
-        """Know the way; nothing is sent.
+        """Resolve the address and connect the socket; nothing is sent.
 
-        :raises ConnectionLost: there is no such host.
+        :raises ConnectionLost: the host name does not resolve.
         """
         super().__init__(server)
         self._to = (host, port)
@@ -161,7 +161,7 @@ class StreamLink(Link):
     def __init__(self, server: str, to: tuple[str, int] | str, timeout: float) -> None:
         """Connect.
 
-        :raises ConnectionLost: nobody is there.
+        :raises ConnectionLost: nothing listens there.
         """
         super().__init__(server)
         self._to = to
@@ -211,18 +211,24 @@ class QueueClient(Closable):
     """Asks one queue. Not safe to share between threads."""
 
     def __init__(
-        self, link: Link, *, timeout: float = 10.0, is_reliable: bool | None = None
+        self,
+        link: Link,
+        *,
+        timeout: float = 10.0,
+        is_reliable: bool | None = None,
+        name: str = "",
     ) -> None:
-        """Take over a way to a queue, and ask what it can do.
+        """Take over a link to a queue, and ask for the queue's capabilities.
 
-        :param timeout: seconds after which a request without an answer is given up
-        :param is_reliable: whether it has the reliable mode; without it, it is asked
+        :param timeout: seconds after which an unanswered request fails
+        :param is_reliable: whether the queue has the reliable mode; None asks it
+        :param name: prefix of this client's name at the queue; a random suffix makes it unique
 
-        :raises ConnectionLost: nobody answers.
+        :raises ConnectionLost: the queue does not answer.
         """
         self._link = link
         self._timeout = timeout
-        self._name = secrets.token_hex(8).encode()
+        self._name = f"{name}.{secrets.token_hex(8)}".lstrip(".").encode()
         # Nobody who cannot see a request knows the number that an answer has to name.
         self._seqs = itertools.count(secrets.randbits(40))
         self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
@@ -236,15 +242,15 @@ class QueueClient(Closable):
 
     @property
     def largest(self) -> int:
-        """Bytes that a message may have."""
+        """The largest message that fits, in bytes."""
         return self._link.largest
 
     # --- legacy -------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Return how many messages wait.
+        """Return the number of queued messages.
 
-        :raises ConnectionLost: nobody answers.
+        :raises ConnectionLost: the queue does not answer.
         """
         answer = self._ask(b"SIZE", self._some_waits())
         if answer is None or not answer.isdigit():
@@ -252,18 +258,18 @@ class QueueClient(Closable):
         return int(answer)
 
     def put_legacy(self, message: bytes) -> None:
-        """Append a message. It is stored twice where only the answer got lost.
+        """Append a message with the legacy verb. If only the reply is lost, it is stored twice.
 
-        :raises ConnectionLost: nobody answers.
+        :raises ConnectionLost: the queue does not answer.
         """
         answer = self._ask(b"PUT:" + message, self._some_waits())
         if answer is None or not answer.startswith(b"PUT "):
             raise self._lost("nobody knows whether it has the message")
 
     def get_legacy(self) -> bytes:
-        """Take a message; empty: there is none, or it is.
+        """Take a message with the legacy verb; empty if the queue is empty or the message is.
 
-        :raises ConnectionLost: no answer came, and with it perhaps a message was lost.
+        :raises ConnectionLost: no reply arrived; a message may have been lost with it.
         """
         # Asked once: the queue forgets a message before it answers.
         answer = self._ask(b"GET", [self._timeout])
@@ -286,7 +292,7 @@ class QueueClient(Closable):
         return itertools.islice(_WAITS.delays(self._rng), _CAPS_ASKED)
 
     def _ask(self, command: bytes, waits: Iterable[float]) -> bytes | None:
-        """Ask what is answered without a number, as often as there are waits; None: in vain."""
+        """Send a legacy request once per wait until a reply arrives; None if none does."""
         frame = encode_bytes(command)
         for wait in waits:
             deadline = time.monotonic() + wait
@@ -305,11 +311,11 @@ class QueueClient(Closable):
     # --- reliable -----------------------------------------------------------------------------
 
     def put(self, messages: Sequence[bytes]) -> None:
-        """Append messages, each once.
+        """Append messages, each exactly once.
 
-        :raises Unacknowledged: nobody answers; its fields tell what is stored.
+        :raises Unacknowledged: no reply arrives; its fields say what is stored.
         :raises WriteTimeout: the queue stayed full for the time allowed.
-        :raises QueueRefused: it refuses them otherwise.
+        :raises QueueRefused: the queue refuses them for another reason.
         """
         done = 0
         for batch in self._batches(messages):
@@ -356,10 +362,10 @@ class QueueClient(Closable):
             time.sleep(wait)
 
     def get(self, most: int, wait: float = 0.0) -> tuple[Tags, Sequence[bytes]]:
-        """Lease up to so many messages; wait some seconds for the first.
+        """Lease up to `most` messages; wait up to `wait` seconds for the first.
 
-        :returns: runs of their numbers, and the messages
-        :raises ConnectionLost: nobody answers.
+        :returns: the runs of their numbers, and the messages
+        :raises ConnectionLost: the queue does not answer.
         :raises QueueRefused: the queue refuses.
         """
         wait = min(wait, LONGEST_WAIT_MS / 1000)
@@ -373,18 +379,18 @@ class QueueClient(Closable):
         return reply.tags, reply.messages
 
     def ack(self, tags: Tags) -> None:
-        """Say that messages are done.
+        """Acknowledge messages.
 
-        :raises LeaseLost: others may have got some of them by now; the rest are settled.
-        :raises ConnectionLost: nobody answers.
+        :raises LeaseLost: some leases had ended; the other messages are settled.
+        :raises ConnectionLost: the queue does not answer.
         """
         self._give_back(tags, ack_request(self._name, format_tags(tags)))
 
     def nack(self, tags: Tags, delay: float = 0.0) -> None:
-        """Give messages back, to come again after some seconds.
+        """Return messages to the queue; they are redelivered after `delay` seconds.
 
         :raises LeaseLost: as for `ack`.
-        :raises ConnectionLost: nobody answers.
+        :raises ConnectionLost: the queue does not answer.
         """
         self._give_back(tags, nack_request(self._name, format_tags(tags), delay))
 
@@ -398,10 +404,10 @@ class QueueClient(Closable):
             raise QueueRefused(self.server, reply.code, reply.text)
 
     def _exchange(self, about: bytes, frame: bytes, wait: float = 0.0) -> Reply:
-        """Send a request until its answer comes, which names what it is about.
+        """Send a request until the reply arrives that names `about`.
 
-        :param wait: seconds that the queue may take for it
-        :raises ConnectionLost: no answer came in time.
+        :param wait: seconds that the queue may hold the request
+        :raises ConnectionLost: no reply arrived in time.
         """
         deadline = time.monotonic() + self._timeout + wait
         for pause in _WAITS.delays(self._rng):

@@ -47,6 +47,7 @@ __all__ = [
     "error_reply",
     "format_tags",
     "lease_request",
+    "message_reply",
     "messages_reply",
     "nack_request",
     "none_reply",
@@ -93,7 +94,7 @@ Tags: TypeAlias = "Sequence[tuple[int, int, int]]"
 
 
 class Store(NamedTuple):
-    """Append messages, once however often it is asked."""
+    """Append messages, once however often the request is repeated."""
 
     client: bytes
     seq: int
@@ -101,7 +102,7 @@ class Store(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Lend messages; asked again with the same number, the same ones."""
+    """Lease messages; a repeated number leases the same ones."""
 
     client: bytes
     seq: int
@@ -123,7 +124,7 @@ class Ack(NamedTuple):
 
 
 class Nack(NamedTuple):
-    """Messages are to come again, after so many seconds."""
+    """Messages are to be redelivered after `delay` seconds."""
 
     client: bytes
     tags: Tags
@@ -135,7 +136,7 @@ Request: TypeAlias = Store | Lease | Ack | Nack
 
 
 class BadRequest(Malformed):
-    """A reliable request is not as it should be; `about` is what its answer names."""
+    """A reliable request is malformed; `about` is what the reply names."""
 
     def __init__(self, about: bytes, where: str, expected: object, found: object) -> None:
         super().__init__(_WHAT, where, expected, found)
@@ -153,17 +154,17 @@ def store_request(client: bytes, seq: int, messages: Sequence[bytes]) -> bytes:
 
 
 def lease_request(client: bytes, seq: int, count: int, wait: float) -> bytes:
-    """Return the frame that asks for up to `count` messages, and waits some seconds for one."""
+    """Return the frame that asks for up to `count` messages, and waits up to `wait` seconds."""
     return encode_bytes(b"RGETS:%b:%d:%d:%d" % (client, seq, count, wait * 1000))
 
 
 def ack_request(client: bytes, tags: bytes) -> bytes:
-    """Return the frame that says that messages are done."""
+    """Return the frame that acknowledges messages."""
     return encode_bytes(b"ACK:%b:%b" % (client, tags))
 
 
 def nack_request(client: bytes, tags: bytes, delay: float) -> bytes:
-    """Return the frame that gives messages back, to come again after some seconds."""
+    """Return the frame that asks for redelivery after `delay` seconds."""
     return encode_bytes(b"NACK:%b:%b:%d" % (client, tags, delay * 1000))
 
 
@@ -220,7 +221,7 @@ RELIABLE: Final[Mapping[bytes, Callable[[bytes], Request]]] = {
 
 
 def _parts(rest: bytes, count: int, *, optional: int = 0) -> list[bytes]:
-    """Split at colons: so many parts, and some that may be missing, which then are empty."""
+    """Split at colons into `count` parts and up to `optional` more; missing ones are empty."""
     parts = rest.split(b":", count + optional - 1)
     if len(parts) < count:
         about = _first(parts[1]) if len(parts) > 1 else b""
@@ -247,7 +248,7 @@ def _number(about: bytes, where: str, text: bytes, most: int, base: int = 10) ->
 
 
 def _first(tags: bytes) -> bytes:
-    """Return what an answer about these names: the first, without those that follow it."""
+    """Return what the reply names: the first tag, without the rest of its run."""
     return tags[:_LONGEST_NAME].partition(b",")[0].partition(b"-")[0]
 
 
@@ -285,29 +286,32 @@ def format_tags(runs: Tags) -> bytes:
 
 
 def ok_reply(about: bytes) -> bytes:
-    """Return the answer that all is done."""
+    """Return the reply for success."""
     return encode_bytes(b"OK:" + about)
 
 
 def none_reply(seq: int) -> bytes:
-    """Return the answer that there is no message."""
+    """Return the reply for an empty queue."""
     return encode_bytes(b"NONE:%d" % seq)
 
 
-def messages_reply(request: Lease, tags: bytes, messages: Sequence[bytes]) -> bytes:
-    """Return the answer that lends these."""
-    if request.is_single:
-        return encode_bytes(b"MSG:%d:%b:%b" % (request.seq, tags, messages[0]))
-    return encode_bytes(b"MSGS:%d:%b:%b" % (request.seq, tags, join_frames(messages)))
+def message_reply(seq: int, tag: bytes, message: bytes) -> bytes:
+    """Return the reply that leases one message."""
+    return encode_bytes(b"MSG:%d:%b:%b" % (seq, tag, message))
+
+
+def messages_reply(seq: int, tags: bytes, frames: bytes) -> bytes:
+    """Return the reply that leases the messages in these frames."""
+    return encode_bytes(b"MSGS:%d:%b:%b" % (seq, tags, frames))
 
 
 def error_reply(about: bytes, code: Code, text: str) -> bytes:
-    """Return the answer that tells what is wrong."""
+    """Return the reply that reports an error."""
     return encode_bytes(b"ERR:%b:%b:%b" % (about, code.encode(), text.encode()))
 
 
 class Reply(NamedTuple):
-    """What a queue answers to a reliable request."""
+    """A parsed reply to a reliable request."""
 
     #: The sequence number, or the first tag, of the request.
     about: bytes
@@ -321,9 +325,9 @@ class Reply(NamedTuple):
 
 
 def parse_reply(answer: bytes) -> Reply:
-    """Return what a queue answers.
+    """Parse a reply.
 
-    :raises Malformed: it is no answer to a reliable request.
+    :raises Malformed: this is no reply to a reliable request.
     """
     verb, _, rest = answer.partition(b":")
     if verb in {b"OK", b"NONE"}:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from penstock.core.batch import messages_from_batch
-from penstock.core.books import BookedWriter
+from penstock.core.batch import check_batch, count_headers
+from penstock.core.capabilities import Grouped, numbers_of_delivered
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import (
     Closed,
@@ -23,21 +24,20 @@ from penstock.core.errors import (
     Unacknowledged,
     Unsupported,
 )
-from penstock.core.grouped import Grouped, numbers_of_delivered
-from penstock.core.info import StreamInfo
-from penstock.core.interfaces import LONGEST_SLEEP, Reader
+from penstock.core.interfaces import LONGEST_PAUSE, BookedWriter, Reader, StreamInfo
 from penstock.core.message import Message
 from penstock.core.options import Duration, Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
 from penstock.protocols.lhhttt.server import DEFAULT_PORT
+from penstock.protocols.reaching import host_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
-    from penstock.core.grouped import Delivered, GroupStatistics
+    from penstock.core.capabilities import Delivered, GroupStatistics
     from penstock.core.interfaces import BytesLike, Writer
     from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 #: What the protocol has no place for.
 _CANNOT_CARRY: Final = {
-    "time_ns": "becomes the time at which a message is read",
-    "type": "becomes 0",
-    "subtype": "becomes 0",
-    "stream": "is left out",
-    "attributes": "are left out; a reader gives the message's tag",
+    "time_ns": "left out: a message has no time, and a reader gives that of reading",
+    "type": "left out: a message has none",
+    "subtype": "left out: a message has none",
+    "stream": "left out: a queue has an address",
+    "attributes": "left out: a reader gives the message's tag",
 }
 #: Messages that are sent as one call, so that an error tells how far it came.
 _AT_ONCE: Final = 10_000
@@ -66,6 +66,8 @@ class UrlOptions(Options):
     timeout: Annotated[Duration, Field(gt=0)] = 10.0
     #: Which verbs are used: `auto` asks the queue.
     mode: Literal["auto", "reliable", "legacy"] = "auto"
+    #: What its name at the queue begins with.
+    client: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,40}$")] = ""
 
 
 class LhhtttEndpoint(Endpoint):
@@ -84,7 +86,7 @@ class LhhtttEndpoint(Endpoint):
             return StreamInfo(
                 url=url.text,
                 layout="lhhttt",
-                storage="remote queue",
+                storage="a server",
                 slots=0,
                 buffer_size=0,
                 oldest_seq=None,
@@ -104,37 +106,34 @@ class LhhtttEndpoint(Endpoint):
 
 def _client(url: URL) -> QueueClient:
     options = parse_options(url, UrlOptions)
-    host, port = url.host, url.port or DEFAULT_PORT
     link: DatagramLink | StreamLink
     if url.scheme == "lhhttt+unix":
         if not url.path:
             raise InvalidURL(url.text, "it names no path", hint="write lhhttt+unix:/path")
         link = StreamLink(url.text, url.path, options.timeout)
-    elif not host or url.path.strip("/"):
-        hint = f"write {url.scheme}://host:{DEFAULT_PORT}"
-        raise InvalidURL(url.text, "it names no host alone", hint=hint)
     elif url.scheme == "lhhttt+tcp":
-        link = StreamLink(url.text, (host, port), options.timeout)
+        link = StreamLink(url.text, host_alone(url, DEFAULT_PORT), options.timeout)
     else:
-        link = DatagramLink(url.text, host, port)
+        link = DatagramLink(url.text, *host_alone(url, DEFAULT_PORT))
     is_reliable = {"auto": None, "reliable": True, "legacy": False}[options.mode]
     try:
-        return QueueClient(link, timeout=options.timeout, is_reliable=is_reliable)
+        return QueueClient(
+            link, timeout=options.timeout, is_reliable=is_reliable, name=options.client
+        )
     except BaseException:
         link.close()
         raise
 
 
 class LhhtttReader(Reader, Grouped):
-    """Takes messages from a queue, which it shares with others.
+    """Takes messages from a queue that other consumers share.
 
-    In the reliable mode they are leased: `acknowledge` or `ack` settles them, and what is not
-    settled comes again. A message's `seq` is the number in its tag, which is in `attributes`: the
-    same when it comes again. Of a queue of the prototype, messages are gone once they are read.
+    In the reliable mode messages are leased: `acknowledge` or `ack` settles them, and the others
+    are redelivered. A message's `seq` is the number in its tag, which is in `attributes`; a
+    redelivered message has the same. From a queue of the prototype, reading takes messages away.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
-    _longest_pause = LONGEST_SLEEP
 
     def __init__(self, url: str, client: QueueClient) -> None:
         super().__init__(url)
@@ -145,7 +144,6 @@ class LhhtttReader(Reader, Grouped):
         self._arrived: deque[Message] = deque()
         #: Epochs of the messages that were handed out and not settled, by their numbers.
         self._open: dict[int, int] = {}
-        self._wanted = 1
         self._next_seq: int | None = None
         if not client.is_reliable:
             log.warning("%s: what is read is taken away from the queue", url)
@@ -154,7 +152,6 @@ class LhhtttReader(Reader, Grouped):
 
     def _take(self, limit: int) -> list[Message]:
         self._check_open()
-        self._wanted = limit
         if not self._arrived:
             self._fetch(limit, 0.0)
         taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
@@ -186,11 +183,17 @@ class LhhtttReader(Reader, Grouped):
                 for number in numbers
             ]
 
-    def _pause(self, seconds: float) -> None:
-        if self._client.is_reliable and not self._arrived:
-            self._fetch(self._wanted, max(seconds, 0.001))
-        else:
-            time.sleep(seconds)
+    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        if not self._client.is_reliable:
+            return super()._wait_and_take(limit, timeout)
+        # One request waits at the queue for all of the time, where a message wakes it.
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._arrived and (left := deadline - time.monotonic()) > 0:
+            began = time.monotonic()
+            self._fetch(limit, left)
+            if not self._arrived and time.monotonic() < began + LONGEST_PAUSE < deadline:
+                time.sleep(LONGEST_PAUSE)  # it has too many that wait, or has lent too much
+        return self._take(limit) if self._arrived else []
 
     def available(self) -> Iterator[Message]:
         for _ in range(self._client.size() + len(self._arrived)):
@@ -208,7 +211,7 @@ class LhhtttReader(Reader, Grouped):
         self._settle(numbers_of_delivered(messages), delay)
 
     def acknowledge(self) -> None:
-        """Settle everything that was handed out."""
+        """Settle every message that was returned to the caller."""
         waiting = {message.seq for message in self._arrived}
         self._settle([number for number in self._open if number not in waiting], None)
 
@@ -261,7 +264,7 @@ class LhhtttReader(Reader, Grouped):
             raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
-        """Give back what was not settled. Closing twice is fine."""
+        """Return unsettled messages to the queue. Idempotent."""
         if self._is_closed:
             return
         try:
@@ -286,7 +289,7 @@ def _runs(numbers: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 class LhhtttWriter(BookedWriter):
-    """Appends messages to a queue, each of which is stored when the call returns."""
+    """Appends messages to a queue; each is stored when the call returns."""
 
     cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
 
@@ -319,12 +322,10 @@ class LhhtttWriter(BookedWriter):
         return self._messages - 1 if messages else None
 
     def write_batch(self, batch: Batch) -> int | None:
-        messages = list(messages_from_batch(batch))
-        self._headers_dropped += sum(
-            bool(m.type or m.subtype or m.stream or m.attributes) for m in messages
-        )
-        self._send([message.payload for message in messages])
-        return self._messages - 1 if messages else None
+        check_batch(batch)
+        self._headers_dropped += count_headers(batch, "stream", "attributes")
+        self._send(batch.column("payload").to_pylist())
+        return self._messages - 1 if len(batch) else None
 
     def _send(self, messages: Sequence[bytes]) -> None:
         self._check_open()
@@ -333,17 +334,17 @@ class LhhtttWriter(BookedWriter):
         if not self._client.is_reliable:
             for message in messages:
                 self._client.put_legacy(message)
-                self._count([message])
+                self._count_sent(1, len(message))
             return
         try:
             self._client.put(messages)
         except Unacknowledged as error:
-            self._count(messages[: error.acknowledged])
+            self._count_sent(error.acknowledged, sum(map(len, messages[: error.acknowledged])))
             raise
-        self._count(messages)
+        self._count_sent(len(messages), sum(map(len, messages)))
 
     def _check(self, message: bytes) -> None:
-        """Refuse what the queue cannot take, before anything is sent.
+        """Check a message before anything is sent.
 
         :raises MessageTooLarge: it does not fit a datagram.
         :raises Malformed: it is not text, and the queue takes texts only.
@@ -365,12 +366,6 @@ class LhhtttWriter(BookedWriter):
                 f"{message[error.start : error.end]!r}",
                 hint="a queue of the prototype takes texts only",
             ) from None
-
-    def _count(self, messages: Sequence[bytes]) -> None:
-        self._messages += len(messages)
-        self._bytes += sum(map(len, messages))
-        if self._messages:
-            self._last_seq = self._messages - 1
 
     def close(self) -> None:
         self._is_closed = True

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from penstock.core.errors import Malformed, MessageTooLarge
+from penstock.protocols.lhhttt._frames import decode_all, split
 from penstock.protocols.lhhttt._frames import join as join_frames
-from penstock.protocols.lhhttt._frames import split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +22,11 @@ __all__ = [
     "LONGEST",
     "FrameDecoder",
     "decode",
+    "decode_all",
     "decode_bytes",
     "encode",
     "encode_bytes",
+    "frame_body",
     "join_frames",
     "split_frames",
 ]
@@ -40,7 +42,7 @@ _DIGITS: Final = b"0123456789abcdefABCDEF"
 def encode(text: str) -> bytes:
     """Return the frame of a text.
 
-    :raises UnicodeEncodeError: it has half of a surrogate pair.
+    :raises UnicodeEncodeError: it has an unpaired surrogate.
     """
     return encode_bytes(text.encode())
 
@@ -48,7 +50,7 @@ def encode(text: str) -> bytes:
 def encode_bytes(data: BytesLike) -> bytes:
     """Return the frame of bytes, which should be UTF-8 where the peer is another's program.
 
-    :raises MessageTooLarge: fifteen digits cannot tell their number.
+    :raises MessageTooLarge: its length needs more than fifteen digits.
     """
     if len(data) > LONGEST:
         raise MessageTooLarge(len(data), LONGEST)
@@ -70,35 +72,35 @@ def decode(frame: BytesLike) -> str:
 
 
 def decode_bytes(frame: BytesLike) -> bytes:
-    """Return what exactly one frame holds.
+    """Return the body of exactly one frame.
 
     :raises Malformed: it is not one frame.
     """
     found, end = split(frame, LONGEST)
     if len(found) == 1 and end == len(frame):
         return found[0]
-    body = _body(bytes(frame), 0)
+    body = frame_body(bytes(frame), 0)
     if body is None:
         raise Malformed(_WHAT, "length", "the whole of its header", f"{len(frame)} bytes")
     raise Malformed(_WHAT, "length", f"{sum(body)} bytes", f"{len(frame)} bytes")
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """Return what frames hold that come one behind the other.
+    """Return the bodies of concatenated frames.
 
-    :raises Malformed: they are no frames, or end in the middle of one.
+    :raises Malformed: these are no frames, or the last one is cut off.
     """
     found, end = split(data, LONGEST)
     if end < len(data):
-        _body(data, end)
+        frame_body(data, end)
         raise Malformed(_WHAT, f"byte {end}", "a whole frame", f"{len(data) - end} bytes")
     return found
 
 
-def _body(data: bytes | bytearray, at: int) -> tuple[int, int] | None:
-    """Return where the text of a frame begins and its size; None: more of the header is to come.
+def frame_body(data: bytes | bytearray, at: int) -> tuple[int, int] | None:
+    """Return start and size of a frame's body, or None if the header is incomplete.
 
-    :raises Malformed: it begins otherwise.
+    :raises Malformed: this is no frame header.
     """
     if len(data) <= at:
         return None
@@ -122,13 +124,13 @@ def _number(data: bytes | bytearray, start: int, end: int) -> int:
 
 
 class FrameDecoder:
-    """Takes frames out of a stream of bytes that comes in pieces.
+    """An incremental decoder: finds frames in a stream of bytes.
 
-    After an error nobody knows where the next frame begins: whoever sends this has to be left.
+    After an error the start of the next frame is unknown: close the connection.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        """Refuse frames whose text is longer than `limit` bytes before they come."""
+        """Refuse frames of more than `limit` bytes by their header, before their body arrives."""
         self._limit = limit
         self._rest = bytearray()
         #: Bytes of the frame at its beginning, as far as that is known: until then nobody looks.
@@ -138,13 +140,13 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that has not come whole."""
+        """Bytes of an incomplete frame that are buffered."""
         return len(self._rest)
 
     def feed(self, data: BytesLike) -> Iterator[bytes]:
-        """Take a piece, and yield what the frames hold that it completes.
+        """Add received bytes, and yield the bodies of completed frames.
 
-        :raises Malformed: it is not a frame that follows, or one that is too long.
+        :raises Malformed: the stream holds no valid frame here, or one that is too long.
         """
         rest = self._rest
         rest += data
@@ -159,9 +161,9 @@ class FrameDecoder:
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Make sure that what follows begins as a frame that may come."""
+        """Check the header of the next frame."""
         try:
-            body = _body(self._rest, 0)
+            body = frame_body(self._rest, 0)
         except Malformed as error:
             self._refuse(error)
         if body is None:

@@ -10,15 +10,15 @@ import socket
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.closing import Closable
-from penstock.core.errors import Malformed, StorageError
+from penstock.core.errors import StorageError
+from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
-from penstock.protocols.datagrams import DatagramSocket
-from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes
-from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings, QueueStatistics
+from penstock.protocols.datagrams import DatagramServer, DatagramSocket
+from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all
+from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics
+from penstock.protocols.lhhttt.queue import MessageQueue
 from penstock.protocols.server import (
-    DatagramServer,
     Limits,
     Server,
     ServerStatistics,
@@ -43,7 +43,7 @@ LARGEST_DATAGRAM: Final = 65_507
 #: Seconds that answers have to leave: a kernel without room for them loses them.
 _SENDING: Final = 1.0
 #: Bytes of a connection that are read at once.
-_PIECE: Final = 1 << 18
+_PIECE: Final = 1 << 16
 #: Seconds between two looks whether a client that waits has left; and that one who says nothing
 #: keeps its thread.
 _LOOK: Final = 1.0
@@ -53,7 +53,7 @@ _ATTEMPTS: Final = 20
 
 
 class ServerOptions(Options):
-    """What `penstock serve lhhttt` is told."""
+    """Options of `penstock serve lhhttt`."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -85,7 +85,7 @@ class ServerOptions(Options):
 
 
 class LhhtttStatistics(NamedTuple):
-    """Books of a server: what came is malformed, or a command of the queue."""
+    """Counters of a server: every datagram is malformed, or a command to the queue."""
 
     queue: QueueStatistics
     #: Datagrams, and what the kernel dropped of them.
@@ -101,7 +101,7 @@ class LhhtttStatistics(NamedTuple):
 def _listen(options: ServerOptions) -> tuple[DatagramSocket, list[socket.socket]]:
     """Listen by UDP and, if it is asked for, by TCP at the same port.
 
-    :raises StorageError: the port cannot be had.
+    :raises StorageError: the port is in use.
     """
     attempts = 0
     while True:
@@ -117,12 +117,14 @@ def _listen(options: ServerOptions) -> tuple[DatagramSocket, list[socket.socket]
 
 
 class LhhtttServer(Closable):
-    """Serves one queue, from when it is made until it is closed."""
+    """Serves one queue, from construction until `close`."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, queue: CommandQueue | None = None) -> None:
         """Listen, and begin.
 
-        :raises StorageError: an address cannot be had.
+        :param queue: answers the commands; None makes one. It is closed with the server.
+
+        :raises StorageError: an address is in use.
         :raises PenstockError: the journal cannot be opened.
         """
         self.options = options
@@ -139,7 +141,8 @@ class LhhtttServer(Closable):
             for sockets in listeners:
                 for each in sockets:
                     undo.callback(each.close)
-            self.queue = undo.enter_context(MessageQueue(options.settings()))
+            self.queue = MessageQueue(options.settings()) if queue is None else queue
+            undo.callback(self.queue.close)
             self._datagrams = DatagramServer("lhhttt", sock, self._handle, log=log)
             limits = Limits(max_clients=options.max_clients)
             self._streams = [
@@ -153,7 +156,7 @@ class LhhtttServer(Closable):
             server.start()
 
     def _warn_if_open(self) -> None:
-        """Say that other machines are let in: the protocol has no passwords."""
+        """Warn when other machines can connect: the protocol has no authentication."""
         address = str(self._socket.socket.getsockname()[0]).partition("%")[0]
         if not ipaddress.ip_address(address).is_loopback:
             log.warning(
@@ -164,25 +167,20 @@ class LhhtttServer(Closable):
 
     @property
     def address(self) -> str:
-        """`host:port`, for people."""
+        """`host:port`, for display."""
         host = self.options.host.strip("[]")
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     # --- datagrams ----------------------------------------------------------------------------
 
     def _handle(self, datagrams: Datagrams) -> None:
-        commands: list[tuple[bytes, Address]] = []
-        for datagram, peer in datagrams.whole:
-            try:
-                commands.append((decode_bytes(datagram), peer))
-            except Malformed:
-                self._malformed += 1
-        self._malformed += len(datagrams.cut)
+        commands, malformed = decode_all(datagrams.whole)
+        self._malformed += malformed + len(datagrams.cut)
         replies, _ = self.queue.handle(commands, self._send, LARGEST_DATAGRAM)
         self._send(replies)
 
     def _send(self, replies: Sequence[tuple[bytes, Address]]) -> None:
-        """Send answers; to one that cannot be reached, none."""
+        """Send replies; skip clients that cannot be reached."""
         left = list(replies)
         while left:
             try:
@@ -212,7 +210,7 @@ class LhhtttServer(Closable):
         )
 
     def close(self) -> None:
-        """Stop; what has come is answered. Closing twice is fine."""
+        """Stop after answering what has arrived. Idempotent."""
         for server in self._streams:
             server.close()
         self._datagrams.close()
@@ -222,9 +220,9 @@ class LhhtttServer(Closable):
 
 
 def _listen_at(path: Path) -> list[socket.socket]:
-    """Listen at a path; a socket that nobody listens at any more makes room.
+    """Listen at a path; replace a stale socket file.
 
-    :raises StorageError: something else is there.
+    :raises StorageError: the path is another kind of file.
     """
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -240,7 +238,7 @@ def _listen_at(path: Path) -> list[socket.socket]:
 class _QueueSession(Session):
     """A client that sends frames in a stream."""
 
-    def __init__(self, connection: Connection, messages: MessageQueue, largest: int) -> None:
+    def __init__(self, connection: Connection, messages: CommandQueue, largest: int) -> None:
         super().__init__(connection)
         self._queue = messages
         self._largest = largest
@@ -264,7 +262,7 @@ class _QueueSession(Session):
         return True
 
     def _wait_for(self, waiting: int) -> bool:
-        """Send answers as they come, until so many have; False: the client has left."""
+        """Send `waiting` replies as they become ready; False if the client has left."""
         while waiting:
             try:
                 answers = self._late.get(timeout=_LOOK)

@@ -1,7 +1,7 @@
 /* How is a WRITE of one plain message, the most usual request, made and known at a glance?
  *
  * In C because a round trip makes each of these once, and Python needs as long for all four as the
- * system does for one packet. What the bytes mean is known elsewhere: `fmq_short` gives a request
+ * system does for one packet. What the bytes mean is known elsewhere: `fmq_messages` gives a request
  * and a reply that the codec made, and here are only the places of the numbers that change.
  */
 #define PY_SSIZE_T_CLEAN
@@ -10,12 +10,13 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of frames: cookie, id, len, seq_no (spec lrose 2.2); a reply is a DsMessage without parts. */
+/* Bytes of frames: cookie, id, len, seq_no (docs/specs/lrose.md 2.2); a reply is a DsMessage
+ * without parts. */
 enum { FRAME_HEADER = 20, REQUEST_SIZE = 164, REPLY_SIZE = 84, ALIGNMENT = 8 };
 /* Of both. */
 enum { LEN_AT = 12, SEQ_AT = 16 };
-/* Of a request, whose parts are an INFO and a DATA (spec lrose 2.5): the len of DATA, its spare, and
- * the numbers of INFO. */
+/* Of a request, whose parts are an INFO and a DATA (docs/specs/lrose.md 2.5): the len of DATA, its
+ * spare, and the numbers of INFO. */
 enum { DATA_LEN_AT = 116, TYPE_AT = 132, SUBTYPE_AT = 136, SIZE_AT = 140, COMPRESSED_AT = 144,
        PLAIN_SIZE_AT = 148, TIME_AT = 156 };
 /* Of a reply. */

@@ -1,41 +1,48 @@
-"""How does a program register its data with a DataMapper, and ask it for those of others?"""
+"""How does a program register its data with a DataMapper, and query those of others?"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption, Malformed
+from penstock.core.interfaces import Closable
+from penstock.core.worker import Worker
 from penstock.protocols.lrose.addresses import default_port
-from penstock.protocols.lrose.connection import Connection
-from penstock.protocols.lrose.datamapper_info import NO_LEAD, DataSetInfo
-from penstock.protocols.lrose.datamapper_messages import (
+from penstock.protocols.lrose.datamapper_wire import (
     DATAMAPPER_TYPE,
+    NO_LEAD,
+    DataSetInfo,
     MapReply,
     MapRequest,
     ReplyKind,
     RequestKind,
 )
+from penstock.protocols.lrose.ds_client import Connection, RequestRefused
 from penstock.protocols.lrose.ds_message import ErrorCode
-from penstock.protocols.lrose.errors import RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "DEFAULT_INTERVAL",
     "SCHEME",
     "DataMapClient",
+    "Registrar",
+    "RegistrarStatistics",
     "below_data_dir",
     "is_active",
     "own_host",
     "register_latest",
 ]
 
-#: What LROSE calls this service.
+#: LROSE's name of this service.
 SCHEME: Final = "dmapp"
 
 _FIRST_SECOND: Final = -(2**31)
@@ -43,12 +50,12 @@ _LATEST_SECOND: Final = 2**31 - 1
 
 
 def is_active() -> bool:
-    """Tell whether programs are to register: `DATA_MAPPER_ACTIVE=false` turns it off."""
+    """Tell whether registration is on: `DATA_MAPPER_ACTIVE=false` turns it off."""
     return os.environ.get("DATA_MAPPER_ACTIVE", "").strip().lower() != "false"
 
 
 def below_data_dir(path: str) -> str:
-    """Return a path without `$RAP_DATA_DIR` or `$DATA_DIR`, so that all machines name it alike."""
+    """Return a path without `$RAP_DATA_DIR` or `$DATA_DIR`: the same on all machines."""
     path = os.path.abspath(path)  # noqa: PTH100 - a Path would not take every name
     for variable in ("RAP_DATA_DIR", "DATA_DIR"):
         root = os.environ.get(variable, "").rstrip("/")
@@ -59,7 +66,7 @@ def below_data_dir(path: str) -> str:
 
 @cache
 def own_host() -> tuple[str, str]:
-    """Return the name and the address of this machine, as the map knows it."""
+    """Return the name and the address of this machine for the map."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -69,11 +76,11 @@ def own_host() -> tuple[str, str]:
 
 
 class DataMapClient:
-    """Talks to one DataMapper, LROSE's or ours: a connection for each request, as it wants it.
+    """A client of one DataMapper, LROSE's or ours: one connection for each request.
 
-    Safe to share between threads. Every method raises `ConnectionLost` where nobody answers,
-    `RequestRefused` where the server says no (LROSE's own client does not notice that), and
-    `Malformed` where the answer is none.
+    Safe to share between threads. Every method raises `ConnectionLost` if the server does not
+    answer, `RequestRefused` if it reports an error (LROSE's own client does not notice that), and
+    `Malformed` if the answer is not valid.
     """
 
     def __init__(
@@ -84,9 +91,9 @@ class DataMapClient:
         connect_timeout: float = 5.0,
         timeout: float = 30.0,
     ) -> None:
-        """Use the map on a host, or, with colons between, the last of these through the others.
+        """Use the map on a host; of several, separated by colons, the last through the others.
 
-        :raises InvalidOption: there is no host, or no such port.
+        :raises InvalidOption: no host is given, or the port is not valid.
         """
         host, *relay = hosts.split(":")
         if not host or not all(relay):
@@ -104,7 +111,7 @@ class DataMapClient:
     def register_latest(
         self, directory: str, latest_time: int, datatype: str = "", *, lead: int = NO_LEAD
     ) -> None:
-        """Say that a data set has data of this time (seconds since 1970)."""
+        """Register the time (seconds since 1970) of the latest data of a data set."""
         self.register(
             RequestKind.REG_LATEST_DATA,
             DataSetInfo(
@@ -116,7 +123,7 @@ class DataMapClient:
         )
 
     def register_status(self, directory: str, status: str, datatype: str = "") -> None:
-        """Say how a data set is, in words."""
+        """Register the status text of a data set."""
         self.register(
             RequestKind.REG_STATUS, DataSetInfo(status=status, datatype=datatype, dir=directory)
         )
@@ -131,7 +138,7 @@ class DataMapClient:
         nfiles: float,
         total_bytes: float,
     ) -> None:
-        """Say what of a data set is in store."""
+        """Register what of a data set is stored."""
         self.register(
             RequestKind.REG_DATA_SET,
             DataSetInfo(
@@ -145,7 +152,7 @@ class DataMapClient:
         )
 
     def register_full(self, infos: Iterable[DataSetInfo]) -> None:
-        """Hand over whole entries, as they are."""
+        """Register complete entries, unchanged."""
         self._ask(MapRequest(RequestKind.REG_FULL, tuple(infos)), ReplyKind.REG_STATUS)
 
     def register(self, kind: RequestKind, info: DataSetInfo) -> None:
@@ -168,12 +175,12 @@ class DataMapClient:
         return self.request(MapRequest(RequestKind.REQ_ALL, (), self._relay)).infos
 
     def selected(self, datatype: str = "", directory: str = "") -> tuple[DataSetInfo, ...]:
-        """Return those of a type and of a directory; an empty text matches any."""
+        """Return the entries of a type and of a directory; an empty text matches any."""
         info = DataSetInfo(datatype=datatype, dir=directory)
         return self.request(MapRequest(RequestKind.REQ_SELECTED, (info,), self._relay)).infos
 
     def request(self, request: MapRequest) -> MapReply:
-        """Ask for entries, as the request says."""
+        """Send a request, and return the entries of the reply."""
         return self._ask(request, ReplyKind.WITH_INFO)
 
     def _ask(self, request: MapRequest, expected: ReplyKind) -> MapReply:
@@ -194,7 +201,7 @@ class DataMapClient:
 def register_latest(
     info: DataSetInfo, *, host: str = "localhost", port: int | None = None, timeout: float = 2.0
 ) -> None:
-    """Register latest data with the map of this machine, unless that is turned off.
+    """Register latest data with the map of this machine, unless registration is off.
 
     :raises PenstockError: as `DataMapClient` does.
     """
@@ -204,5 +211,122 @@ def register_latest(
 
 
 def _second(time: int) -> int:
-    """Return a time as far as 32 bits go."""
+    """Return a time limited to 32 bits."""
     return max(_FIRST_SECOND, min(time, _LATEST_SECOND))
+
+
+# --- registration in the background -------------------------------------------------------------
+
+log = logging.getLogger(__name__)
+
+#: Least seconds between two registrations.
+DEFAULT_INTERVAL: Final = 5.0
+#: Short timeout: the map of this machine answers at once, or not at all.
+_TIMEOUT: Final = 2.0
+_NS_PER_SECOND: Final = 1_000_000_000
+
+
+class RegistrarStatistics(NamedTuple):
+    """Counters of a registrar. Every attempt succeeded or failed."""
+
+    #: Registrations that the map accepted.
+    registered: int
+    #: Attempts that failed: map down, or refused.
+    failed: int
+    #: Error of the last attempt; None after a success.
+    error: str | None
+
+
+class Registrar(Closable):
+    """Registers the latest data of one data set periodically, in its own thread.
+
+    It never raises, and never blocks its caller: a map that is down, hangs or refuses is logged
+    once, and retried at the next interval.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        datatype: str,
+        *,
+        interval: float = DEFAULT_INTERVAL,
+        client: DataMapClient | None = None,
+        level: int = logging.WARNING,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Register a directory under a type, at most once in `interval` seconds.
+
+        :raises InvalidOption: the interval is negative.
+        """
+        if not interval >= 0:  # written so that NaN is refused too
+            raise InvalidOption("interval", interval, "must not be negative")
+        self.directory = directory
+        self.datatype = datatype
+        self.interval = interval
+        self._level = level
+        self._clock = clock
+        self._client = client or DataMapClient(connect_timeout=_TIMEOUT, timeout=_TIMEOUT)
+        self._is_active = is_active()
+        self._next = 0.0
+        #: The last note (time of the data, forecast lead), and the last one registered. Each is set
+        #: by one thread only, so neither needs a lock.
+        self._latest: tuple[int, int] | None = None
+        self._told: tuple[int, int] | None = None
+        self._is_closing = False
+        self._worker = Worker("penstock-registrar", self._work, log=log)
+        self._books = RegistrarStatistics(0, 0, None)
+
+    def note(self, latest_time: int | None = None, lead: int = NO_LEAD) -> None:
+        """Note new data of this time (seconds; None: now). Very cheap.
+
+        The latest note is registered at the next interval, or at `close`.
+        """
+        if not self._is_active or self._is_closing:
+            return
+        if latest_time is None:
+            latest_time = self._clock.now_ns() // _NS_PER_SECOND
+        self._latest = latest_time, lead
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self.interval
+            self._worker.start().wake()
+
+    def _work(self, worker: Worker) -> None:
+        while True:
+            is_last = worker.wait()
+            latest = self._latest
+            if latest is not None and latest is not self._told:
+                self._told = latest
+                self._register(*latest)
+            if is_last:
+                return
+
+    def _register(self, latest_time: int, lead: int) -> None:
+        books = self._books
+        try:
+            self._client.register_latest(self.directory, latest_time, self.datatype, lead=lead)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the data matter more
+            if books.error is None:
+                log.log(
+                    self._level,
+                    "%s is not registered with the data map: %s; it is tried again",
+                    self.directory,
+                    error,
+                )
+            self._books = books._replace(failed=books.failed + 1, error=str(error))
+        else:
+            if books.error is not None:
+                log.info("%s is registered with the data map again", self.directory)
+            self._books = RegistrarStatistics(books.registered + 1, books.failed, None)
+
+    def statistics(self) -> RegistrarStatistics:
+        return self._books
+
+    def close(self, patience: float = _TIMEOUT) -> None:
+        """Register the last note, if that takes no longer than `patience` seconds; then stop."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._latest is not None:
+            self._worker.start()  # for what is left
+        self._worker.stop(patience)

@@ -1,6 +1,7 @@
 """What is in a message of LROSE's servers?
 
-A `DsMessage` is a header and any number of parts, each with a type of its own (spec lrose 2.3).
+A `DsMessage` is a header and any number of parts, each with a type of its own
+(docs/specs/lrose.md 2.3).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HEADER: Final = struct.Struct(">11i20x")
 _PART_32: Final = struct.Struct(">3i12x")
 _PART_64: Final = struct.Struct(">3q24x")
 _INT: Final = struct.Struct(">i")
-#: A message that would reach so many bytes has the 64-bit headers.
+#: From this size on a message has 64-bit headers.
 _SMALL_LIMIT: Final = 2**31 - 1
 #: Parts are padded to a multiple of this, with at least one byte.
 _ALIGNMENT: Final = 8
@@ -44,14 +45,14 @@ _PADDING: Final = bytes(_ALIGNMENT)
 
 
 class Category(IntEnum):
-    """What a message is to a conversation."""
+    """The category of a message."""
 
     GENERIC = 8389420
     SERVER_STATUS = 8389421
     START_PUT = 8389422
     START_GET = 8389423
     END_SERIES = 8389424
-    #: The last one that LROSE's servers take.
+    #: The last one that LROSE's servers accept.
     OTHER = 8389425
 
 
@@ -59,12 +60,12 @@ _CATEGORIES: Final = range(Category.GENERIC, Category.OTHER + 1)
 
 
 def is_known_category(category: int) -> bool:
-    """Tell whether LROSE's servers take messages of this category."""
+    """Tell whether LROSE's servers accept messages of this category."""
     return category in _CATEGORIES
 
 
 class StatusRequest(IntEnum):
-    """Types of messages of the category `SERVER_STATUS` (spec lrose 2.4)."""
+    """Types of messages of the category `SERVER_STATUS` (docs/specs/lrose.md 2.4)."""
 
     IS_ALIVE = 0
     CLIENT_COUNT = 1
@@ -86,7 +87,7 @@ class CommonPart(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """What `error` says, beside a service's own -1."""
+    """Values of `error`, besides a service's own -1."""
 
     NONE = 0
     FAILED = -1
@@ -94,7 +95,7 @@ class ErrorCode(IntEnum):
     BAD_MESSAGE = 0x10000000
     SERVER_ERROR = 0x20000000
     UNKNOWN_COMMAND = 0x40000000
-    #: 0x80000000, in the 32 bits with a sign that it travels in.
+    #: 0x80000000 as a signed 32-bit number.
     NOT_SUPPORTED = -0x80000000
 
 
@@ -153,12 +154,12 @@ class DsMessage(NamedTuple):
 
     @property
     def error_text(self) -> str | None:
-        """What the error says in words, if there are any."""
+        """The text of the error, if any."""
         part = self.part(CommonPart.ERR_STRING)
         return None if part is None else part.text
 
     def to_bytes(self, *, wide: bool = False) -> bytes:
-        """Return the message as it travels; `wide` takes 64-bit headers for a small one, too.
+        """Encode the message; `wide` uses 64-bit headers for a small one, too.
 
         :raises InvalidOption: a field does not fit in 32 bits.
         """
@@ -190,7 +191,7 @@ class DsMessage(NamedTuple):
 
     @classmethod
     def head_of(cls, data: bytes) -> Self:
-        """Return a message without its parts.
+        """Decode a message without its parts.
 
         :raises Malformed: it is shorter than a header.
         """
@@ -200,9 +201,9 @@ class DsMessage(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Take a message apart.
+        """Decode a message.
 
-        :raises Malformed: it is cut off, or a part of it lies outside or over another.
+        :raises Malformed: it is truncated, or a part is out of bounds or overlaps another.
         """
         if len(data) < _HEADER.size:
             raise Malformed(_WHAT, "length", f"at least {_HEADER.size} bytes", len(data))
@@ -213,7 +214,7 @@ class DsMessage(NamedTuple):
             return cls(*fields)
         layout = _PART_64 if wide else _PART_32
         start = _HEADER.size + n_parts * layout.size
-        # The count is from outside: nothing is made of it before there are the bytes for it.
+        # The count is untrusted: nothing is allocated before the bytes for it are there.
         if n_parts < 0 or start > len(data):
             most = (len(data) - _HEADER.size) // layout.size
             raise Malformed(_WHAT, "nParts", f"0 to {most}", n_parts)
@@ -225,7 +226,7 @@ def _parts(data: bytes, headers: Iterator[tuple[int, ...]], start: int) -> list[
     parts: list[Part] = []
     room = len(data) - start
     for type, offset, size in headers:
-        # Each byte belongs to one part at most: what is copied is never more than what came.
+        # Parts do not overlap, so no more bytes are copied than were received.
         if not 0 <= size <= room:
             raise Malformed(_WHAT, f"len of part {len(parts)}", f"0 to {room}", size)
         if not start <= offset <= len(data) - size:
@@ -239,6 +240,6 @@ def _parts(data: bytes, headers: Iterator[tuple[int, ...]], start: int) -> list[
 def error_reply(
     type: int, sub_type: int, error: int, text: str | None = None, *, mode: int = -1
 ) -> DsMessage:
-    """Return the message that says that a request failed, and why."""
+    """Return the reply that reports why a request failed."""
     parts = () if text is None else (text_part(CommonPart.ERR_STRING, text),)
     return DsMessage(type, sub_type, mode, error=error, parts=parts)

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
-from penstock.core.info import StreamInfo
+from penstock.core.interfaces import StreamInfo
 from penstock.core.position import Position
 from penstock.protocols.lrose.addresses import parse_address
-from penstock.protocols.lrose.connection import ping
-from penstock.protocols.lrose.fmq_client import Target, open_link, open_to_read
-from penstock.protocols.lrose.fmq_options import READER_OPTIONS, WRITER_OPTIONS
+from penstock.protocols.lrose.ds_client import ping
+from penstock.protocols.lrose.fmq_client import (
+    READER_OPTIONS,
+    WRITER_OPTIONS,
+    Target,
+    open_link,
+    open_to_read,
+)
 from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_wire import OpenMode
 from penstock.protocols.lrose.fmq_writer import FmqWriter
@@ -54,7 +59,7 @@ class FmqpEndpoint(Endpoint):
         return Identity(address.scheme, f"//{address.server}/{address.path}")
 
     def describe(self, url: URL) -> StreamInfo:
-        """Tell what the protocol can tell: which messages there are, and who serves them."""
+        """Describe the queue as far as the protocol allows: its messages, and its server."""
         target = Target.of(url)
         pid = ping(target.address.host, target.address.port)
         with FmqReader(target, Position.START) as reader:

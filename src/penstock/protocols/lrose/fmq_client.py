@@ -1,4 +1,4 @@
-"""How does a client open a remote queue, and what can it ask of it?
+"""How does a client open a remote queue, and which requests can it send?
 
 Works with LROSE's unmodified server, and uses what ours can do beyond it (`fmq_wire.OURS`).
 """
@@ -9,18 +9,27 @@ import contextlib
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
-from penstock.core.errors import ConnectionLost, MessageTooLarge, NotFound, PenstockError
-from penstock.core.options import parse_options
+from pydantic import BeforeValidator, Field
+
+from penstock.core.errors import ConnectionLost, Malformed, MessageTooLarge, NotFound, PenstockError
+from penstock.core.message import Message
+from penstock.core.options import Duration, Options, Patience, Size, parse_options
+from penstock.core.overflow import DropReason
 from penstock.core.retry import Backoff, RetryPolicy, retry
+from penstock.core.statistics import Loss
 from penstock.protocols.lrose.addresses import Address, parse_address
-from penstock.protocols.lrose.connection import Connection
+from penstock.protocols.lrose.ds_client import Connection, RequestRefused
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
-from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.fmq_messages import Messages, decode_messages
-from penstock.protocols.lrose.fmq_options import FmqOptions
-from penstock.protocols.lrose.fmq_short import encode_write, find_written
+from penstock.protocols.lrose.fmq_messages import (
+    Messages,
+    decode_messages,
+    encode_write,
+    find_written,
+)
 from penstock.protocols.lrose.fmq_wire import (
     OURS,
     SOCKET_ID,
@@ -32,31 +41,103 @@ from penstock.protocols.lrose.fmq_wire import (
     encode_init,
 )
 from penstock.protocols.lrose.sku import Frame
+from penstock.queue.classic._rows import make_messages
+from penstock.queue.classic.compression import decompress
+from penstock.queue.classic.options import Compression
 from penstock.queue.options import Creation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.core.url import URL
 
-__all__ = ["QueueLink", "Target", "open_link", "open_to_read", "open_to_write"]
+__all__ = [
+    "CANNOT_CARRY",
+    "READER_OPTIONS",
+    "WRITER_OPTIONS",
+    "FmqOptions",
+    "QueueLink",
+    "ReceivedMessages",
+    "Target",
+    "open_link",
+    "open_to_read",
+    "open_to_write",
+]
 
-#: Messages that a server of ours is asked for at a time, at first and at most; LROSE's has its own
-#: limit. A line that breaks soon gets few of them through, and those are not asked for again.
+# --- options ------------------------------------------------------------------------------------
+
+#: Fields that the protocol cannot carry.
+CANNOT_CARRY: Final[Mapping[str, str]] = {
+    "time_ns": "kept to the second by a server of ours, else the server's own",
+    "stream": "dropped",
+    "attributes": "dropped",
+}
+
+#: Options that writers ignore, and those that readers ignore.
+READER_OPTIONS: Final = frozenset({"type", "filter", "damaged", "poll"})
+WRITER_OPTIONS: Final = frozenset(
+    {"slots", "size", "compress", "create", "blocking", "doubt", "batch"}
+)
+
+
+def _compression(value: object) -> object:
+    """Accept LROSE's on and off, too; on means gzip (docs/specs/lrose.md 1.13)."""
+    return {"true": "gzip", "on": "gzip", "false": "off"}.get(str(value), value)
+
+
+class FmqOptions(Options):
+    """Options of `fmqp://host:port/path`."""
+
+    #: How long to retry a broken connection before it is an error.
+    retry: Duration = 30.0
+    #: Timeout of a connection, and of a reply.
+    timeout: Annotated[Duration, Field(gt=0)] = 30.0
+    #: Most bytes of a reply, and of a message.
+    max_message: Annotated[Size, Field(ge=1024, le=(1 << 31) - 1)] = 64 << 20
+    #: Wait for the server and the queue to appear: `true`, or for how long.
+    wait: Patience = 0.0
+
+    #: Reader: deliver only messages of this type.
+    type: int | None = None
+    #: Reader: which side skips the others. Only the client can tell them from lost ones.
+    filter: Literal["here", "server"] = "here"
+    #: Reader: raise an error at a damaged message, or count it as lost and go on.
+    damaged: Literal["fail", "skip"] = "fail"
+    #: Reader: the longest pause between two polls of a server that cannot wait.
+    poll: Annotated[Duration, Field(ge=0.001, le=60)] = 0.5
+
+    #: Writer: slots and bytes of a queue that is created.
+    slots: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1000
+    size: Annotated[Size, Field(ge=12, le=(1 << 31) - 1)] = 10 << 20
+    #: Writer: compress before sending.
+    compress: Annotated[Compression, BeforeValidator(_compression)] = Compression.OFF
+    create: Creation = Creation.MISSING
+    #: Writer: let the server wait for its reader instead of overwriting.
+    blocking: bool = False
+    #: Writer: when the answer to a write is lost, raise an error, or write again (maybe twice).
+    doubt: Literal["raise", "again"] = "raise"
+    #: Writer: most messages of `write_many` and `write_batch` in one request.
+    batch: Annotated[int, Field(ge=1, le=100_000)] = 500
+
+
+# --- the connection -----------------------------------------------------------------------------
+
+#: Messages requested at a time from a server of ours, at first and at most; LROSE's has its own
+#: limit. The start is small so that an unstable line makes progress.
 _FIRST: Final = 250
 _MOST: Final = 1000
-#: After more than so many there are probably more. LROSE's server sends up to 101.
+#: A reply with more messages than this is probably not the last. LROSE's server sends up to 101.
 _FEW: Final = 90
-#: Attempts to have LROSE's server open a queue beside a busy writer.
+#: Attempts to open a queue with a busy writer at LROSE's server.
 _MOST_OPENINGS: Final = 100
 #: Requests without parts that are sent at a time.
 _AT_ONCE: Final = 256
-#: How soon, and how often, a server that cannot be reached is tried again.
+#: Backoff of the retries to reach a server.
 _BACKOFF: Final = Backoff(initial=0.02, factor=1.7, maximum=1.0)
 
 
 class Target(NamedTuple):
-    """A remote queue, and how it is used."""
+    """A remote queue, and its options."""
 
     url: str
     address: Address
@@ -64,10 +145,10 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: URL) -> Target:
-        """Take a URL apart.
+        """Parse a URL.
 
-        :raises InvalidURL: it is none of a remote queue.
-        :raises InvalidOption: an option is unknown, or its value does not fit.
+        :raises InvalidURL: it is not the URL of a remote queue.
+        :raises InvalidOption: an option is unknown, or its value is not valid.
         """
         return cls(url.text, parse_address(url), parse_options(url, FmqOptions))
 
@@ -87,16 +168,16 @@ class QueueLink:
         )
         #: Whether the server is one of ours.
         self.is_ours = False
-        #: Of a WRITE that was refused: messages that were appended all the same, if that is known.
+        #: Messages of a refused WRITE that were appended nevertheless, if known.
         self.written: int | None = 0
-        #: The type of messages that were asked for already.
+        #: The type of the messages requested ahead.
         self._ahead: int | None = None
         self._was_ahead = False
         self._most = _FIRST
-        #: A server of ours said that the queue was created anew, since it was looked at last.
+        #: A server of ours reported that the queue was recreated, since this was last checked.
         self.is_another = False
         self._restarts = 0
-        #: The id of the message that the server read last, if that is known.
+        #: The id of the last message that the server has read, if known.
         self.last_id: int | None = None
         self._init = Init(
             str(target.address),
@@ -128,7 +209,7 @@ class QueueLink:
         error = self._error(reply)
         is_failure = reply.error == ErrorCode.FAILED and not _is_overtaken(reply)
         if mode is OpenMode.READ_ONLY and is_failure and not self.is_ours:
-            # LROSE's server has one answer for all. To a reader it means this, mostly.
+            # LROSE's server has one error for all cases. For a reader it mostly means this.
             return NotFound(f"{self._target.url} cannot be opened: {error}", hint=_CREATE_HINT)
         return error
 
@@ -137,7 +218,7 @@ class QueueLink:
     def ask(self, op: Op, sub_type: int = -1, mode: int = -1) -> DsMessage:
         """Send a request without parts, and return its reply.
 
-        :raises RequestRefused: the server says that it failed.
+        :raises RequestRefused: the server reports an error.
         """
         self._settle()
         self.last_id = None
@@ -150,7 +231,7 @@ class QueueLink:
         self.ask(Op.SEEK, place)
 
     def seek_after_id(self, id: int) -> bool:
-        """Go behind a message; False: it is not there, or the server cannot do that."""
+        """Move after a message; False: it does not exist, or the server cannot do that."""
         if not self.is_ours:
             return False  # LROSE's server answers with an error, always
         try:
@@ -162,14 +243,14 @@ class QueueLink:
     def read(
         self, wanted: int = -1, wait: float = 0.0, most: int | None = None, *, ahead: bool = False
     ) -> Messages:
-        """Return messages from here on; a server of ours waits some seconds for the first.
+        """Return the next messages; a server of ours waits up to `wait` seconds for the first.
 
-        With `ahead`, the next ones are asked for as soon as there seem to be more, so that the
-        server gets them ready while these are taken apart.
+        With `ahead`, the following ones are requested at once if there seem to be more, so that the
+        server prepares them while these are decoded.
         """
         messages = self._read(wanted, wait, most, ahead=ahead)
         if not messages.ids and wait > 0 and self._was_ahead:
-            # That question was asked before, and was not to wait.
+            # That request was sent ahead, without a wait.
             messages = self._read(wanted, wait, most, ahead=ahead)
         return messages
 
@@ -210,29 +291,29 @@ class QueueLink:
     # --- what LROSE's server needs ----------------------------------------------------------
 
     def reopening(self) -> DsMessage:
-        """Return the request that has the server open the queue of its path anew, at its end."""
+        """Return the request that makes the server reopen the queue of its path, at its end."""
         return encode_init(self._init)
 
     @property
     def has_asked(self) -> bool:
-        """Whether the next messages were asked for already."""
+        """Whether the next messages were requested already."""
         return self._ahead is not None
 
     def read_last_and_on(self) -> Messages:
-        """Read the last message once more, and what is behind it."""
+        """Read the last message again, and those after it."""
         return self.read_after([DsMessage(Op.SEEK, SeekTo.BACK)])
 
     @staticmethod
     def reading() -> DsMessage:
-        """Return the request to read what is next."""
+        """Return the request to read the next messages."""
         return DsMessage(Op.READ)
 
     def ask_all(self, requests: Sequence[DsMessage]) -> list[bytes]:
-        """Send requests one behind the other, and return the replies to them.
+        """Pipeline requests, and return their replies.
 
-        They are so few at a time that neither side waits for the other to take something.
+        Only few are sent at a time, so that full socket buffers cannot block both sides.
 
-        :raises RequestRefused: one of them failed; the last one that did is told.
+        :raises RequestRefused: one of them failed; all were sent.
         """
         self._settle()
         self.last_id = None
@@ -259,23 +340,23 @@ class QueueLink:
         return replies
 
     def read_after(self, requests: Sequence[DsMessage]) -> Messages:
-        """Send requests, and return what is there to read after them."""
+        """Send requests and a read, and return the messages read."""
         _, messages = decode_messages(self.ask_all([*requests, self.reading()])[-1])
         if messages.ids:
             self.last_id = messages.ids[-1]
         return messages
 
     def _settle(self) -> None:
-        """Take the reply to a question that was asked ahead: nobody wants it any more."""
+        """Receive and drop the reply to a read that was sent ahead."""
         if self._ahead is not None:
             self._ahead = None
             self._connection.receive()
 
     def write(self, payload: bytes) -> int | None:
-        """Send a WRITE; return the id of its last message if the server says so.
+        """Send a WRITE; return the id of its last message if the reply has it.
 
         :raises RequestRefused: it was refused; see `written`.
-        :raises MessageTooLarge: a message of it can never fit; see `written`.
+        :raises MessageTooLarge: a message can never fit; see `written`.
         """
         return self._written_id(self._connection.exchange(SOCKET_ID, payload).payload)
 
@@ -286,7 +367,7 @@ class QueueLink:
         return head.mode if self.is_ours else None
 
     def write_one(self, payload: bytes, type: int, subtype: int) -> int | None:
-        """Append one plain message; otherwise as `write`."""
+        """Append one plain message; errors as for `write`."""
         connection = self._connection
         frame = encode_write(connection.seq + 1, payload, type, subtype)
         reply = connection.exchange_frame(frame, find_written)
@@ -296,16 +377,16 @@ class QueueLink:
 
     @property
     def is_sent(self) -> bool:
-        """Whether the last request went out whole: it may have been carried out."""
+        """Whether the last request was sent completely: it may have been executed."""
         return self._connection.is_sent
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server has not hung up meanwhile."""
+        """Whether the server has not closed the connection."""
         return self._connection.is_alive
 
     def _error(self, reply: DsMessage) -> PenstockError:
-        """Return the error that a reply means: the server's own one where ours says so."""
+        """Return the error that a reply reports; a server of ours sends its own kind."""
         self.written = max(reply.serial_num, 0) if self.is_ours else None
         if self.is_ours and reply.mode == Failure.NOT_FOUND:
             return NotFound(f"{self._target.url}: {reply.error_text}", hint=_CREATE_HINT)
@@ -316,19 +397,19 @@ class QueueLink:
         return self._connection.refusal(reply)
 
     def close(self) -> None:
-        """Say good-bye, and hang up."""
+        """Close the queue at the server, and disconnect."""
         with contextlib.suppress(PenstockError, OSError):
             message = DsMessage(Op.CLOSE, category=Category.END_SERIES)
             self._connection.send(SOCKET_ID, message.to_bytes())
         self._connection.close()
 
     def abandon(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._connection.close()
 
 
 def _is_overtaken(reply: DsMessage) -> bool:
-    """Tell whether LROSE's server lost the end of a queue, to a writer, while it opened it."""
+    """Tell whether an open by LROSE's server failed because a writer moved the end."""
     return bool(reply.error) and "Cannot find slot for id" in (reply.error_text or "")
 
 
@@ -339,10 +420,10 @@ _SIZE_AND_LIMIT: Final = 2
 def open_link(
     target: Target, mode: OpenMode, patience: float, *, compress: bool = False
 ) -> QueueLink:
-    """Open a queue, trying for some seconds to reach its server.
+    """Open a queue; retry for a while to reach its server.
 
-    :raises ConnectionLost: it cannot be reached.
-    :raises NotFound: there is no such queue.
+    :raises ConnectionLost: the server cannot be reached.
+    :raises NotFound: no queue has this name.
     """
     policy = RetryPolicy(
         retry_on=_may_pass, backoff=_BACKOFF, max_attempts=None, max_elapsed=patience
@@ -351,14 +432,14 @@ def open_link(
 
 
 def _may_pass(error: Exception) -> bool:
-    """Tell whether a connection that failed may work a little later."""
+    """Tell whether an error of a connection is transient."""
     if isinstance(error, RequestRefused):
         return error.code == ErrorCode.SERVICE_DENIED
     return isinstance(error, ConnectionLost)
 
 
 def open_to_read(target: Target, patience: float) -> QueueLink:
-    """Open a queue for reading; with `wait`, once it is there."""
+    """Open a queue for reading; with `wait`, once it exists."""
     wait = target.options.wait
     if not wait:
         return open_link(target, OpenMode.READ_ONLY, patience)
@@ -372,15 +453,16 @@ def open_to_read(target: Target, patience: float) -> QueueLink:
 
 
 def open_to_write(target: Target, creation: Creation, patience: float) -> QueueLink:
-    """Open a queue for writing, and make it where that is asked for.
+    """Open a queue for writing; create it if the options say so.
 
-    :raises NotFound: there is none, and none is to be made.
+    :raises NotFound: it does not exist, and must not be created.
     """
     compress = target.options.compress.method is not None
     if creation is Creation.ALWAYS:
         return open_link(target, OpenMode.CREATE, patience, compress=compress)
     # LROSE's READ_WRITE looks at the whole queue without a lock, and empties it if a writer is at
-    # work just then (spec lrose 6.1, 6). So it only serves to make one that is not there.
+    # work just then (docs/specs/lrose.md 6.1 item 6). So it only serves to make one that is not
+    # there.
     try:
         open_to_read(target, patience).close()
     except NotFound:
@@ -388,3 +470,76 @@ def open_to_write(target: Target, creation: Creation, patience: float) -> QueueL
             raise
         return open_link(target, OpenMode.READ_WRITE, patience, compress=compress)
     return open_link(target, OpenMode.BLOCKING_READ_WRITE, patience, compress=compress)
+
+
+# --- received messages ---------------------------------------------------------------------------
+
+_SECOND: Final = 1_000_000_000
+
+
+class ReceivedMessages:
+    """Received messages that are not read yet: decompressed, of the wanted type only."""
+
+    def __init__(self, options: FmqOptions, lose: Callable[[Loss], None]) -> None:
+        self._options = options
+        self._lose = lose
+        self.ready: deque[Message] = deque()
+        #: A damaged message behind those that are ready; nothing after it can be read.
+        self.failure: Malformed | None = None
+        #: Messages of other types that were left out.
+        self.filtered = 0
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self.ready.clear()
+        self.failure = None
+
+    def hold(self, messages: Messages, seqs: Sequence[int]) -> None:
+        """Convert received messages, and keep them."""
+        payloads = messages.payloads
+        if any(messages.pre_compressed):
+            payloads, seqs, messages = self._unpacked(messages, seqs)
+        moments, count = messages.times, len(payloads)
+        if moments and moments.count(moments[0]) == count:
+            times = [moments[0] * _SECOND] * count  # one number for all of them
+        else:
+            times = [moment * _SECOND for moment in moments]
+        made = make_messages(
+            Message, list(seqs), times, messages.types, messages.subtypes, payloads
+        )
+        wanted = self._options.type
+        if wanted is None or self._options.filter == "server":
+            self.ready.extend(made)
+            return
+        chosen = [message for message in made if message.type == wanted]
+        self.filtered += len(payloads) - len(chosen)
+        self.ready.extend(chosen)
+
+    def _unpacked(
+        self, messages: Messages, seqs: Sequence[int]
+    ) -> tuple[list[bytes], Sequence[int], Messages]:
+        """Decompress payloads; stop before a damaged one, or skip it."""
+        payloads = list(messages.payloads)
+        good: list[int] = []
+        for row, is_compressed in enumerate(messages.pre_compressed):
+            if is_compressed and payloads[row]:
+                try:
+                    payloads[row] = self._decompressed(messages, row)
+                except Malformed as fault:
+                    if self._options.damaged == "fail":
+                        fault.hint = "damaged=skip counts it as lost and goes on"
+                        self.failure = fault
+                        break
+                    self._lose(Loss(seqs[row], seqs[row], DropReason.DAMAGED))
+                    continue
+            good.append(row)
+        if len(good) == len(payloads):
+            return payloads, seqs, messages
+        return [payloads[row] for row in good], [seqs[row] for row in good], messages.chosen(good)
+
+    def _decompressed(self, messages: Messages, row: int) -> bytes:
+        said = messages.uncompressed_lens[row]
+        payload = decompress(messages.payloads[row], self._options.max_message)
+        if len(payload) != said:
+            raise Malformed("DsFmq message", "uncompressedLen", len(payload), said)
+        return payload

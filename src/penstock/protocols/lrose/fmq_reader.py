@@ -13,13 +13,19 @@ from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, ReaderStatistics
-from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.fmq_arrivals import Arrivals, Delivered, Proof
-from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_read
-from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
-from penstock.protocols.lrose.fmq_scout import (
-    Scout,
+from penstock.core.statistics import LoggedLosses, Loss, ReaderStatistics
+from penstock.protocols.lrose.ds_client import RequestRefused
+from penstock.protocols.lrose.fmq_client import (
+    CANNOT_CARRY,
+    QueueLink,
+    ReceivedMessages,
+    Target,
+    open_to_read,
+)
+from penstock.protocols.lrose.fmq_search import (
+    Delivered,
+    Probe,
+    Proof,
     find_message,
     find_newest,
     find_oldest,
@@ -27,7 +33,6 @@ from penstock.protocols.lrose.fmq_scout import (
 )
 from penstock.protocols.lrose.fmq_wire import SeekTo
 from penstock.queue.classic.layout import ID_COUNT, id_distance, unwrap
-from penstock.queue.losses import LoggedLosses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,33 +46,32 @@ log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
 _PAYLOAD_OF: Final = itemgetter(Message._fields.index("payload"))
-#: While nothing comes, a server that cannot wait is asked this soon again (seconds), then less
-#: and less often, down to `poll`.
+#: First pause (seconds) between two polls of a server that cannot wait; it grows up to `poll`.
 _FIRST_PAUSE: Final = 0.001
-#: A server of ours is asked to wait so long (seconds) at a time.
+#: Seconds that a server of ours waits in one request.
 _LONGEST_WAIT: Final = 5.0
-#: While nothing comes from LROSE's server, which never looks at its path again, we look this often
-#: (seconds) whether that means another queue by now; less often where there is none.
+#: LROSE's server never looks at its path again. While it sends nothing, check this often (seconds)
+#: whether the path names another queue; less often if it names none.
 _LOOK_AT_PATH: Final = 0.25
 _LOOK_FOR_QUEUE: Final = 3.0
-#: After so long (seconds) without a question, the last message is read once more with the next
-#: ones, to see that it is still the same queue.
+#: After this many seconds without a request, the last message is read again with the next ones,
+#: to check that it is still the same queue.
 _STILL_THE_SAME: Final = 0.05
-#: A writer says in the status what is in the slots already within a blink. A status that is still
-#: behind what was read after so long (seconds) is that of another queue.
+#: A writer publishes filled slots in the status almost at once. A status that is still behind what
+#: was read after this many seconds is that of another queue.
 _PATIENCE: Final = 0.3
-#: LROSE's server may fail to read beside a busy writer so often, one time after the other.
+#: Most consecutive failures of LROSE's server to read beside a busy writer.
 _MOST_FAILURES: Final = 200
 
 
 class FmqReader(Replayable, Reader):
-    """Reads a queue behind a DsFmqServer, LROSE's or ours; reconnects, and goes on where it was.
+    """Reads a queue behind a DsFmqServer, LROSE's or ours; reconnects, and resumes.
 
-    The protocol knows ids only, which wrap: a message's number is its id, unwrapped. What lies
-    between two ids is lost, and counted; but first it is looked for from the oldest message on,
-    because LROSE's server jumps to the newest when it is overrun (spec lrose 6.1, 4). That server
-    also reads what is in a slot before the status says so, and then goes back: what came before is
-    left out, if it is the same message.
+    The protocol has only ids, which wrap: a message's number is its id, unwrapped. Messages missing
+    between two ids are counted as lost; but first they are searched from the oldest one on, because
+    LROSE's server jumps to the newest when it is overrun (docs/specs/lrose.md 6.1 item 4). That
+    server also reads slots before the status publishes them, and then goes back: messages that it
+    repeats are skipped.
     """
 
     cannot_carry = CANNOT_CARRY
@@ -86,14 +90,14 @@ class FmqReader(Replayable, Reader):
         self._losses = LoggedLosses(target.url, log)
         #: Connections made after the first.
         self.reconnects = 0
-        self._scout = Scout(target)
-        self._arrivals = Arrivals(target.options, self._losses.add)
-        self._ready = self._arrivals.ready
-        #: The number of the next message; None when any that comes is right.
+        self._probe = Probe(target)
+        self._received = ReceivedMessages(target.options, self._losses.add)
+        self._ready = self._received.ready
+        #: The number of the next message; None: any.
         self._next: int | None = None
-        #: A number that those to come are near to.
+        #: A number near the next ones, to unwrap ids.
         self._near = 0
-        #: The server stands before the next message: what comes first is passed over.
+        #: The server is before the next message: skip the first messages.
         self._is_skipping = False
         self._skipped_to: int | None = None
         self._proof: Proof | None = None
@@ -111,7 +115,7 @@ class FmqReader(Replayable, Reader):
     # --- the connection ---------------------------------------------------------------------
 
     def _linked(self, patience: float | None = None) -> QueueLink:
-        """Return the connection; if it broke, a new one that stands where we were."""
+        """Return the connection; if it broke, a new one at the same position."""
         link = self._link
         if link is None:
             retry = self._options.retry
@@ -133,30 +137,30 @@ class FmqReader(Replayable, Reader):
         elif self._can_step(link):
             self._find_place(link)
         else:
-            # One before, if we had it: to see whether it is still the same queue.
+            # One before, if it was read: to check that it is still the same queue.
             self._place(link, self._next if self._proof is None else self._proof.seq)
             self._is_skipping = True
 
     def _place(self, link: QueueLink, seq: int) -> None:
-        """Let the server stand at a message, or else at the oldest."""
+        """Move the server to a message, or else to the oldest."""
         if seq == 0 or not link.seek_after_id((seq - 1) % ID_COUNT):
             self._skip_from(link, self._next)
 
     def _skip_from(self, link: QueueLink, next_seq: int | None) -> None:
-        """Let the server stand at the oldest message, and pass over all before a number."""
+        """Move the server to the oldest message, and skip all before a number."""
         link.seek(SeekTo.START)
         self._next = next_seq
         self._is_skipping = next_seq is not None
         self._skipped_to = None
 
     def _can_step(self, link: QueueLink) -> bool:
-        """Tell whether a place is found by stepping back: with LROSE's server, and all types."""
+        """Tell whether to find positions by steps back: LROSE's server, and no type filter."""
         return not link.is_ours and self._wanted < 0
 
     def _find_place(self, link: QueueLink) -> None:
-        """Have LROSE's server stand at the next message, or the oldest that is left behind it.
+        """Move LROSE's server to the next message, or to the oldest one left after it.
 
-        It opens the queue of its path for that. If it is not the one that was read, begin anew.
+        The server reopens the queue of its path. If that is another queue, start over.
         """
         assert self._next is not None
         if not self._is_published(link):
@@ -185,9 +189,9 @@ class FmqReader(Replayable, Reader):
         self._hold_run(link, found)
 
     def _is_published(self, link: QueueLink) -> bool:
-        """Open the queue anew, and make sure that it reaches to where we are.
+        """Reopen the queue, and check that it reaches the current position.
 
-        If it does not, it is another one, or what was read was never published.
+        If not, it is another queue, or the last messages read were never published.
         """
         assert self._next is not None
         deadline = time.monotonic() + _PATIENCE
@@ -208,7 +212,7 @@ class FmqReader(Replayable, Reader):
         return False
 
     def _hold_run(self, link: QueueLink, messages: Messages) -> None:
-        """Keep what follows on each other from the next message on; stand behind it."""
+        """Keep the contiguous messages from the next one on; move the server after them."""
         assert self._next is not None
         ids = messages.ids
         count = 0
@@ -232,7 +236,7 @@ class FmqReader(Replayable, Reader):
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         place = Position.of(position)
-        self._arrivals.clear()
+        self._received.clear()
         self._delivered.clear()
         self._proof = self._skipped_to = None
         self._is_skipping = False
@@ -251,7 +255,7 @@ class FmqReader(Replayable, Reader):
             return
 
     def _step_to(self, link: QueueLink, place: Position) -> None:
-        """Go somewhere, with LROSE's server."""
+        """Move LROSE's server to a position."""
         self._next = None
         found = find_newest(link)
         newest = unwrap(found.ids[0], self._near_to(place)) if found.ids else -1
@@ -281,7 +285,7 @@ class FmqReader(Replayable, Reader):
         self._hold_run(link, found)
 
     def _near_to(self, place: Position) -> int:
-        """Return a number that the newest one is near to."""
+        """Return a number near the newest one, to unwrap ids."""
         return place.value if place.anchor == "seq" else self._near
 
     def _check_reached(self, seq: int, end: int) -> None:
@@ -299,7 +303,7 @@ class FmqReader(Replayable, Reader):
             case "start" | "time":
                 link.seek(SeekTo.START)
                 # At once: LROSE's server dies of START if the first message comes before the
-                # first question (spec lrose 6.1, 1).
+                # first read (docs/specs/lrose.md 6.1 item 1).
                 messages = link.read(self._wanted)
                 if place.anchor == "time":
                     messages = self._skip_before(link, messages, place.value // _SECOND)
@@ -323,9 +327,9 @@ class FmqReader(Replayable, Reader):
             self._next = 0  # an empty queue begins with this one
 
     def _go_behind_newest(self, link: QueueLink, near: int) -> Messages:
-        """Go to the end, and know its number, so that nothing after it is missed.
+        """Move to the end, and learn its number, so that nothing after it is missed.
 
-        Returns what came after it meanwhile.
+        Returns the messages appended after it meanwhile.
         """
         link.seek(SeekTo.LAST)
         messages = link.read(most=1)
@@ -336,11 +340,11 @@ class FmqReader(Replayable, Reader):
         return behind.chosen([row for row, t in enumerate(behind.types) if t == self._wanted])
 
     def _skip_before(self, link: QueueLink, messages: Messages, second: int) -> Messages:
-        """Pass over messages that were appended earlier; the protocol cannot look for a time."""
+        """Skip messages that were appended earlier; the protocol cannot seek a time."""
         newest = None
         while messages.ids:
             if newest is not None and self._wanted < 0:
-                # What is missing may be what is wanted.
+                # The missing messages may include the wanted ones.
                 missing = id_distance(messages.ids[0], newest % ID_COUNT) != 1
                 if missing:
                     self._next = newest + 1
@@ -359,18 +363,18 @@ class FmqReader(Replayable, Reader):
         return self._link is not None and self._link.is_ours
 
     def newest_seq(self) -> int | None:
-        """Ask over a second connection, which leaves the place of this one alone."""
+        """Return the newest number, over a second connection that keeps this position."""
         self._check_open()
-        ids = self._scout.newest().ids
+        ids = self._probe.newest().ids
         return unwrap(ids[0], self._here) if ids else None
 
     def bounds(self) -> Bounds:
         self._check_open()
-        found = self._scout.bounds(self._here)
+        found = self._probe.bounds(self._here)
         if found is None:
             end = self._next or 0
             return Bounds(0, end, end)
-        # The protocol has no epoch; a queue that is created anew is told by its numbers.
+        # The protocol has no epoch; a recreated queue is recognised by its numbers.
         oldest, newest = found
         return Bounds(0, oldest, max(newest, oldest) + 1)
 
@@ -381,7 +385,7 @@ class FmqReader(Replayable, Reader):
     # --- taking in what comes ---------------------------------------------------------------
 
     def _take_in(self, link: QueueLink, messages: Messages) -> bool:
-        """Check the ids of what came, and hold it ready; False: ask again, from elsewhere."""
+        """Check the ids of received messages, and keep them; False: read from elsewhere."""
         if link.is_another:  # whatever its ids are
             link.is_another = False
             self._restart(link)
@@ -436,7 +440,7 @@ class FmqReader(Replayable, Reader):
     def _is_repeated(
         self, link: QueueLink, messages: Messages, row: int, chosen: list[int], seqs: list[int]
     ) -> bool:
-        """Tell whether LROSE's server says again what it said before."""
+        """Tell whether LROSE's server repeats messages."""
         if link.is_ours:
             return False
         assert self._next is not None
@@ -447,18 +451,18 @@ class FmqReader(Replayable, Reader):
         return bool(self._delivered.is_same(messages, row, seq))
 
     def _may_look_back(self, link: QueueLink) -> bool:
-        """Tell whether what is missing may still be there: LROSE's server jumps too far."""
+        """Tell whether missing messages may still exist: LROSE's server jumps too far."""
         return not self._is_skipping and not link.is_ours and self._wanted < 0
 
     def _is_another(self, messages: Messages, row: int) -> bool:
-        """Tell whether the message read last is not the same any more."""
+        """Tell whether the last message read has changed."""
         proof = self._proof
         if proof is None or proof.seq != self._skipped_to:
             return False
         return proof != Proof.of(messages, row, proof.seq)
 
     def _is_right_place(self, link: QueueLink) -> bool:
-        """Make sure, at the end of the queue, that it is as long as it was."""
+        """Check, at the end of the queue, that it is not shorter than before."""
         if not self._is_skipping or not self._next or self._wanted >= 0:
             self._is_skipping = False
             return True
@@ -486,23 +490,23 @@ class FmqReader(Replayable, Reader):
             self._hold_run(link, found)
 
     def _miss(self, next_seq: int) -> None:
-        """Go on with a later message, and account for those between."""
+        """Continue with a later message, and count those between as lost."""
         assert self._next is not None
         if self._wanted >= 0:
-            self._arrivals.filtered += next_seq - self._next  # or lost: nobody can tell them apart
+            self._received.filtered += next_seq - self._next  # or lost: they cannot be told apart
         else:
             self._losses.add(Loss(self._next, next_seq - 1, DropReason.OVERRUN))
         self._next = next_seq
 
     def _hold(self, messages: Messages, seqs: Sequence[int]) -> None:
-        """Keep what came ready, and remember where it ends."""
+        """Keep received messages, and remember where they end."""
         if seqs:
             self._near = seqs[-1]
             self._next = seqs[-1] + 1
             self._proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
             if not self.server_is_ours:
                 self._delivered.add(messages, seqs)
-            self._arrivals.hold(messages, seqs)
+            self._received.hold(messages, seqs)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -523,7 +527,7 @@ class FmqReader(Replayable, Reader):
         return messages[0] if messages else None
 
     def read_many(self, n: int, timeout: float | None = 0) -> list[Message]:
-        # A broken connection must not take longer than the caller has.
+        # A reconnect must not exceed the caller's timeout.
         if n < 1:
             return []
         if self._ready or (timeout is not None and timeout <= 0):
@@ -543,11 +547,11 @@ class FmqReader(Replayable, Reader):
         return messages
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
-        """Ask for messages until some are ready, or there are no more."""
-        if self._arrivals.failure is not None:
-            raise self._arrivals.failure
+        """Request messages until some are ready, or there are no more."""
+        if self._received.failure is not None:
+            raise self._received.failure
         failures = 0
-        while not self._ready and self._arrivals.failure is None:
+        while not self._ready and self._received.failure is None:
             link = self._linked(patience)
             before = self._next, self._restarts
             try:
@@ -570,7 +574,7 @@ class FmqReader(Replayable, Reader):
             wait = 0.0
 
     def _ask(self, link: QueueLink, wait: float) -> Messages:
-        """Ask for what is next; after a pause, for the last message, too."""
+        """Request the next messages; after a pause, the last one again, too."""
         now, asked = time.monotonic(), self._asked
         self._asked = now
         if now - asked > _STILL_THE_SAME and self._can_step(link) and not self._is_skipping:
@@ -583,9 +587,9 @@ class FmqReader(Replayable, Reader):
         return link.read(self._wanted, wait, ahead=True)
 
     def _is_moved(self, link: QueueLink) -> bool:
-        """Look now and then whether the path means another queue than LROSE's server has open.
+        """Check now and then whether the path names another queue than LROSE's server has open.
 
-        What is left in the one that it has open is read first.
+        The rest of the open queue is read first.
         """
         now = time.monotonic()
         if now - self._looked_at_path < _LOOK_AT_PATH or not self._can_step(link):
@@ -594,12 +598,12 @@ class FmqReader(Replayable, Reader):
             return False
         self._looked_at_path = now
         try:
-            found = self._scout.newest(patience=0)
+            found = self._probe.newest(patience=0)
         except NotFound:
             self._looked_at_path = time.monotonic() + _LOOK_FOR_QUEUE
             return False
         except (ConnectionLost, RequestRefused) as error:
-            # It may have no room for a second connection. What comes over this one is read.
+            # The server may refuse a second connection. Messages of this one are still read.
             if self._could_look:
                 log.warning("%s: cannot see whether it is made anew: %s", self.url, error)
             self._could_look = False
@@ -633,7 +637,7 @@ class FmqReader(Replayable, Reader):
             except ConnectionLost:
                 if deadline is None or self._outage() >= self._options.retry:
                     raise
-                # The time is over, and the next call goes on trying.
+                # Timeout; the next call continues to retry.
                 return []
             if self._ready:
                 return self._hand_over(limit)
@@ -642,18 +646,19 @@ class FmqReader(Replayable, Reader):
         return []
 
     def _outage(self) -> float:
-        """Return for how many seconds there has been no connection."""
+        """Return the seconds without a connection."""
         return 0.0 if self._lost_since is None else time.monotonic() - self._lost_since
 
     # --- the rest ---------------------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
-        """Return the books. The backlog is what is here already: the protocol tells no more."""
+        """Return the counters. The backlog counts only messages received already."""
+        self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
             lost=self._losses.total,
-            filtered=self._arrivals.filtered,
+            filtered=self._received.filtered,
             restarts=self._restarts,
             next_seq=self._ready[0].seq if self._ready else self._next,
             backlog=len(self._ready),
@@ -667,8 +672,9 @@ class FmqReader(Replayable, Reader):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._losses.tell(at_once=True)
             self._ready.clear()
-            self._scout.close()
+            self._probe.close()
             link, self._link = self._link, None
             if link is not None:
                 link.close()

@@ -1,4 +1,4 @@
-"""What do a remote queue and its clients say to each other? Spec lrose 2.5."""
+"""What do a remote queue and its clients send to each other? (docs/specs/lrose.md 2.5)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SOCKET_ID: Final = 43000
 #: (milliseconds) the reply may wait for messages, that `flags` of a READ is the most messages
 #: wanted (0: the server's own limit), that `time` of a written message counts if it is not 0,
 #: that SEEK_TO_ID works, and that the reply to a WRITE has the id of the last message in `mode`.
-#: The reply to a READ has in `serialNum`, if it is above 0, how often the queue was created anew
-#: since it was opened, before the messages in it.
-#: A reply that says that something failed has its kind (`Failure`) in `mode` then, the number of
-#: messages of a WRITE that were appended all the same in `serialNum`, and `OURS` in `flags`. One
-#: that is too large has two INT parts: its size, and what would fit.
+#: The reply to a READ has in `serialNum`, if it is above 0, how often the queue was recreated since
+#: it was opened, before the messages in it.
+#: A reply that reports an error has its kind (`Failure`) in `mode` then, the number of messages of
+#: a WRITE that were appended nevertheless in `serialNum`, and `OURS` in `flags`. For a message that
+#: is too large it has two INT parts: its size, and the limit.
 OURS: Final = 0x50535443
 
 
@@ -57,7 +57,7 @@ class Op(IntEnum):
 
 
 class Failure(IntEnum):
-    """What kind of failure it was; only between clients and servers of ours."""
+    """Kinds of failure; only between clients and servers of ours."""
 
     OTHER = 0
     NOT_FOUND = 1
@@ -75,7 +75,7 @@ class PartType(IntEnum):
 
 
 class OpenMode(IntEnum):
-    """How a queue is opened (spec lrose 1.12)."""
+    """How a queue is opened (docs/specs/lrose.md 1.12)."""
 
     CREATE = 0
     READ_WRITE = 1
@@ -85,7 +85,7 @@ class OpenMode(IntEnum):
 
 
 class SeekTo(IntEnum):
-    """Where SEEK goes (spec lrose 1.9)."""
+    """Where SEEK goes (docs/specs/lrose.md 1.9)."""
 
     START = 0
     END = 1
@@ -100,7 +100,7 @@ _INIT: Final = struct.Struct(">6i40x32s")
 
 
 class Init(NamedTuple):
-    """Which queue a client wants, and how."""
+    """A request to open a queue."""
 
     url: str
     open_mode: int
@@ -116,7 +116,7 @@ class Init(NamedTuple):
 
 
 def encode_init(init: Init) -> DsMessage:
-    """Return the request that opens a queue."""
+    """Encode the request that opens a queue."""
     name = init.proc_name.encode(errors="surrogateescape")[:31]
     data = _INIT.pack(
         init.debug,
@@ -136,9 +136,9 @@ def encode_init(init: Init) -> DsMessage:
 
 
 def decode_init(message: DsMessage) -> Init:
-    """Take a request that opens a queue apart.
+    """Decode the request that opens a queue.
 
-    :raises Malformed: a part is missing, or has another length.
+    :raises Malformed: a part is missing, or has a wrong length.
     """
     part, url = message.part(PartType.INIT), message.part(CommonPart.URL)
     if part is None or url is None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.core.batch import check_batch
-from penstock.core.books import BookedWriter
 from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
@@ -18,10 +17,10 @@ from penstock.core.errors import (
     PenstockError,
     Unacknowledged,
 )
+from penstock.core.interfaces import BookedWriter
 from penstock.protocols.lrose.ds_message import DsMessage
-from penstock.protocols.lrose.fmq_client import QueueLink, Target, open_to_write
+from penstock.protocols.lrose.fmq_client import CANNOT_CARRY, QueueLink, Target, open_to_write
 from penstock.protocols.lrose.fmq_messages import LARGEST_INFO, encode_message, encode_messages
-from penstock.protocols.lrose.fmq_options import CANNOT_CARRY
 from penstock.protocols.lrose.fmq_wire import Op
 from penstock.queue.classic.compression import compress
 from penstock.queue.classic.layout import unwrap
@@ -38,26 +37,26 @@ __all__ = ["UNKNOWN", "FmqWriter"]
 
 log = logging.getLogger(__name__)
 
-#: What `write` returns when the server does not tell the number of a message: LROSE's never does.
+#: `write` returns this when the server does not send the number: LROSE's never does.
 UNKNOWN: Final = -1
 
 _HEAD: Final = DsMessage(Op.WRITE)
 _SECOND: Final = 1_000_000_000
 _INT32: Final = range(-(2**31), 2**31)
-#: A request is sent when so many bytes have come together: that is a few hundred messages, after
-#: which what a request costs beside its messages does not count any more.
+#: A request is sent once it has this many bytes: a few hundred messages, for which the overhead of
+#: a request is negligible.
 _REQUEST_BYTES: Final = 1_000_000
-#: A connection that was silent for so long (seconds) is looked at before it is used.
+#: A connection idle for this long (seconds) is checked before it is used.
 _SILENT: Final = 0.05
-#: Parts that one request can have beside its messages.
+#: Most parts of a request besides its messages.
 _HEADER_ROOM: Final = 64
 
 
 class FmqWriter(BookedWriter):
     """Appends to a queue behind a DsFmqServer, LROSE's or ours.
 
-    A request that did not go out whole is sent again; one whose answer got lost may have been
-    carried out: `Unacknowledged`, unless `doubt=again` says that twice is better than never.
+    A request that was not sent completely is sent again; one whose answer is lost may have been
+    executed: `Unacknowledged`, unless `doubt=again` prefers duplicates to losses.
     """
 
     cannot_carry = CANNOT_CARRY
@@ -68,10 +67,10 @@ class FmqWriter(BookedWriter):
         self._options = target.options
         self._method = target.options.compress.method
         self._limit = target.options.max_message - _HEADER_ROOM - LARGEST_INFO
-        #: Whether a message can go as it is.
+        #: Whether a message can be sent unchanged.
         self._is_plain = self._method is None
         self._has_warned = False
-        #: Messages written again because the answer got lost: they may be there twice.
+        #: Messages written again after a lost answer: possible duplicates.
         self.repeated = 0
         self._link: QueueLink | None = None
         self._connect(target.options.create, 0.0)
@@ -117,7 +116,7 @@ class FmqWriter(BookedWriter):
         count: int,
         done: int,
     ) -> None:
-        """Have a request carried out; `done` messages of the same call are appended by now."""
+        """Send a request; `done` messages of the same call are appended already."""
         while True:
             link = self._linked()
             try:
@@ -129,7 +128,7 @@ class FmqWriter(BookedWriter):
                 return
 
     def _note(self, id: int | None, count: int) -> None:
-        """Enter messages that were appended into the books; the last one has this id."""
+        """Count appended messages; the last one has this id."""
         self._messages += count
         near = self._last_seq
         if id is not None and near is not None and id != near + 1:
@@ -137,9 +136,9 @@ class FmqWriter(BookedWriter):
         self._last_seq = near if id is None else id
 
     def _cope(self, link: QueueLink, error: PenstockError, count: int, done: int) -> None:
-        """Get ready to send a request again that failed; or say why that may not be.
+        """Prepare to repeat a failed request, or raise if that is not allowed.
 
-        :raises PenstockError: it was refused, or may have been carried out.
+        :raises PenstockError: it was refused, or may have been executed.
         """
         if not isinstance(error, ConnectionLost):
             self._messages += link.written or 0
@@ -172,9 +171,9 @@ class FmqWriter(BookedWriter):
     ) -> int:
         """Append one message; see `Writer.write`. A payload of None is LROSE's NULL message.
 
-        Returns `UNKNOWN` (-1) where the server does not tell: LROSE's never does.
+        Returns `UNKNOWN` (-1) if the server does not send the number: LROSE's never does.
 
-        :raises Unacknowledged: the answer got lost; it may be there, or not.
+        :raises Unacknowledged: the answer is lost; the message may be appended or not.
         """
         if (
             payload.__class__ is bytes
@@ -211,7 +210,7 @@ class FmqWriter(BookedWriter):
         return self._last()
 
     def _write_plain(self, payload: bytes, type: int, subtype: int) -> int:
-        """Append one message as it is, the short way."""
+        """Append one message unchanged, by the fast path."""
         before = self._messages
         try:
             link, now = self._link, time.monotonic()
@@ -296,7 +295,7 @@ class FmqWriter(BookedWriter):
             raise
 
     def _all_packed(self, payloads: Sequence[BytesLike]) -> tuple[list[bytes], list[int], int]:
-        """Return payloads as they travel, their plain lengths, and 1 if they are compressed."""
+        """Return payloads for the wire, their plain lengths, and 1 if they are compressed."""
         if self._method is None and set(map(type, payloads)) == {bytes}:
             lengths = list(map(len, payloads))
             if max(lengths) <= self._limit:
@@ -306,7 +305,7 @@ class FmqWriter(BookedWriter):
         return list(bodies), list(plain), flags[0]
 
     def _packed(self, payload: BytesLike | None) -> tuple[bytes, int, int]:
-        """Return a payload as it travels, its plain length, and 1 if it is compressed."""
+        """Return a payload for the wire, its plain length, and 1 if it is compressed."""
         if payload is None:
             return b"", 0, 0
         if isinstance(payload, bytes):
@@ -322,7 +321,7 @@ class FmqWriter(BookedWriter):
         return compress(body, self._method), length, 1
 
     def _second(self, time_ns: int) -> int:
-        """Return the time that a server of ours keeps; LROSE's takes none but its own."""
+        """Return the time for a server of ours to store; LROSE's uses its own."""
         if self._link is None or not self._link.is_ours:
             return 0
         return min(max(time_ns // _SECOND, -(2**31)), 2**31 - 1)
@@ -356,7 +355,7 @@ class FmqWriter(BookedWriter):
 
 
 def _requests(lengths: list[int]) -> Iterator[slice]:
-    """Divide messages into requests of about the same size, none too large unless a message is."""
+    """Divide messages into requests of similar size, within the limit unless a message is not."""
     count = len(lengths)
     total = sum(lengths) + count * LARGEST_INFO
     number = -(-total // _REQUEST_BYTES)

@@ -1,6 +1,6 @@
 """How is the latest_data_info of another machine read and written?
 
-By its DsLdataServer, LROSE's or ours (spec lrose 3.6).
+Through its DsLdataServer, LROSE's or ours (docs/specs/lrose.md 3.6).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, ConnectionLost, Malformed
+from penstock.core.interfaces import Closable
 from penstock.core.url import URL
 from penstock.protocols.lrose.addresses import parse_address
-from penstock.protocols.lrose.connection import Connection, ping
+from penstock.protocols.lrose.ds_client import Connection, RequestRefused, ping
 from penstock.protocols.lrose.ds_message import ErrorCode
-from penstock.protocols.lrose.errors import RequestRefused
-from penstock.protocols.lrose.ldata_info import UNKNOWN, LatestInfo, guess_data_type
-from penstock.protocols.lrose.ldata_message import MESSAGE_TYPE, Arguments, LdataMessage, Mode
+from penstock.protocols.lrose.ldata_format import UNKNOWN, LatestInfo, guess_data_type
+from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, Arguments, LdataMessage, Mode
 
 if TYPE_CHECKING:
     from penstock.protocols.lrose.addresses import Address
@@ -30,17 +29,17 @@ log = logging.getLogger(__name__)
 
 #: A reply is an entry, which is small.
 _MAX_REPLY: Final = 1 << 20
-#: Any age will do.
+#: No limit of age.
 _ANY_AGE: Final = -1
-#: Entries that are looked through, after a new connection, for the one that was delivered last.
+#: Most entries searched, after a reconnect, for the last one delivered.
 _MOST_MISSED: Final = 100_000
 
 
 class LdataClient(Closable):
     """One directory behind a server, to be read or written. For one thread at a time.
 
-    When the connection broke, the next read makes a new one and goes on after the entry that was
-    delivered last.
+    After a broken connection, the next read reconnects and resumes after the last entry that was
+    delivered.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class LdataClient(Closable):
         self._connection: Connection | None = None
         self._is_closed = False
         self._last: LatestInfo | None = None
-        #: There was no entry when it was asked for one: all that come later are new.
+        #: There was no entry at the first read: all later ones are new.
         self._saw_nothing = False
         self._missed: deque[LatestInfo] = deque()
-        #: How often, after a new connection, the entry delivered last was not found again: then
-        #: entries may be missing, and all that are there are delivered.
+        #: How often the last entry delivered was not found after a reconnect: then entries may be
+        #: missing, and all existing ones are delivered.
         self.gaps = 0
 
     # --- what can be asked ------------------------------------------------------------------
@@ -79,14 +78,14 @@ class LdataClient(Closable):
     ) -> LatestInfo | None:
         """Return what is new since the last read, or None; see `LatestDataInfo.read`.
 
-        LROSE's own server takes every read for one that is not forced, of at most an hour's age.
+        LROSE's own server treats every read as not forced, with a maximum age of an hour.
 
         :raises ConnectionLost: the server cannot be reached.
-        :raises RequestRefused: it says that it failed.
-        :raises Malformed: the entry does not follow its format; the next read is of the next one.
+        :raises RequestRefused: the server reports an error.
+        :raises Malformed: the entry is not valid; the next read returns the next one.
         """
         age = _ANY_AGE if max_valid_age is None else int(max_valid_age)
-        # With a label it is the server that knows the place.
+        # With a label, the server keeps the position.
         is_labelled = self._arguments.saveLatestReadInfo
         if self._connection is None and not is_labelled:
             if self._last is not None:
@@ -103,10 +102,10 @@ class LdataClient(Closable):
         return info
 
     def write(self, info: LatestInfo, *, fmq_only: bool = False) -> None:
-        """Write an entry there.
+        """Write an entry.
 
-        :raises ConnectionLost: the server cannot be reached, or its answer did not come.
-        :raises RequestRefused: it says that it failed.
+        :raises ConnectionLost: the server cannot be reached, or did not answer.
+        :raises RequestRefused: the server reports an error.
         """
         if info.data_type == UNKNOWN:
             info = replace(info, data_type=guess_data_type(self.address.path))
@@ -124,7 +123,7 @@ class LdataClient(Closable):
         return self._ask(Mode.READ, asked).info
 
     def _read_or_skip(self, age: int) -> LatestInfo | None:
-        """Read the next entry; pass over those that do not follow their format."""
+        """Read the next entry; skip malformed ones."""
         while True:
             try:
                 return self._read(age)
@@ -134,7 +133,7 @@ class LdataClient(Closable):
                 log.warning("%s: an entry is passed over: %s", self.url, fault)
 
     def _catch_up(self, age: int) -> None:
-        """Find the entries that came since the one delivered last, on a new connection."""
+        """Find the entries after the last one delivered, on a new connection."""
         self._open(replace(self._arguments, readFmqFromStart=True))
         found: deque[LatestInfo] = deque()
         is_known = False
@@ -185,10 +184,10 @@ class LdataClient(Closable):
         try:
             answer = connection.ask(MESSAGE_TYPE, request.to_message())
         except BaseException:
-            # What comes next on it could not be told from what was under way.
+            # A late reply on it could be taken for the next one.
             self._drop()
             raise
-        # An answer that is no good is a whole one all the same: the next one is read after it.
+        # A malformed entry is still a complete reply: the next read is not affected.
         reply = _reply(answer)
         if reply.error is not None:
             raise RequestRefused(connection.server, ErrorCode.FAILED, reply.error)
@@ -200,14 +199,14 @@ class LdataClient(Closable):
             connection.close()
 
     def ping(self) -> None:
-        """Make sure that the server answers.
+        """Check that the server answers.
 
         :raises ConnectionLost: it does not.
         """
         ping(self.address.host, self.address.port, self._timeout)
 
     def close(self) -> None:
-        """Say good-bye. Closing twice is fine."""
+        """Close the directory at the server, and disconnect. Idempotent."""
         if self._connection is not None:
             try:
                 self._exchange(LdataMessage(mode=Mode.CLOSE))

@@ -1,6 +1,6 @@
 """How are several messages packed into one, as Fmq2MultMsgFmq packs a queue?
 
-The body of such a message is a `DsMessage`, with a part for each message (spec lrose 2.7).
+The body of such a message is a `DsMessage`, with a part for each message (docs/specs/lrose.md 2.7).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PACKED_SUBTYPE", "PACKED_TYPE", "PackedMessage", "pack", "unpack"]
 
-#: Type and subtype of a message of a queue that holds others. The body has the type, too, and
-#: each of its parts the other number.
+#: Type and subtype of a packed message of a queue. The body has the same type, and each of its
+#: parts the other number.
 PACKED_TYPE: Final = 888999
 PACKED_SUBTYPE: Final = 777888
 
@@ -51,7 +51,7 @@ def _part(message: PackedMessage) -> Part:
 
 
 def unpack(body: bytes) -> list[PackedMessage]:
-    """Return the messages in a packed one, in order. They are never more bytes than it has.
+    """Return the messages in a packed one, in order. Their total size never exceeds its size.
 
     :raises Malformed: it is not such a body.
     """

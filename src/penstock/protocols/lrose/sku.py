@@ -1,7 +1,7 @@
-"""How does LROSE put a message onto a socket?
+"""How does LROSE frame a message on a socket?
 
-Every message of every LROSE server is one frame: a cookie, an id that nobody checks, the length, a
-number that counts from 1 in each direction, and the payload (spec lrose 2.2).
+Every message of every LROSE server is one frame: a cookie, an id that is never checked, the length,
+a number that counts from 1 in each direction, and the payload (docs/specs/lrose.md 2.2).
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _COOKIE_STARTS: Final = {_COOKIE_32[0], _COOKIE_64[0]}
 
 #: Bytes before a payload, as a rule.
 HEADER_SIZE: Final = _HEADER_32.size
-#: Payloads of so many bytes need the 64-bit header.
+#: From this size on payloads need the 64-bit header.
 SMALL_LIMIT: Final = 2**31 - 1
-#: LROSE looks for the end of an HTTP header in so many bytes.
+#: Most bytes of an HTTP header in LROSE.
 LARGEST_HTTP_HEADER: Final = 2000
 #: What its server puts before the reply to a frame that came behind an HTTP header.
 HTTP_REPLY: Final = b"HTTP/1.1 200 OK\r\n\r\n"
 _HTTP_END: Final = b"\r\n\r\n"
 #: Bytes before a payload, at most.
 LARGEST_OVERHEAD: Final = LARGEST_HTTP_HEADER + _HEADER_64.size
-#: A decoder starts with so much memory, and goes back to it after a frame that needed more than
-#: the second number.
+#: Initial bytes of a decoder's buffer, and the size above which it is shrunk to that after a
+#: frame.
 _LEAST_ROOM: Final = 1 << 16
 _WORTH_KEEPING: Final = 1 << 21
-#: Blocks of so many bytes are kept by the C library.
+#: Freed blocks up to this size are kept by the C library.
 _LARGEST_KEPT: Final = 4 << 20
 
 
 @cache
 def keep_memory() -> None:
-    """Let the C library keep blocks of the size of large frames, instead of giving them back.
+    """Let the C library keep freed blocks of the size of large frames.
 
-    It takes a large block from the system each time, and then every 4 KiB of it cost a page fault,
-    until one that is larger still has been freed: mallopt(3), M_MMAP_THRESHOLD. It may then keep
-    twice as much, at most.
+    By default it maps a large block from the system each time, with a page fault for every 4 KiB,
+    until a larger block has been freed: mallopt(3), M_MMAP_THRESHOLD. It may then keep at most
+    twice as much.
     """
     bytearray(_LARGEST_KEPT)
 
@@ -77,9 +77,9 @@ class Frame(NamedTuple):
 
 
 def encode_header(id: int, seq: int, size: int, *, wide: bool = False) -> bytes:
-    """Return what goes before a payload of `size` bytes; `wide` takes 64 bits for a small one, too.
+    """Return the header for a payload of `size` bytes; `wide` uses 64 bits for a small one, too.
 
-    :raises InvalidOption: the id or the number does not fit.
+    :raises InvalidOption: the id or the number is out of range.
     """
     layout, cookie = _HEADER_32, _COOKIE_32
     if wide or size >= SMALL_LIMIT:
@@ -91,7 +91,7 @@ def encode_header(id: int, seq: int, size: int, *, wide: bool = False) -> bytes:
 
 
 def encode(frame: Frame) -> bytes:
-    """Return the bytes of a frame, for one write to a socket: three cost 40 ms each way."""
+    """Return the bytes of a frame, for one write to a socket: three would cost 40 ms."""
     header = encode_header(frame.id, frame.seq, len(frame.payload))
     if frame.is_tunnelled:
         return b"".join((HTTP_REPLY, header, frame.payload))
@@ -99,58 +99,58 @@ def encode(frame: Frame) -> bytes:
 
 
 class Decoder:
-    """Takes the bytes of one direction of a connection as they come, and gives whole frames.
+    """Incremental decoder of the bytes of one direction of a connection into frames.
 
-    Bytes are given to `feed`, or read into `room()` and told of by `took`. It holds little more
-    than one frame of `max_bytes`, and no more than twice of what has come of it.
+    Pass bytes to `feed`, or read them into `room()` and call `took`. It holds little more than one
+    frame of `max_bytes`, and at most twice the bytes received of it.
     """
 
     def __init__(self, max_bytes: int, *, allow_http: bool = False) -> None:
         self.max_bytes = max_bytes
         self.allow_http = allow_http
-        #: What is wrong with the bytes after the last frame; nothing more can be read then.
+        #: The error in the bytes after the last frame; nothing more can be decoded.
         self.fault: Malformed | None = None
         self._buffer = bytearray(_LEAST_ROOM)
         self._view = memoryview(self._buffer)
-        #: What has come and is not consumed is between these.
+        #: Start and end of the received bytes that are not consumed.
         self._at = 0
         self._end = 0
-        #: Bytes that have to be there before another look is worth it.
+        #: Bytes that must be held before decoding can continue.
         self._needed = 1
         self._is_tunnelled = False
 
     @property
     def held(self) -> int:
-        """Bytes that have come of a frame that is not whole yet."""
+        """Bytes received of an incomplete frame."""
         return self._end - self._at
 
     @property
     def missing(self) -> int:
-        """Bytes that have to come before another look is worth it, at least 1."""
+        """Bytes still needed before decoding can continue, at least 1."""
         return max(1, self._needed - self.held)
 
     def room(self) -> memoryview:
-        """Return memory to read some bytes into. It is good until the next call."""
+        """Return memory to read bytes into, valid until the next call."""
         if not self._end and self._buffer:
             return self._view
         self._make_room(_LEAST_ROOM // 2)
         return self._view[self._end :]
 
     def glance(self) -> bytearray | None:
-        """Return the memory behind `room()`, if nothing is held before it.
+        """Return the buffer of `room()`, if no earlier bytes are held.
 
-        Who knows the bytes there for a whole frame, and does not tell `took` of them, has taken it.
+        A caller that handles a complete frame there itself must not call `took` for it.
         """
         if self._end or self._is_tunnelled or self.fault is not None:
             return None
         return self._buffer
 
     def took(self, count: int) -> list[Frame]:
-        """Return the frames that are whole after `count` bytes were read into `room()`.
+        """Return the frames that are complete after `count` bytes were read into `room()`.
 
-        Frames before a fault are still returned: see `fault`, and call again to have it raised.
+        Frames before a fault are still returned: see `fault`; the next call raises it.
 
-        :raises Malformed: the bytes are no frame, or one that is larger than allowed.
+        :raises Malformed: the bytes are not a frame, or the frame is larger than allowed.
         """
         if self.fault is not None:
             raise self.fault.with_traceback(None)
@@ -177,9 +177,9 @@ class Decoder:
         return frames
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take bytes, and return the frames that are whole by now; see `took`.
+        """Add bytes, and return the complete frames; see `took`.
 
-        :raises Malformed: the bytes are no frame, or one that is larger than allowed.
+        :raises Malformed: the bytes are not a frame, or the frame is larger than allowed.
         """
         size = len(data)
         if self.fault is None:
@@ -188,12 +188,12 @@ class Decoder:
         return self.took(size)
 
     def _make_room(self, size: int) -> None:
-        """Have room for some bytes behind those that are held."""
+        """Make room for more bytes after those held."""
         held = self.held
         if len(self._buffer) - self._end >= size:
             return
         if len(self._buffer) - held < size or held > len(self._buffer) // 2:
-            # Another one, because somebody may still look at this one.
+            # A new buffer, because a caller may still use this one.
             old = self._view[self._at : self._end]
             self._replace_buffer(max(held + size, 2 * held, _LEAST_ROOM))
             self._view[:held] = old
@@ -206,7 +206,7 @@ class Decoder:
         self._view = memoryview(self._buffer)
 
     def _only_frame(self) -> Frame | None:
-        """Take a small frame that is all that has come, as most are; None if it is another case."""
+        """Return the frame if exactly one small frame was received, the usual case; else None."""
         end = self._end
         if not _HEADER_32.size <= end <= _LEAST_ROOM or self._is_tunnelled:
             return None
@@ -257,7 +257,7 @@ class Decoder:
         return self.allow_http and not self._is_tunnelled
 
     def _skip_http(self) -> bool:
-        """Pass over an HTTP header; False: its end has not come yet.
+        """Skip an HTTP header; False: it is incomplete.
 
         :raises Malformed: it has no end, or is not allowed here.
         """

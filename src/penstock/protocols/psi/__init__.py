@@ -1,13 +1,7 @@
 """psi's remoting: what travels between exporters and importers, and what is in stores."""
 
-from penstock.protocols.psi.catalog import Catalog
 from penstock.protocols.psi.chunks import Chunker, Unchunker, UnchunkerStatistics
-from penstock.protocols.psi.clock import (
-    ClockSample,
-    RemoteClock,
-    RemoteClockServer,
-    ask_clock,
-)
+from penstock.protocols.psi.clock import ClockSample, RemoteClock, RemoteClockServer, ask_clock
 from penstock.protocols.psi.codecs import (
     Codec,
     CodecLibrary,
@@ -31,20 +25,31 @@ from penstock.protocols.psi.errors import (
     UnknownType,
     WrongVersion,
 )
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.exporter_sessions import ExporterStatistics
-from penstock.protocols.psi.exporter_streams import ExportedStream, Exporter, Posted
+from penstock.protocols.psi.exporter import (
+    ExportedStream,
+    Exporter,
+    ExporterStatistics,
+    Posted,
+    RemoteExporter,
+)
 from penstock.protocols.psi.handshake import (
     ClientHello,
     ClientHelloDecoder,
+    Intermission,
+    MetaDecoder,
     ServerHello,
     SessionIdDecoder,
     Transport,
+    encode_burst,
 )
-from penstock.protocols.psi.importer import REPLAY_ALL, ImporterStatistics, RemoteImporter
-from penstock.protocols.psi.importer_arrivals import Gap
-from penstock.protocols.psi.importer_streams import ImportedStream, Received
-from penstock.protocols.psi.meta_channel import Intermission, MetaDecoder, encode_burst
+from penstock.protocols.psi.importer import (
+    REPLAY_ALL,
+    Gap,
+    ImportedStream,
+    ImporterStatistics,
+    Received,
+    RemoteImporter,
+)
 from penstock.protocols.psi.metadata import (
     RuntimeInfo,
     SchemaFlags,
@@ -57,12 +62,19 @@ from penstock.protocols.psi.metadata import (
     frame_record,
 )
 from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
-from penstock.protocols.psi.store import PsiStoreReader, StoredMessage, find_stores
-from penstock.protocols.psi.store_books import StreamInStore
-from penstock.protocols.psi.store_opening import open_store
-from penstock.protocols.psi.store_places import Place, find_store, list_places
-from penstock.protocols.psi.store_psi import PsiFiles
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.store import (
+    Catalog,
+    Place,
+    PsiFiles,
+    PsiStoreReader,
+    Store,
+    StoredMessage,
+    StreamInStore,
+    find_store,
+    find_stores,
+    list_places,
+    open_store,
+)
 from penstock.protocols.psi.ticks import DateTime, DateTimeKind, TimeSpan
 
 __all__ = [

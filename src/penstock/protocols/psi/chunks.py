@@ -1,8 +1,8 @@
-"""How does a psi message travel in UDP datagrams? (spec psi 5)
+"""How is a psi message sent in UDP datagrams? (docs/specs/psi.md 5)
 
-Each is cut into a set of chunks. psi's receiver puts one set together at a time and has no way to
-ask for a lost chunk. Ours follows it, but for its faults: a chunk that comes twice is not counted
-as two, and what is left of a set that was given up does not push out the one under way.
+A message is a set of chunks. A receiver assembles one set at a time, and cannot ask for a lost
+chunk. Unlike psi's, `Unchunker` ignores duplicates, and late chunks of an abandoned set do not
+abandon the current one.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ __all__ = [
 ]
 
 _WHAT: Final = "psi datagram"
-#: id, count, number, and 28 bytes that psi never sets.
+#: Set id, chunk count, chunk number, and 28 unused bytes.
 _HEADER: Final = struct.Struct("<qHH28x")
 CHUNK_HEADER_SIZE: Final = _HEADER.size
 MAX_DATAGRAM: Final = 65536 - 40
 CHUNK_PAYLOAD: Final = MAX_DATAGRAM - CHUNK_HEADER_SIZE
 _MOST_CHUNKS: Final = 65535
-#: Sets that are over and whose stragglers are known for it.
+#: Finished sets whose late chunks are recognized.
 _REMEMBERED: Final = 1024
 _MAX_SET_BYTES: Final = 1 << 28
-#: No sender gets so many sets ahead while nothing arrives: such an id is garbage, and would ruin
-#: the count of what is missing.
+#: A set id that is further ahead is refused: it would ruin the count of missing sets.
 _FARTHEST: Final = 1 << 32
 
 
 class Chunk(NamedTuple):
     """One datagram."""
 
-    #: Of the set; counts from 0 at each sender.
+    #: Counts from 0 at each sender.
     set_id: int
     chunk_count: int
     #: From 0.
@@ -55,9 +54,9 @@ class Chunk(NamedTuple):
 
 
 def decode_chunk(datagram: BytesLike) -> Chunk:
-    """Take a datagram apart.
+    """Decode a datagram.
 
-    :raises Malformed: it is no chunk, or cannot be of such a set.
+    :raises Malformed: it is no chunk, or its number or size does not fit its set.
     """
     if len(datagram) < CHUNK_HEADER_SIZE:
         raise Truncated(_WHAT, "header", CHUNK_HEADER_SIZE, len(datagram))
@@ -67,22 +66,22 @@ def decode_chunk(datagram: BytesLike) -> Chunk:
         raise Malformed(_WHAT, "id", "0 or more", set_id)
     if not number < count:
         raise Malformed(_WHAT, "number", f"below the count of {count}", number)
-    # All but the last are full, or their places in the message would not be known.
+    # All but the last are full: a chunk's offset is its number times this size.
     if size > CHUNK_PAYLOAD or (number < count - 1 and size != CHUNK_PAYLOAD):
         raise Malformed(_WHAT, "payload", f"{CHUNK_PAYLOAD} bytes", size)
     return Chunk(set_id, count, number, bytes(datagram[CHUNK_HEADER_SIZE:]))
 
 
 class Chunker:
-    """Cuts messages into datagrams, with psi's fault at some sizes left out."""
+    """Cuts messages into datagrams, without psi's truncation of some sizes."""
 
     def __init__(self, first_id: int = 0) -> None:
         self.next_id = first_id
 
     def split(self, data: BytesLike) -> list[bytes]:
-        """Return the datagrams of one message, or of a session id.
+        """Return the datagrams of a message, or of a session id.
 
-        :raises MessageTooLarge: more chunks would be needed than can be counted.
+        :raises MessageTooLarge: it needs more than 65,535 chunks.
         """
         view = memoryview(data)
         count = max(1, -(-len(view) // CHUNK_PAYLOAD))
@@ -99,44 +98,44 @@ class Chunker:
 
 
 class UnchunkerStatistics(NamedTuple):
-    """Books of an `Unchunker`.
+    """Counters of an `Unchunker`.
 
     Datagrams: `datagrams` = `used` + `refused` + `duplicate` + `late`. Sets: every id from the
     first to the highest seen is `completed`, `abandoned`, `missing` or `under_way`.
     """
 
     datagrams: int
-    #: Datagrams that became part of a set, whatever became of it.
+    #: Datagrams that became part of a set.
     used: int
-    #: Datagrams that are no chunks, or of a set that is too large.
+    #: Malformed datagrams, and those of a set that is too large.
     refused: int
-    #: Datagrams that came again while their set was put together.
+    #: Duplicates of chunks of the current set.
     duplicate: int
-    #: Datagrams of a set that was over.
+    #: Datagrams of a finished set.
     late: int
-    #: Sets that were delivered.
+    #: Sets that were assembled.
     completed: int
-    #: Sets of which some chunks came and others did not: lost.
+    #: Sets of which some chunks did not come: lost.
     abandoned: int
-    #: Sets of which nothing came, as far as the ids tell: lost.
+    #: Sets of which no chunk came, by their ids: lost.
     missing: int
     #: 1 while a set is incomplete.
     under_way: int
 
     @property
     def lost(self) -> int:
-        """Messages lost, as far as is known."""
+        """Messages known to be lost."""
         return self.abandoned + self.missing
 
 
 class Unchunker:
-    """Puts one set of chunks together at a time, and counts what is lost."""
+    """Assembles one set of chunks at a time, and counts lost sets."""
 
     def __init__(self, max_bytes: int = _MAX_SET_BYTES, *, first_id: int = 0) -> None:
         if max_bytes < 1:
             raise InvalidOption("max_bytes", max_bytes, "must be at least 1")
         self.max_bytes = max_bytes
-        #: What was wrong with the last datagram that was refused.
+        #: Why the last datagram was refused.
         self.last_fault: Malformed | None = None
         self._first_id = first_id
         self._highest = first_id - 1
@@ -148,9 +147,9 @@ class Unchunker:
         self._completed = self._abandoned = 0
 
     def feed(self, datagram: BytesLike) -> bytes | None:
-        """Take a datagram, and return the message that it makes whole, if any.
+        """Take a datagram, and return the message that it completes, if any.
 
-        Whatever is in it, nothing is raised: see `statistics` and `last_fault`.
+        It never raises: see `statistics` and `last_fault`.
         """
         self._datagrams += 1
         try:
@@ -166,7 +165,7 @@ class Unchunker:
             return None
         self._highest = max(self._highest, set_id)
         if count == 1 and set_id != self._set_id:
-            # Whole by itself: what is under way can stay.
+            # A complete set: the current one need not be abandoned.
             self._used += 1
             self._completed += 1
             self._end(set_id)
@@ -188,14 +187,14 @@ class Unchunker:
         return message
 
     def abandon(self) -> None:
-        """Give up what is under way, such as at the end of a connection."""
+        """Abandon the current set, as at the end of a connection."""
         if self._chunks:
             self._abandoned += 1
             self._end(self._set_id)
             self._forget()
 
     def statistics(self) -> UnchunkerStatistics:
-        """Return what came and what was lost so far."""
+        """Return the counts so far."""
         under_way = int(bool(self._chunks))
         seen = self._highest - self._first_id + 1
         missing = max(0, seen - self._completed - self._abandoned - under_way)

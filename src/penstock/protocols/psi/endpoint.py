@@ -10,10 +10,11 @@ import math
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
 
 from penstock.core.batch import messages_from_batch
-from penstock.core.books import BookedWriter
 from penstock.core.capabilities import Replayable
 from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import (
@@ -23,20 +24,18 @@ from penstock.core.errors import (
     PenstockError,
     PositionError,
 )
-from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Bounds, Reader
-from penstock.core.options import parse_options
+from penstock.core.interfaces import BookedWriter, Bounds, Reader, StreamInfo
+from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.protocols.psi.codecs.type_names import parse_type_name
-from penstock.protocols.psi.exporter import RemoteExporter
-from penstock.protocols.psi.exporter_pressure import BackPressure
-from penstock.protocols.psi.exporter_streams import BYTES
+from penstock.protocols.psi.exporter.server import ExporterOptions, RemoteExporter
+from penstock.protocols.psi.exporter.streams import BYTES
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello
-from penstock.protocols.psi.importer import REPLAY_ALL, RemoteImporter, unreachable
-from penstock.protocols.psi.importer_receiving import fetch_stream
-from penstock.protocols.psi.options import ExporterOptions, PsiReaderOptions, PsiWriterOptions
-from penstock.protocols.psi.store_set import Store
+from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter, unreachable
+from penstock.protocols.psi.importer.connection import fetch_stream
+from penstock.protocols.psi.store.back_pressure import BackPressure
+from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import ns_to_ticks
 
 if TYPE_CHECKING:
@@ -48,14 +47,46 @@ if TYPE_CHECKING:
     from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
-    from penstock.protocols.psi.exporter_streams import ExportedStream
+    from penstock.protocols.psi.exporter.streams import ExportedStream
 
-__all__ = ["PsiEndpoint", "PsiReader", "PsiWriter"]
+__all__ = ["PsiEndpoint", "PsiReader", "PsiReaderOptions", "PsiWriter", "PsiWriterOptions"]
 
 log = logging.getLogger(__name__)
 
-#: The end of a stream that may go on: nobody tells how far it has come.
+#: The end of an open stream: an exporter does not tell how many messages it has.
 _UNKNOWN: Final = 2**62
+
+
+class PsiReaderOptions(Options):
+    """Options of `psi://host:port/Stream` as a reader."""
+
+    #: Seconds for the stream to be announced.
+    wait: Duration = 10.0
+    #: `content`: the bytes of a `byte[]`; `psi`: always psi's encoding.
+    payload: Literal["content", "psi"] = "content"
+    #: Messages and bytes that wait for the reader.
+    slots: Annotated[int, Field(ge=2)] = 16384
+    size: Annotated[Size, Field(ge=4096)] = 16 << 20
+    silence: Annotated[Duration, Field(gt=0)] = 15.0
+    #: Seconds of silence that are taken as the end of what the exporter has: psi does not tell.
+    quiet: Duration = 1.0
+
+
+class PsiWriterOptions(ExporterOptions):
+    """Options of `psi://host:port/Stream` as a writer: an exporter on that port."""
+
+    #: Of .NET or C#. Payloads are the content of a `byte[]`, or psi's encoding of other types.
+    type: str = "byte[]"
+    #: Bytes per second, such as 1MB/s.
+    quota: str | None = None
+    #: Store messages in a log at this path instead of in memory.
+    store: str | None = None
+    slots: Annotated[int, Field(ge=2)] = 16384
+    size: Annotated[Size, Field(ge=4096)] = 16 << 20
+    #: Seconds that clients get for the rest when it is closed.
+    linger: Duration = 5.0
+
+
 #: Options of a writer that are not the exporter's.
 _OF_STREAMS: Final = frozenset(PsiWriterOptions.model_fields) - frozenset(
     ExporterOptions.model_fields
@@ -120,11 +151,11 @@ def _parse(url: URL) -> tuple[str, int, str]:
     return url.host, DEFAULT_PORT if url.port is None else url.port, name
 
 
-class _Place:
-    """Where a reader stands in its importer's store, for whoever waits for it."""
+class _Progress:
+    """The position of a reader in its importer's store, for back-pressure."""
 
     def __init__(self) -> None:
-        # From the beginning: it holds up the exporter also before its first read.
+        # From the start: back-pressure holds also before the first read.
         self.next_seq = 0
         self.progress_at = time.monotonic()
 
@@ -133,11 +164,10 @@ class _Place:
 
 
 class PsiReader(Reader):
-    """Reads one stream of an exporter. `type` is its source, `subtype` its number in the stream.
+    """Reads one stream of an exporter. `type` is its source, `subtype` its sequence number.
 
-    A message's `seq` is that number, from 0 on: it means the same message on every connection, as
-    long as the exporter does not begin the stream anew. What is not read yet holds up the exporter:
-    nothing is lost here.
+    A message's `seq` is its sequence number from 0 on, the same on every connection until the
+    stream is recreated. Messages that are not read yet hold up the exporter: none is lost here.
     """
 
     cannot_carry: ClassVar[Mapping[str, str]] = {
@@ -162,11 +192,11 @@ class PsiReader(Reader):
         self._is_catching_up = True
         self._has_come = False
         self._messages = self._bytes = self._lost = self._restarts = 0
-        #: The number to come next; None: any may.
+        #: The expected `seq`; None: any.
         self._next: int | None = 0 if self._replay == REPLAY_ALL else None
-        #: Taken from the store and not given yet; the first of them begins the stream anew.
+        #: Taken from the store and not returned yet: the stream was recreated before the first one.
         self._held: deque[Message] = deque()
-        #: The numbers of the first and the last message that came by this connection.
+        #: The `seq` of the first and the last message of this connection.
         self._first: int | None = None
         self._last: int | None = None
         self._connect()
@@ -176,9 +206,9 @@ class PsiReader(Reader):
         options = self._options
         self._store = Store.volatile("reader", slots=options.slots, size=options.size)
         lag = max(1, options.slots // 2), max(1, options.size // 2)
-        self._place = _Place()
+        self._progress = _Progress()
         self._pressure = BackPressure(self._store, *lag, patience=math.inf)
-        self._pressure.add(self._place)
+        self._pressure.add(self._progress)
         self._store.gates.append(self._pressure)
         try:
             self._importer = RemoteImporter(
@@ -200,7 +230,7 @@ class PsiReader(Reader):
         self._is_bytes = options.payload == "content" and type_name == BYTES
 
     def _epoch_now(self) -> int:
-        """Return what is another number when the exporter begins the stream anew."""
+        """Return the epoch of the stream: another one after it was recreated."""
         return ns_to_ticks(self._importer.remote_stream(self._name).opened_ns)
 
     def _take(self, limit: int) -> list[Message]:
@@ -222,7 +252,7 @@ class PsiReader(Reader):
         return found
 
     def _take_stored(self, limit: int) -> list[Message]:
-        # What the exporter has is on its way; nothing tells when that is all.
+        # Messages of the past are in flight; the exporter does not mark their end.
         found = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
         if not found:
             if self._is_catching_up:
@@ -232,19 +262,19 @@ class PsiReader(Reader):
         self._has_come = True
         if self._first is None:
             self._first = found[0].subtype - 1
-        self._place.move(found[-1].seq + 1)
+        self._progress.move(found[-1].seq + 1)
         self._pressure.progress()
         return found
 
     def _explain_silence(self) -> None:
-        """Say why it may be that nothing comes.
+        """Log why no message may have come.
 
-        :raises ConnectionLost: something should.
+        :raises ConnectionLost: the stream is closed and has messages.
         """
         reason = self._importer.why_nothing_came()
         if self._has_come or reason is None or self._replay != REPLAY_ALL:
             return
-        self._has_come = True  # once is enough
+        self._has_come = True  # log it once
         told = self._importer.remote_stream(self._name)
         if told.is_closed and told.message_count:
             where = ":".join(map(str, self._address))
@@ -252,9 +282,10 @@ class PsiReader(Reader):
         log.warning("%s: nothing came yet: %s", self.url, reason)
 
     def _number(self, found: list[Message], rest: list[Message]) -> list[Message]:
-        """Give messages their numbers, and count those that are missing.
+        """Set the `seq` of messages, and count the missing ones.
 
-        Those before a place that was sought are left out; those of another life of the stream wait.
+        Messages before a position that was sought are dropped; messages after a recreation of the
+        stream wait in `_held`.
         """
         numbered: list[Message] = []
         for index, message in enumerate(found):
@@ -288,11 +319,11 @@ class PsiReader(Reader):
         self._is_catching_up = True
 
     def _go_back(self, seq: int) -> None:
-        """Stand at the oldest message that is here, or ask the exporter for all again."""
+        """Rewind to the oldest message that is stored, or ask the exporter for all again."""
         self._held.clear()
         self._last = None
-        if not self._restarts:  # otherwise numbers of an older life would be taken for these
-            self._place.move(0)
+        if not self._restarts:  # else messages from before the recreation would have these numbers
+            self._progress.move(0)
             self._stream.rewind()
             found = self._stream.take(1, 0)
             if found and (found[0].subtype - 1 <= seq or found[0].subtype - 1 == self._first):
@@ -310,7 +341,7 @@ class PsiReader(Reader):
             filtered=0,
             restarts=self._restarts,
             next_seq=self._next,
-            backlog=max(0, self._store.newest_seq() + 1 - self._place.next_seq),
+            backlog=max(0, self._store.newest_seq() + 1 - self._progress.next_seq),
             losses=(),
         )
 
@@ -326,10 +357,10 @@ class PsiReader(Reader):
 
 
 class WholePsiReader(Replayable, PsiReader):
-    """Reads a stream from its beginning, and again from any number that was read."""
+    """Reads a stream from its start, and again from any `seq` that was read."""
 
     def bounds(self) -> Bounds:
-        """Return what can be read again: nobody tells where an exporter's stream ends."""
+        """Return what can be replayed; the end of an exporter's stream is unknown."""
         told = self._importer.remote_stream(self._name)
         end = max(told.message_count, self._next or 0) if told.is_closed else _UNKNOWN
         return Bounds(self._epoch, 0, end)
@@ -348,40 +379,40 @@ def _replay(start: Position) -> ClientHello:
     )
 
 
-class _Shared:
-    """Exporters of this process by their address, so that many streams can be at one port."""
+class _SharedExporters:
+    """The exporters of this process by address, so that streams can share a port."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._there: dict[tuple[str, int], tuple[RemoteExporter, PsiWriterOptions, int]] = {}
+        self._exporters: dict[tuple[str, int], tuple[RemoteExporter, PsiWriterOptions, int]] = {}
 
     def get(self, options: PsiWriterOptions) -> RemoteExporter:
         key = (options.host, options.port)
         with self._lock:
-            if key in self._there and options.port:
-                exporter, before, users = self._there[key]
+            if key in self._exporters and options.port:
+                exporter, before, users = self._exporters[key]
                 if before.model_copy(update={"type": options.type}) != options:
                     raise InvalidOption(
                         "options", "", f"another stream at port {options.port} has other options"
                     )
-                self._there[key] = (exporter, before, users + 1)
+                self._exporters[key] = (exporter, before, users + 1)
                 return exporter
             exporter = _make_exporter(options)
-            self._there[options.host, exporter.port] = (exporter, options, 1)
+            self._exporters[options.host, exporter.port] = (exporter, options, 1)
             return exporter
 
-    def give_back(self, exporter: RemoteExporter, linger: float) -> None:
+    def release(self, exporter: RemoteExporter, linger: float) -> None:
         key = (exporter.options.host, exporter.port)
         with self._lock:
-            _, options, users = self._there[key]
+            _, options, users = self._exporters[key]
             if users > 1:
-                self._there[key] = (exporter, options, users - 1)
+                self._exporters[key] = (exporter, options, users - 1)
                 return
-            del self._there[key]
+            del self._exporters[key]
         exporter.close(linger)
 
 
-_shared = _Shared()
+_shared = _SharedExporters()
 
 
 def _make_exporter(options: PsiWriterOptions) -> RemoteExporter:
@@ -390,13 +421,11 @@ def _make_exporter(options: PsiWriterOptions) -> RemoteExporter:
     if store is None:
         store = Store.volatile("writer", slots=options.slots, size=options.size)
     try:
-        exporter = RemoteExporter(store, quota=options.quota, **given)
+        return RemoteExporter(store, quota=options.quota, owns_store=True, **given)
     except BaseException:
         if isinstance(store, Store):
             store.close()
         raise
-    exporter.owns_store = True
-    return exporter
 
 
 class PsiWriter(BookedWriter):
@@ -416,7 +445,7 @@ class PsiWriter(BookedWriter):
         try:
             self._stream: ExportedStream = self.exporter.exporter.write(None, name, options.type)
         except BaseException:
-            _shared.give_back(self.exporter, 0)
+            _shared.release(self.exporter, 0)
             raise
 
     def write(
@@ -488,4 +517,4 @@ class PsiWriter(BookedWriter):
         self._is_closed = True
         self._stream.close()
         self.exporter.exporter.streams.pop(self._stream.name, None)
-        _shared.give_back(self.exporter, self._options.linger)
+        _shared.release(self.exporter, self._options.linger)

@@ -1,4 +1,4 @@
-"""What is a psi message, on the wire and in a store? (spec psi 4)"""
+"""What is a psi message, on the wire and in a store? (docs/specs/psi.md 4)"""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import InvalidOption, Malformed
-from penstock.protocols.psi.decoding import Decoder
 from penstock.protocols.psi.errors import Truncated, UnknownStream
 from penstock.protocols.psi.ticks import MAX_TICKS, UNIX_EPOCH_TICKS, ns_to_raw, raw_to_ns
+from penstock.protocols.psi.wire import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -32,31 +32,31 @@ __all__ = [
 _WHAT: Final = "psi message"
 #: SourceId, SequenceId, OriginatingTime, CreationTime.
 _ENVELOPE: Final = struct.Struct("<iiQQ")
-#: The same, and the length of the payload.
+#: The envelope, and the length of the payload.
 _HEADER: Final = struct.Struct("<iiQQi")
 ENVELOPE_SIZE: Final = _ENVELOPE.size
 HEADER_SIZE: Final = _HEADER.size
-#: A pipeline's own mark that a stream closes.
+#: The sequence number of a pipeline's internal closing message.
 CLOSING_SEQUENCE_ID: Final = 2**31 - 1
 #: A larger message is refused.
 MAX_PAYLOAD_BYTES: Final = 1 << 28
 
 _MASK: Final = 0x3FFF_FFFF_FFFF_FFFF
-#: Times in between fit in 64 bits of nanoseconds: the usual case, without a call.
+#: Ticks between these fit in 64 bits of nanoseconds: the usual case, converted without a call.
 _FIRST: Final = UNIX_EPOCH_TICKS - 2**63 // 100
 _LAST: Final = UNIX_EPOCH_TICKS + (2**63 - 1) // 100
 
 
 class Envelope(NamedTuple):
-    """What goes before a payload."""
+    """The header of a message."""
 
-    #: The id of its stream.
+    #: The id of the stream.
     source_id: int
     #: Counts from 1 in each stream.
     sequence_id: int
     #: When it happened at the source.
     originating_ns: int
-    #: When it was made; replay intervals mean this.
+    #: When it was created; replay intervals go by this time.
     creation_ns: int
 
     def to_bytes(self) -> bytes:
@@ -76,9 +76,9 @@ class Envelope(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: BytesLike, at: int = 0) -> Envelope:
-        """Take it apart.
+        """Decode an envelope.
 
-        :raises Malformed: it is cut off, or has no times.
+        :raises Malformed: it is truncated, or a time is not valid.
         """
         if len(data) - at < ENVELOPE_SIZE:
             raise Truncated(_WHAT, "envelope", ENVELOPE_SIZE, len(data) - at)
@@ -87,9 +87,9 @@ class Envelope(NamedTuple):
 
 
 class PsiMessage(NamedTuple):
-    """One message: its envelope's fields and its payload.
+    """A message: the fields of its envelope, and its payload.
 
-    What psi sends has stale bytes behind the value: see `codecs.Codec.trim`.
+    psi sends stale bytes after the value: see `codecs.Codec.trim`.
     """
 
     source_id: int
@@ -100,12 +100,12 @@ class PsiMessage(NamedTuple):
 
     @property
     def envelope(self) -> Envelope:
-        """All but the payload."""
+        """The fields of the envelope."""
         return Envelope(*self[:4])
 
 
 def encode_header(message: PsiMessage) -> bytes:
-    """Return what goes before the payload on a data connection, with its length.
+    """Return the envelope and the payload's length.
 
     :raises InvalidOption: a number does not fit.
     """
@@ -119,12 +119,12 @@ def encode_header(message: PsiMessage) -> bytes:
 
 
 def encode_message(message: PsiMessage) -> bytes:
-    """Return a message as it is on a data connection, or before it is cut into chunks."""
+    """Return the bytes of a message on a data connection, or before it is chunked."""
     return encode_header(message) + message.payload
 
 
 def encode_messages(messages: Iterable[PsiMessage]) -> bytes:
-    """Return many messages back to back, for one write to a socket."""
+    """Return the bytes of many messages, for one write to a socket."""
     parts: list[bytes] = []
     for message in messages:
         parts += (encode_header(message), message.payload)
@@ -132,9 +132,9 @@ def encode_messages(messages: Iterable[PsiMessage]) -> bytes:
 
 
 def decode_message(data: BytesLike, max_bytes: int = MAX_PAYLOAD_BYTES) -> PsiMessage:
-    """Return the message that one logical datagram holds.
+    """Return the message of one set of chunks.
 
-    :raises Malformed: it is cut off (psi's own chunker does that to some sizes), or too large.
+    :raises Malformed: it is truncated (psi's chunker truncates some sizes), or too large.
     """
     decoder = MessageDecoder(max_bytes)
     messages = decoder.feed(data)
@@ -145,9 +145,9 @@ def decode_message(data: BytesLike, max_bytes: int = MAX_PAYLOAD_BYTES) -> PsiMe
 
 
 class MessageDecoder(Decoder[PsiMessage]):
-    """What comes on a data connection: messages back to back.
+    """Decodes a data connection: messages back to back.
 
-    `known` holds the ids that may occur, such as `Catalog.streams`; None: any.
+    `known` holds the valid ids, such as `Catalog.streams`; None: all.
     """
 
     what = _WHAT

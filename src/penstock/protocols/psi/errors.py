@@ -1,4 +1,4 @@
-"""Which errors have only psi's bytes?"""
+"""Which errors can only psi's bytes cause?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DamagedStore", "Truncated", "UnknownStream", "UnknownType", "WrongVe
 
 
 class Truncated(Malformed):
-    """The bytes end before what they began."""
+    """The bytes end within a record."""
 
     def __init__(self, what: str, where: str, needed: int, there: int) -> None:
         super().__init__(what, where, f"{needed:,} bytes", f"{there:,}")
@@ -32,7 +32,7 @@ class WrongVersion(Malformed):
 
 
 class UnknownStream(Malformed):
-    """A message is of a source that no metadata announced, or nobody knows a stream's name."""
+    """A message's source was not announced, or no stream has that name."""
 
     def __init__(self, stream: int | str, known: str) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class UnknownStream(Malformed):
 
 
 class DamagedStore(Malformed):
-    """Files of a psi store are missing, cut or overwritten: what is left is not all there was."""
+    """Files of a psi store are missing, truncated or overwritten."""
 
     def __init__(self, store: str, damage: Sequence[str]) -> None:
         more = f" (and {len(damage) - 1} more places)" if len(damage) > 1 else ""
@@ -59,12 +59,12 @@ class DamagedStore(Malformed):
             "salvage=True) takes what can be read",
         )
         self.store = store
-        #: Where, and what is wrong there.
+        #: Each place and its fault.
         self.damage = tuple(damage)
 
 
 class UnknownType(Malformed):
-    """A payload holds a type of which neither the name nor a schema says how it is stored."""
+    """A payload holds a type that has no built-in codec and no schema."""
 
     def __init__(self, type_name: str) -> None:
         super().__init__(

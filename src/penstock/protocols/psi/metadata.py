@@ -1,7 +1,8 @@
-"""What does psi tell of its streams and types? (spec psi 3)
+"""What does psi record of its streams and types? (docs/specs/psi.md 3)
 
-The same records are on the meta connection and in a store's catalog. The kind comes after what all
-kinds have, and bytes behind a record (a store pads it, later versions may add) do not matter.
+The same records are on the meta connection and in a store's catalog. The kind comes after the
+fields that all kinds have. Bytes after a record are ignored: a store pads it, and later versions
+may add fields.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ __all__ = [
 ]
 
 _WHAT: Final = "psi metadata"
-#: Of `StreamMetadata`; a record of an older version is read into the newest.
+#: Of `StreamMetadata`; older versions are converted.
 LATEST_VERSION: Final = 2
 SERIALIZATION_VERSION: Final = 2
-#: The record without bytes that ends a burst of records on the meta connection.
+#: The empty record that ends a burst on the meta connection.
 INTERMISSION: Final = INT32.pack(0)
 
 _PREFIX_END: Final = struct.Struct("<iHH")
@@ -72,18 +73,18 @@ class MetadataKind(IntEnum):
 
 
 class StreamFlags(IntFlag):
-    """What is special about a stream."""
+    """Properties of a stream."""
 
     NOT_PERSISTED = 0x01
     CLOSED = 0x02
-    #: Its messages are large and lie in a file of their own.
+    #: Its payloads are large and stored in LargeData.
     INDEXED = 0x04
     #: Lists the types in it; only in version 0.
     POLYMORPHIC = 0x08
 
 
 class SchemaFlags(IntFlag):
-    """What kind of type a schema is of."""
+    """The kind of a type."""
 
     CLASS = 1
     STRUCT = 2
@@ -92,7 +93,7 @@ class SchemaFlags(IntFlag):
 
 
 class RuntimeInfo(NamedTuple):
-    """Who writes: the first record, without which an importer misreads structured types."""
+    """The writer: the first record, without which an importer misreads structured types."""
 
     name: str = "Microsoft.Psi, Version=0.19.100.1, Culture=neutral, PublicKeyToken=null"
     #: major << 16 | minor.
@@ -101,7 +102,7 @@ class RuntimeInfo(NamedTuple):
 
 
 class StreamMetadata(NamedTuple):
-    """One stream, as far as it has come."""
+    """A stream, with its counts and times."""
 
     name: str
     #: The `source_id` of its messages.
@@ -116,7 +117,7 @@ class StreamMetadata(NamedTuple):
     message_count: int = 0
     #: Bytes of all messages.
     size_sum: int = 0
-    #: Nanoseconds between originating and creation, of all messages.
+    #: The sum of creation minus originating time of all messages.
     latency_sum_ns: int = 0
     first_creation_ns: int = MIN_NS
     last_creation_ns: int = MIN_NS
@@ -132,12 +133,12 @@ class StreamMetadata(NamedTuple):
 
     @property
     def is_closed(self) -> bool:
-        """No more messages come: the only end of a stream that psi tells of."""
+        """No more messages come: the only sign of a stream's end in psi."""
         return StreamFlags.CLOSED in self.flags
 
     @property
     def is_indexed(self) -> bool:
-        """In a store, its payloads are in the file of large data."""
+        """In a store, its payloads are in LargeData."""
         return StreamFlags.INDEXED in self.flags
 
 
@@ -150,14 +151,14 @@ class SchemaMember(NamedTuple):
 
 
 class TypeSchema(NamedTuple):
-    """How a type is put into bytes: its members, in order."""
+    """The serialized form of a type: its members, in order."""
 
     #: The contract's name, of which the id is a hash.
     name: str
     id: int
     type_name: str
     members: tuple[SchemaMember, ...] = ()
-    #: 0 where there are none on the wire: that of a type without members.
+    #: 0 for a type without members, whose flags are not on the wire.
     flags: SchemaFlags = SchemaFlags(0)
     serializer_type_name: str | None = None
     version: int = 2
@@ -168,9 +169,9 @@ Record: TypeAlias = RuntimeInfo | StreamMetadata | TypeSchema
 
 
 def decode_record(data: BytesLike) -> Record:
-    """Take one record apart.
+    """Decode a record.
 
-    :raises Malformed: it is cut off, a length in it lies, or its kind or version is not known.
+    :raises Malformed: it is truncated, a length is not valid, or its kind or version is unknown.
     """
     cursor = Cursor(data, _WHAT)
     name = cursor.text("name")
@@ -203,8 +204,8 @@ def _members(cursor: Cursor, version: int) -> tuple[tuple[SchemaMember, ...], Sc
         )
         for _ in range(count)
     )
-    # Of a type without members psi's reader does not read the flags, so that its exporter does
-    # not send them; in a store's catalog they are there.
+    # psi's reader stops at a member count of 0 and does not read the flags, so that its exporter
+    # does not send them; in a store's catalog they are there.
     if not count or version < _SCHEMA_WITH_FLAGS:
         return members, SchemaFlags(0)
     return members, SchemaFlags(cursor.uint32("schema flags"))
@@ -258,9 +259,9 @@ def _stream(cursor: Cursor, head: StreamMetadata, version: int) -> StreamMetadat
 
 
 def encode_record(record: Record, *, in_catalog: bool = False) -> bytes:
-    """Return the bytes of a record, always of the latest version.
+    """Return the bytes of a record in the latest version.
 
-    `in_catalog`: as in a store's file, where a schema without members has its flags, too.
+    `in_catalog`: as in a store's catalog, where a schema without members has its flags, too.
 
     :raises InvalidOption: a number does not fit.
     """
@@ -277,7 +278,7 @@ def encode_record(record: Record, *, in_catalog: bool = False) -> bytes:
 
 
 def frame_record(record: Record) -> bytes:
-    """Return a record with its length before it, as it is on the meta connection."""
+    """Return a record with its length before it, for the meta connection."""
     body = encode_record(record)
     return INT32.pack(len(body)) + body
 
@@ -309,7 +310,7 @@ def _encode_stream(stream: StreamMetadata) -> bytes:
     latency = stream.latency_sum_ns // NS_PER_TICK
     if stream.size_sum not in _INT64 or latency not in _INT64:
         raise InvalidOption("metadata", stream.name, "its sums do not fit in 64 bits")
-    # psi leaves the times of the pipeline without a kind, and gives those of messages UTC.
+    # In psi the times of the pipeline have no kind, those of messages are UTC.
     opened, closed = (
         ns_to_raw(time_ns, DateTimeKind.UNSPECIFIED)
         for time_ns in (stream.opened_ns, stream.closed_ns)

@@ -1,7 +1,7 @@
-"""How do psi processes find each other? (spec psi 10)
+"""How do psi processes find each other? (docs/specs/psi.md 10)
 
-A server keeps the list of processes and tells everybody of every change, also who made it. A client
-keeps its own processes on that list, and comes again when the connection breaks.
+A server has the list of processes, and sends every change to all clients, its author included. A
+client keeps its own processes on that list through broken connections.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PenstockError
+from penstock.core.interfaces import Closable
 from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
@@ -42,20 +42,20 @@ log = logging.getLogger(__name__)
 
 _RECEIVED_AT_ONCE: Final = 65536
 _LOOK: Final = 0.1
-#: A client that takes nothing for so long (seconds) is cut off.
+#: Seconds without progress after which a client is disconnected.
 _STALLED: Final = 10.0
-#: Updates that wait for a client at most.
+#: Updates queued for a client, at most.
 _WAITING: Final = 10_000
 _SENT_AT_ONCE: Final = 64
-#: Bytes that wait for a client at most; one that takes nothing is cut off then.
+#: Bytes queued for a client, at most; beyond it the client is disconnected.
 _WAITING_BYTES: Final = 64 << 20
-#: Processes that are kept at most, and the bytes of all of them.
+#: Processes on the list, and bytes of all of them, at most.
 _MOST_PROCESSES: Final = 10_000
 _MOST_BYTES: Final = 16 << 20
 
 
 class RendezvousServer(Closable):
-    """Keeps the list of processes. As psi's, it keeps those of a client that has left."""
+    """Serves the list of processes. As in psi, processes of a client that has left stay."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class RendezvousServer(Closable):
         max_bytes: int = _MOST_BYTES,
         forget_who_left: bool = False,
     ) -> None:
-        """Listen at once; `forget_who_left`: remove what a client added when it leaves.
+        """Listen; `forget_who_left`: remove a client's processes when it leaves.
 
-        `max_bytes`: what all processes may take in memory. One that does not fit is refused, logged
-        and counted in `refused`; the protocol has no word for that, and so it is not told of.
+        `max_bytes`: limit of all processes in memory. A process beyond it is refused, logged and
+        counted in `refused`; the protocol has no answer for that.
 
-        :raises StorageError: the address cannot be had.
+        :raises StorageError: the address is not available.
         """
         self.processes: dict[str, Process] = {}
-        #: Processes that there was no room for.
+        #: Processes beyond the limits.
         self.refused = 0
         self._max_bytes = max_bytes
         self._bytes = 0
-        #: What a client hears first, for the next one from the same address.
+        #: The hello for clients of an address, as long as the list does not change.
         self._hello: tuple[str, bytes] | None = None
         self._clients: set[_Client] = set()
         self._lock = threading.RLock()
@@ -94,7 +94,7 @@ class RendezvousServer(Closable):
         self.port = self._server.port
 
     def add(self, process: Process) -> bool:
-        """Add a process and tell everybody; False if there is one of that name, or no room."""
+        """Add a process and tell all clients; False if the name is taken, or beyond the limits."""
         with self._lock:
             if process.name in self.processes:
                 return False
@@ -115,7 +115,7 @@ class RendezvousServer(Closable):
             return True
 
     def remove(self, name: str) -> bool:
-        """Remove a process and tell everybody; False if there is none."""
+        """Remove a process and tell all clients; False if it is unknown."""
         with self._lock:
             process = self.processes.pop(name, None)
             if process is None:
@@ -131,9 +131,9 @@ class RendezvousServer(Closable):
             client.send(data)
 
     def admit(self, connection: Connection) -> _Client:
-        """Tell a client of all processes, and of each change from now on."""
+        """Send a client the list, and each change from now on."""
         client = _Client(connection)
-        # Under the lock: no change may come between the list and the first update.
+        # Under the lock: no change may be lost between the list and the first update.
         with self._lock:
             address = connection.peer.rpartition(":")[0]
             if self._hello is None or self._hello[0] != address:
@@ -143,13 +143,13 @@ class RendezvousServer(Closable):
         return client
 
     def dismiss(self, client: _Client) -> None:
-        """Forget a client that has left."""
+        """Remove a client that has left."""
         with self._lock:
             self._clients.discard(client)
         client.close()
 
     def close(self) -> None:
-        """Tell everybody that it is over, and stop. Closing twice is fine."""
+        """Send all clients a disconnect, and stop. Idempotent."""
         if self._is_closed:
             return
         with self._lock:
@@ -162,7 +162,7 @@ class RendezvousServer(Closable):
 
 
 class _RendezvousSession(Session):
-    """What one client says."""
+    """Takes the updates of one client."""
 
     def __init__(self, connection: Connection, server: RendezvousServer, *, forget: bool) -> None:
         super().__init__(connection)
@@ -207,7 +207,7 @@ class _RendezvousSession(Session):
 
 
 class _Client:
-    """What waits to be sent to a client, so that a slow one holds up nobody."""
+    """The queue of updates for a client, so that a slow one does not delay the others."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -250,14 +250,14 @@ class _Client:
 
 
 class RendezvousClient(Closable):
-    """Knows the processes at a server, and keeps its own there through broken connections."""
+    """Follows a server's list, and keeps its own processes on it through broken connections."""
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = RENDEZVOUS_PORT, *, longest_wait: float = 5.0
     ) -> None:
         self._server = (host, port)
         self._longest_wait = longest_wait
-        #: Everybody's processes, as far as the server told.
+        #: The server's list.
         self.processes: dict[str, Process] = {}
         self._bytes = 0
         #: This machine's address, as the server sees it.
@@ -274,27 +274,27 @@ class RendezvousClient(Closable):
         return self.address is not None and self._connection is not None
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait for the server's list; False when the time is over."""
+        """Wait for the server's list; False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self.connected, timeout)
 
     def add(self, process: Process) -> None:
-        """Tell everybody of a process of ours, now or when there is a connection."""
+        """Add a process, now or with the next connection."""
         with self._changed:
             self._own[process.name] = process
             self._send(AddProcess(process))
 
     def remove(self, name: str) -> None:
-        """Tell everybody that it is gone."""
+        """Remove a process."""
         with self._changed:
             self._own.pop(name, None)
             self._send(RemoveProcess(name))
 
     def wait_for(self, name: str, timeout: float = 10.0) -> Process:
-        """Return the process of a name, once it is there.
+        """Wait for a process, and return it.
 
-        :raises NotFound: it did not come.
-        :raises ConnectionLost: there is no server.
+        :raises NotFound: it did not appear in time.
+        :raises ConnectionLost: the server does not answer.
         """
         with self._changed:
             if self._changed.wait_for(lambda: name in self.processes, timeout):
@@ -387,5 +387,5 @@ class RendezvousClient(Closable):
         self.processes[process.name] = process
 
     def close(self) -> None:
-        """Leave. What was added stays at a server that keeps it; remove it first."""
+        """Disconnect. Its processes stay on the list unless they are removed first."""
         self._worker.stop(_STALLED)

@@ -1,7 +1,7 @@
-"""What do psi processes and their rendezvous server say to each other? (spec psi 10)
+"""What do psi processes and their rendezvous server send? (docs/specs/psi.md 10)
 
-After the versions, both sides send updates at any time. Everybody hears of every process, its own
-included.
+After the versions, both sides send updates at any time. The server relays each to all clients, its
+sender included.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.errors import InvalidOption, Malformed
-from penstock.protocols.psi.decoding import StepDecoder
 from penstock.protocols.psi.errors import WrongVersion
 from penstock.protocols.psi.handshake import Transport
-from penstock.protocols.psi.wire import INT32, check_int32, pack_short_text, utf8
+from penstock.protocols.psi.wire import INT32, StepDecoder, check_int32, pack_short_text, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,13 +53,12 @@ _ADD: Final = 1
 _REMOVE: Final = 2
 _MORE: Final = 0x80
 
-
-#: What a text takes in memory beside its bytes, more or less: also the empty ones are counted.
+#: Bytes that a text takes in memory beside its characters, roughly.
 TEXT_OVERHEAD: Final = 64
 
 
 class RendezvousLimits(NamedTuple):
-    """What a peer may send at most."""
+    """Limits of what a peer may send."""
 
     text_bytes: int = 65_536
     processes: int = 10_000
@@ -71,7 +69,7 @@ class RendezvousLimits(NamedTuple):
 
 
 class EndpointKind(IntEnum):
-    """What can be connected to."""
+    """The kind of an endpoint."""
 
     TCP_SOURCE = 0
     NETMQ_SOURCE = 1
@@ -79,32 +77,32 @@ class EndpointKind(IntEnum):
     REMOTE_CLOCK_EXPORTER = 3
 
 
-#: How many streams psi allows an endpoint; None: any number.
+#: Streams of an endpoint in psi, at most; kinds that are not here have no limit.
 _MOST_STREAMS: Final = {EndpointKind.TCP_SOURCE: 1, EndpointKind.REMOTE_CLOCK_EXPORTER: 0}
 
 
 class StreamOffer(NamedTuple):
-    """One stream of an endpoint."""
+    """A stream of an endpoint."""
 
     name: str
     type_name: str
 
 
 class Endpoint(NamedTuple):
-    """One place of a process that can be connected to."""
+    """A part of a process that others connect to."""
 
     kind: EndpointKind
-    #: A host; of NETMQ_SOURCE an address such as `tcp://host:port`.
+    #: A host; for NETMQ_SOURCE an address such as `tcp://host:port`.
     host: str
-    #: 0 of NETMQ_SOURCE.
+    #: 0 for NETMQ_SOURCE.
     port: int = 0
-    #: Of REMOTE_EXPORTER.
+    #: For REMOTE_EXPORTER.
     transport: Transport | None = None
     streams: tuple[StreamOffer, ...] = ()
 
 
 class Process(NamedTuple):
-    """One process and what it offers. Its name is unique at a server."""
+    """A process and its endpoints. Its name is unique at a server."""
 
     name: str
     version: str
@@ -112,7 +110,7 @@ class Process(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """The bytes that it takes, more or less."""
+        """The bytes that it takes in memory, roughly."""
         texts = [self.name, self.version]
         for endpoint in self.endpoints:
             texts.append(endpoint.host)
@@ -122,39 +120,39 @@ class Process(NamedTuple):
 
 
 class AddProcess(NamedTuple):
-    """A process is there."""
+    """Adds a process."""
 
     process: Process
 
 
 class RemoveProcess(NamedTuple):
-    """A process is gone."""
+    """Removes a process."""
 
     name: str
 
 
 class Disconnect(NamedTuple):
-    """The peer ends the conversation."""
+    """Ends the connection."""
 
 
 Update: TypeAlias = AddProcess | RemoveProcess | Disconnect
 
 
 class RendezvousHello(NamedTuple):
-    """What a server answers. As many `AddProcess` as there are processes follow."""
+    """A server's answer, followed by one `AddProcess` per process."""
 
-    #: The client's address as the server sees it; a server hears none.
+    #: The client's address as the server sees it; None in a client's hello.
     address: str | None
     process_count: int = 0
 
 
 def encode_client_hello() -> bytes:
-    """Return what a client sends first."""
+    """Return a client's hello."""
     return _VERSION.pack(RENDEZVOUS_VERSION)
 
 
 def encode_hello(address: str, processes: tuple[Process, ...] | list[Process] = ()) -> bytes:
-    """Return what a server answers to a client's version: all that it knows."""
+    """Return a server's hello, with its list of processes."""
     parts = [
         _VERSION.pack(RENDEZVOUS_VERSION),
         pack_short_text(address),
@@ -201,13 +199,13 @@ def _encode_endpoint(endpoint: Endpoint) -> bytes:
 
 
 class _UpdateDecoder(StepDecoder[RendezvousHello | Update]):
-    """What both directions have in common. It ends with a `Disconnect`."""
+    """Decodes updates of either direction, up to a `Disconnect`."""
 
     what = _WHAT
 
     def __init__(self, limits: RendezvousLimits | None = None) -> None:
         self.limits = limits or RendezvousLimits()
-        #: Bytes that the update under way may still take.
+        #: Bytes left for the current update.
         self._allowance = self.limits.update_bytes
         super().__init__()
 
@@ -282,7 +280,7 @@ class _UpdateDecoder(StepDecoder[RendezvousHello | Update]):
 
 
 class RendezvousClientDecoder(_UpdateDecoder):
-    """What a client hears: the server's hello, then updates."""
+    """Decodes what a server sends: its hello, then updates."""
 
     def _read(self) -> Generator[int, bytes, None]:
         yield from self._version()
@@ -293,7 +291,7 @@ class RendezvousClientDecoder(_UpdateDecoder):
 
 
 class RendezvousServerDecoder(_UpdateDecoder):
-    """What a server hears: a client's version, as a hello without an address, then updates."""
+    """Decodes what a client sends: its version, as a hello without an address, then updates."""
 
     def _read(self) -> Generator[int, bytes, None]:
         yield from self._version()
@@ -302,7 +300,7 @@ class RendezvousServerDecoder(_UpdateDecoder):
 
 
 def decode_updates(data: BytesLike) -> list[Update]:
-    """Return the updates in bytes that are all there, without a hello before them.
+    """Return the updates in complete bytes that have no hello before them.
 
     :raises Malformed: they are no updates.
     :raises Truncated: they end within one.

@@ -1,9 +1,9 @@
 """How does psi count time, and what is that in nanoseconds?
 
-psi counts ticks of 100 ns from the year 1, and marks in the two highest bits of a `DateTime` which
-clock it means (spec psi 1). Inside Penstock a time is nanoseconds since 1970 UTC in 64 bits, which
-reach from 1677 to 2262: times beyond become the ends of that, and the ends become psi's MinValue
-and MaxValue. A local time is taken for UTC, because nothing says how far off it is.
+psi counts ticks of 100 ns from the year 1; the two highest bits of a `DateTime` are its kind
+(docs/specs/psi.md 1). Penstock counts nanoseconds since 1970 UTC in 64 bits, from
+1677 to 2262. Times beyond saturate, and the two ends become psi's MinValue and MaxValue. A local
+time is taken as UTC, because its offset is not known.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _TICKS_PER_SECOND: Final = 10_000_000
 UNIX_EPOCH_TICKS: Final = 621_355_968_000_000_000
 #: `DateTime.MaxValue`; MinValue is 0.
 MAX_TICKS: Final = 3_155_378_975_999_999_999
-#: What psi's MinValue and MaxValue are here.
+#: psi's MinValue and MaxValue in nanoseconds.
 MIN_NS: Final = -(2**63)
 MAX_NS: Final = 2**63 - 1
 
 _TICKS_MASK: Final = 0x3FFF_FFFF_FFFF_FFFF
 _KIND_SHIFT: Final = 62
 _UTC: Final = 1 << _KIND_SHIFT
-#: Ticks whose nanoseconds still fit in 64 bits.
+#: The first and the last tick whose nanoseconds fit in 64 bits.
 _FIRST_TICKS: Final = UNIX_EPOCH_TICKS - 2**63 // NS_PER_TICK
 _LAST_TICKS: Final = UNIX_EPOCH_TICKS + MAX_NS // NS_PER_TICK
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,16 +57,16 @@ _INT64: Final = range(-(2**63), 2**63)
 
 
 class DateTimeKind(IntEnum):
-    """Which clock a `DateTime` was read from: its two highest bits."""
+    """The clock of a `DateTime`: its two highest bits."""
 
     UNSPECIFIED = 0
     UTC = 1
     LOCAL = 2
-    #: Local, in the hour that comes twice when summer ends.
+    #: Local, in the repeated hour at the end of daylight saving time.
     LOCAL_AMBIGUOUS = 3
 
 
-#: What is behind a time for people; how far a local one is off, nobody says.
+#: The suffix of a time for display; the offset of a local time is not known.
 _ZONES: Final = {
     DateTimeKind.UNSPECIFIED: "",
     DateTimeKind.UTC: "Z",
@@ -76,14 +76,14 @@ _ZONES: Final = {
 
 
 def ticks_to_ns(ticks: int) -> int:
-    """Return nanoseconds since 1970 UTC; `MIN_NS` or `MAX_NS` where 64 bits do not reach."""
+    """Return nanoseconds since 1970 UTC, saturated to `MIN_NS` and `MAX_NS`."""
     if _FIRST_TICKS <= ticks <= _LAST_TICKS:
         return (ticks - UNIX_EPOCH_TICKS) * NS_PER_TICK
     return MIN_NS if ticks < _FIRST_TICKS else MAX_NS
 
 
 def ns_to_ticks(time_ns: int) -> int:
-    """Return the tick that a time falls into; what lies at the ends becomes MinValue, MaxValue."""
+    """Return the tick of a time; `MIN_NS` and `MAX_NS` become MinValue and MaxValue."""
     ticks = time_ns // NS_PER_TICK + UNIX_EPOCH_TICKS
     if ticks < _FIRST_TICKS:
         return 0
@@ -91,9 +91,9 @@ def ns_to_ticks(time_ns: int) -> int:
 
 
 def raw_to_ns(raw: int) -> int:
-    """Return the nanoseconds of a `DateTime` as it is in memory, whatever its kind.
+    """Return the nanoseconds of a raw `DateTime` of any kind.
 
-    :raises Malformed: it lies behind MaxValue.
+    :raises Malformed: it is after MaxValue.
     """
     ticks = raw & _TICKS_MASK
     if ticks > MAX_TICKS:
@@ -102,7 +102,7 @@ def raw_to_ns(raw: int) -> int:
 
 
 def ns_to_raw(time_ns: int, kind: DateTimeKind = DateTimeKind.UTC) -> int:
-    """Return a `DateTime` as it is in memory. MinValue and MaxValue have no kind."""
+    """Return a raw `DateTime`. MinValue and MaxValue have no kind."""
     ticks = time_ns // NS_PER_TICK + UNIX_EPOCH_TICKS
     if _FIRST_TICKS <= ticks <= _LAST_TICKS and time_ns < MAX_NS:
         return ticks | (_UTC if kind is DateTimeKind.UTC else kind << _KIND_SHIFT)
@@ -110,26 +110,26 @@ def ns_to_raw(time_ns: int, kind: DateTimeKind = DateTimeKind.UTC) -> int:
 
 
 def fits_numpy(raw: NDArray[np.uint64]) -> bool:
-    """Tell whether numpy can have these times unchanged: they are UTC, and of 1677 to 2262."""
+    """Tell whether `datetime64[ns]` can represent these times: UTC, from 1677 to 2262."""
     first, last = np.uint64(_FIRST_TICKS | _UTC), np.uint64(_LAST_TICKS | _UTC)
     return bool(((raw >= first) & (raw <= last)).all())
 
 
 def raw_to_numpy(raw: NDArray[np.uint64]) -> NDArray[np.datetime64]:
-    """Return many times, each saturated to what nanoseconds in 64 bits can tell."""
+    """Return many times, saturated to 64 bits of nanoseconds."""
     ticks = (raw & np.uint64(_TICKS_MASK)).astype(np.int64)
     kept = np.clip(ticks, _FIRST_TICKS, _LAST_TICKS)
     times = (kept - UNIX_EPOCH_TICKS) * NS_PER_TICK
-    # The smallest number of 64 bits would be numpy's "not a time".
+    # The smallest number of 64 bits is numpy's "not a time".
     times[ticks < _FIRST_TICKS] = MIN_NS + 1
     times[ticks > _LAST_TICKS] = MAX_NS
     return times.view("datetime64[ns]")
 
 
 def numpy_to_raw(times: NDArray[np.datetime64]) -> NDArray[np.uint64]:
-    """Return many times as they are in memory, in UTC; "not a time" becomes MinValue.
+    """Return many times raw, in UTC; "not a time" becomes MinValue.
 
-    :raises InvalidOption: they are no times, or lie outside the years 1677 to 2262.
+    :raises InvalidOption: they are no times, or not in the years 1677 to 2262.
     """
     if times.dtype.kind != "M":
         raise InvalidOption("times", times.dtype, "must be datetime64")
@@ -152,7 +152,7 @@ class DateTime(NamedTuple):
 
     @property
     def raw(self) -> int:
-        """What is in memory and on the wire."""
+        """The raw 64 bits, as on the wire."""
         return self.ticks | self.kind << _KIND_SHIFT
 
     @property
@@ -162,12 +162,12 @@ class DateTime(NamedTuple):
 
     @property
     def datetime(self) -> datetime:
-        """Python's form, in UTC; it drops the last digit, because it has only microseconds."""
+        """The time in UTC, rounded down to microseconds."""
         return _EPOCH + timedelta(microseconds=(self.ticks - UNIX_EPOCH_TICKS) // 10)
 
     @property
     def text(self) -> str:
-        """ISO 8601 to the tick: with a Z in UTC, without a zone where none is known."""
+        """ISO 8601 to the tick, with Z for UTC, and without a zone if it is not known."""
         seconds, fraction = divmod(self.ticks, _TICKS_PER_SECOND)
         text = (datetime(1, 1, 1) + timedelta(seconds=seconds)).isoformat()  # noqa: DTZ001
         if fraction:
@@ -176,9 +176,9 @@ class DateTime(NamedTuple):
 
     @classmethod
     def from_raw(cls, raw: int) -> Self:
-        """Take apart what is in memory.
+        """Decode the raw 64 bits.
 
-        :raises Malformed: it lies behind MaxValue.
+        :raises Malformed: it is after MaxValue.
         """
         ticks = raw & _TICKS_MASK
         if ticks > MAX_TICKS:
@@ -187,11 +187,11 @@ class DateTime(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Return the time that nanoseconds, a `datetime` or a numpy time mean.
+        """Return the time of nanoseconds, a `datetime` or a numpy time.
 
-        A `datetime` without a zone has no kind; any other is turned into UTC.
+        A `datetime` without a zone has no kind; any other is converted to UTC.
 
-        :raises InvalidOption: the value is no time, or before the year 1 or behind 9999.
+        :raises InvalidOption: the value is no time, or not in the years 1 to 9999.
         """
         match value:
             case cls():
@@ -227,12 +227,12 @@ class TimeSpan(NamedTuple):
 
     @property
     def timedelta(self) -> timedelta:
-        """Python's form, which drops the last digit, because it has only microseconds."""
+        """The duration, rounded down to microseconds."""
         return timedelta(microseconds=self.ticks // 10)
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Return the duration that nanoseconds, a `timedelta` or a numpy one mean.
+        """Return the duration of nanoseconds, a `timedelta` or a numpy duration.
 
         :raises InvalidOption: the value is no duration, or does not fit in 64 bits.
         """

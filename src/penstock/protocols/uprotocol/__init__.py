@@ -1,6 +1,6 @@
-"""uProtocol: addresses, ids, messages and their forms on every transport, all of it pure."""
+"""uProtocol: addresses, ids, messages and their encodings on every transport, without I/O."""
 
-from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.attributes import UAttributes, expires_at_ms, is_expired
 from penstock.protocols.uprotocol.codes import (
     DeadLetterReason,
     SubscriptionStatus,
@@ -12,7 +12,6 @@ from penstock.protocols.uprotocol.codes import (
     UStatusError,
 )
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
-from penstock.protocols.uprotocol.expiry import expires_at_ms, is_expired
 from penstock.protocols.uprotocol.message import (
     UMessage,
     error_response,

@@ -1,8 +1,9 @@
-"""What does a message of uProtocol say of itself? (spec uprotocol 3.1).
+"""What does a message of uProtocol say of itself, and when does it expire?
 
-Attributes that came from outside keep their bytes, so that a hop forwards what it does not know.
-They are also read for every message, and those of one topic differ only in the id, which comes
-first on the wire: what follows the id is decoded once and remembered.
+(docs/specs/uprotocol.md 3.1 and 3.3)
+
+Decoded attributes keep their bytes, so that a hop forwards unknown fields. The attributes of one
+topic differ only in the id, which comes first on the wire: the rest is decoded once and cached.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 
-__all__ = ["UAttributes"]
+__all__ = ["UAttributes", "addresses", "expires_at_ms", "is_expired"]
 
-# Field 1 of 18 bytes, which are two fixed64: how every encoder writes the id.
+# Field 1 of 18 bytes, two fixed64: the id as every encoder writes it.
 _ID: Final = struct.Struct("<QxQ")
 _ID_BEGINS = b"\x0a\x12\x09"
 _ID_MIDDLE = 11
 _ID_SECOND = 0x11
 _ID_SIZE = 20
-
 _REMEMBERED = 4096
 _LONGEST_REMEMBERED = 512
 
@@ -34,8 +34,8 @@ _LONGEST_REMEMBERED = 512
 class UAttributes:
     """The attributes of a message; None where an optional one is absent.
 
-    They may break the rules of their type: `validation.validate` tells which. Those that came
-    from outside may also hold an address or an id that the classes' constructors would refuse.
+    They may violate the rules of their type; `validation.validate` names those. Decoded ones may
+    also hold an address or an id that the constructors would reject.
     """
 
     id: UUID7 | None = None
@@ -50,19 +50,19 @@ class UAttributes:
     token: str | None = field(default=None, repr=False)
     traceparent: str | None = None
     payload_format: UPayloadFormat = UPayloadFormat.UNSPECIFIED
-    #: The bytes that these were made from, and that a change is applied to.
+    #: The bytes that these were decoded from, and that changes apply to.
     _origin: bytes | None = field(default=None, repr=False, compare=False, kw_only=True)
 
-    #: Whether nothing was changed since the bytes were read.
+    #: Whether they are unchanged since decoding.
     _intact: ClassVar[bool] = False
-    #: The rules that are violated by all but the id, with and without a payload.
+    #: Cache of the violated rules, without those of the id, with and without a payload.
     _violated: ClassVar[dict[bool, tuple[str, ...]] | None] = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UAttributes:
-        """Read the protobuf form.
+        """Decode the protobuf form.
 
-        :raises InvalidMessage: it does not decode.
+        :raises InvalidMessage: the bytes do not decode.
         """
         if type(data) is not bytes:
             data = bytes(data)
@@ -82,7 +82,7 @@ class UAttributes:
 
     @classmethod
     def _from_any_bytes(cls, data: bytes) -> UAttributes:
-        """Read bytes in which the id is not where it usually is."""
+        """Decode attributes whose id is not in the usual place."""
         message = _decode(data)
         made: UAttributes = _blank(cls)
         made.__dict__.update(
@@ -91,7 +91,7 @@ class UAttributes:
         return made
 
     def to_bytes(self) -> bytes:
-        """Write the protobuf form; the very bytes that were read, unless something is changed.
+        """Encode in protobuf; unchanged attributes keep the bytes they were decoded from.
 
         :raises InvalidMessage: a value does not fit its field.
         """
@@ -127,7 +127,7 @@ class UAttributes:
             raise InvalidMessage(f"{name} = {shown} does not fit", field=name) from error
 
     def replace(self, **changes: Any) -> UAttributes:
-        """Make others with some changed; fields that are not known here are kept."""
+        """Return a copy with some attributes changed; unknown fields are kept."""
         if not _NAMES.issuperset(changes):
             return replace(self, **changes)  # says which is not a field
         made: UAttributes = _blank(UAttributes)
@@ -149,12 +149,17 @@ _FIELDS: Final = (
     *("id", "type", "source", "sink", "priority", "ttl", "permission_level", "commstatus"),
     *("reqid", "token", "traceparent", "payload_format"),
 )
+
 _NAMES: Final = frozenset(_FIELDS)
+
 _CHANGED: Final = {"_intact": False, "_violated": None}
+
 _MESSAGES: Final = frozenset({"id", "source", "sink", "reqid"})
 
 _blank = object.__new__
+
 _unchecked_id = UUID7.unchecked
+
 _remembered: dict[bytes, dict[str, Any]] = {}
 
 
@@ -166,7 +171,7 @@ def _decode(data: bytes) -> Any:
 
 
 def _learn(rest: bytes) -> dict[str, Any] | None:
-    """Decode what follows the id, and remember it if it is likely to come again."""
+    """Decode the attributes after the id, and cache them if they are likely to be reused."""
     message = _decode(rest)
     if message.HasField("id"):
         return None  # a second id, of which protobuf takes the parts that it has
@@ -204,3 +209,46 @@ def _values(message: Any) -> dict[str, Any]:
         "_intact": True,
         "_violated": {},
     }
+
+
+def addresses(attributes: UAttributes) -> tuple[UUri, UUri | None]:
+    """Return the source and the sink that a transport addresses a message by.
+
+    A publish is addressed by its topic alone, even if a streamer added a sink.
+
+    :raises InvalidMessage: the source is missing, or an address is a pattern.
+    """
+    source, sink = attributes.source, attributes.sink
+    if attributes.type == UMessageType.PUBLISH:
+        sink = None
+    elif sink is None:
+        raise InvalidMessage("there is no sink to send it to", field="sink")
+    if source is None:
+        raise InvalidMessage("there is no source", field="source")
+    for uri, name in ((source, "source"), (sink, "sink")):
+        if uri is not None and (uri.has_wildcard or not uri.is_valid):
+            raise InvalidMessage(
+                f"the {name} {str(uri)[:200]} is not the address of one thing",
+                rules=[f"{name}-wildcard" if uri.is_valid else f"{name}-uuri"],
+                field=name,
+            )
+    return source, sink
+
+
+def expires_at_ms(what: UAttributes | UUID7, ttl: int | None = None) -> int | None:
+    """Return the last millisecond before a message expires; None if it never does.
+
+    :param what: the attributes of a message, or its id together with the ttl.
+    """
+    if isinstance(what, UAttributes):
+        ttl = what.ttl
+        if what.id is None:
+            return None  # no id, no time: such a message is refused for that
+        what = what.id
+    return (what.msb >> 16) + ttl if ttl else None
+
+
+def is_expired(what: UAttributes | UUID7, now_ms: int, ttl: int | None = None) -> bool:
+    """Tell whether a message has expired; in its last millisecond it has not."""
+    end = expires_at_ms(what, ttl)
+    return end is not None and now_ms > end

@@ -1,4 +1,4 @@
-"""How is a message a CloudEvent, in JSON and in protobuf? (spec uprotocol 7)."""
+"""How is a message a CloudEvent, in JSON and in protobuf? (docs/specs/uprotocol.md 7)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AS_PROTO: Final = frozenset({UPayloadFormat.PROTOBUF_WRAPPED_IN_ANY, UPayloadFo
 
 
 def _to_values(attributes: UAttributes) -> dict[str, Any]:
-    """Write the attributes of a CloudEvent, in the order of the mapping's table."""
+    """Encode the attributes of a CloudEvent, in the order of the mapping's table."""
     if attributes.id is None:
         raise InvalidMessage("there is no id", rules=["id"], field="id")
     if not attributes.type.ce_name:
@@ -74,7 +74,7 @@ def _to_values(attributes: UAttributes) -> dict[str, Any]:
 
 
 def _from_values(values: dict[str, Any]) -> UAttributes:
-    """Read the attributes of a CloudEvent; extensions of others are left alone."""
+    """Decode the attributes of a CloudEvent; ignore foreign extensions."""
     if values.get("specversion") != _SPEC_VERSION:
         raise InvalidMessage("the specversion is not 1.0", field="specversion")
     for name in ("id", "source", "type"):
@@ -128,9 +128,9 @@ _READERS: Final[dict[str, tuple[str, Any]]] = {
 
 
 def to_json(message: UMessage) -> dict[str, Any]:
-    """Write a CloudEvent as what `json.dumps` takes.
+    """Encode a CloudEvent as an object for `json.dumps`.
 
-    A payload that says JSON or text but is not goes as base64, so that no byte is lost.
+    A payload that is declared JSON or text but is not is sent as base64, without loss.
 
     :raises InvalidMessage: the message has no id, type or source, or a value has no mapping.
     """
@@ -151,9 +151,9 @@ def to_json(message: UMessage) -> dict[str, Any]:
 
 
 def from_json(event: dict[str, Any] | str | bytes) -> UMessage:
-    """Read a CloudEvent in JSON, or what `json.loads` made of it.
+    """Decode a CloudEvent in JSON, as text or as returned by `json.loads`.
 
-    :raises InvalidMessage: it is not one, or not of uProtocol.
+    :raises InvalidMessage: it is not a CloudEvent, or not of uProtocol.
     """
     if isinstance(event, str | bytes):
         try:
@@ -212,9 +212,9 @@ def _encoded(value: Any) -> bytes:
 
 
 def to_protobuf(message: UMessage, *, dataschema: str = "") -> bytes:
-    """Write a CloudEvent in protobuf.
+    """Encode a CloudEvent in protobuf.
 
-    A payload that is not what its format says goes as binary data, so that no byte is lost.
+    A payload that does not match its format is sent as binary data, without loss.
 
     :param dataschema: the type URL of a payload that is a protobuf message.
     :raises InvalidMessage: the message has no id, type or source, or a value has no mapping.
@@ -263,7 +263,7 @@ def _put_payload(event: Any, payload: bytes, format: UPayloadFormat, dataschema:
 
 
 def from_protobuf(data: bytes) -> UMessage:
-    """Read a CloudEvent in protobuf.
+    """Decode a CloudEvent in protobuf.
 
     :raises InvalidMessage: it does not decode, or is not of uProtocol.
     """

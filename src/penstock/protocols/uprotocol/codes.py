@@ -1,4 +1,7 @@
-"""Which numbers does uProtocol give to types, classes, formats and outcomes? (spec 3.1)."""
+"""Which numbers does uProtocol give to types, classes, formats and outcomes?
+
+(docs/specs/uprotocol.md 3.1)
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = [
 
 
 class _Open(IntEnum):
-    """A protobuf enumeration: a number that has no name yet is kept, not refused."""
+    """An open protobuf enumeration: unknown numbers are kept."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -40,7 +43,7 @@ class _Open(IntEnum):
 
 
 class UCode(_Open):
-    """How an operation ended; the numbers of google.rpc.Code."""
+    """The outcome of an operation; the numbers of google.rpc.Code."""
 
     OK = 0
     CANCELLED = 1
@@ -62,7 +65,7 @@ class UCode(_Open):
 
 
 class UMessageType(_Open):
-    """What a message is for."""
+    """The type of a message."""
 
     UNSPECIFIED = 0
     PUBLISH = 1
@@ -77,9 +80,9 @@ class UMessageType(_Open):
 
     @classmethod
     def from_ce_name(cls, name: str) -> UMessageType:
-        """Find the type of that name.
+        """Return the type with a name.
 
-        :raises InvalidMessage: there is none.
+        :raises InvalidMessage: no type has this name.
         """
         found = _BY_CE_NAME.get(name)
         if found is None:
@@ -112,14 +115,14 @@ class UPriority(_Open):
 
     @property
     def effective(self) -> UPriority:
-        """The class that counts: one that is not set is CS1."""
+        """The class in effect: CS1 if none is set."""
         return self if self._value_ else UPriority.CS1
 
     @classmethod
     def from_name(cls, name: str) -> UPriority:
-        """Find the class by its name, `CS0` to `CS6`.
+        """Return the class with a name, `CS0` to `CS6`.
 
-        :raises InvalidMessage: there is none.
+        :raises InvalidMessage: no class has this name.
         """
         found = _BY_CLASS.get(name)
         if found is None:
@@ -131,7 +134,7 @@ _BY_CLASS = {priority.name: priority for priority in UPriority if priority}
 
 
 class UPayloadFormat(_Open):
-    """What the bytes of a payload are."""
+    """The format of a payload."""
 
     UNSPECIFIED = 0
     PROTOBUF_WRAPPED_IN_ANY = 1
@@ -163,7 +166,7 @@ _MIME_TYPES = {
 
 
 class SubscriptionStatus(_Open):
-    """What uSubscription says of a subscription (spec uprotocol 6.1)."""
+    """The status of a subscription (docs/specs/uprotocol.md 6.1)."""
 
     UNSPECIFIED = 0
     UNSUBSCRIBED = 1
@@ -191,16 +194,16 @@ class DeadLetterReason(_Open):
 
 @dataclass(frozen=True, slots=True)
 class UStatus:
-    """How an operation ended, and why."""
+    """The outcome of an operation: a code and a text."""
 
     code: UCode = UCode.OK
     message: str = ""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UStatus:
-        """Read the protobuf form.
+        """Decode the protobuf form.
 
-        :raises InvalidMessage: it does not decode.
+        :raises InvalidMessage: the bytes do not decode.
         """
         try:
             return cls.from_proto(proto.UStatus.FromString(data))
@@ -212,7 +215,7 @@ class UStatus:
         return cls(UCode(message.code), message.message)
 
     def to_proto(self) -> Any:
-        # The message is optional on the wire: an empty one is left out.
+        # The text is optional on the wire: an empty one is omitted.
         return proto.UStatus(code=int(self.code), message=self.message or None)
 
     def to_bytes(self) -> bytes:
@@ -225,7 +228,7 @@ class UStatus:
 
 
 class UStatusError(PenstockError):
-    """An operation of uProtocol failed, with the code that a peer would be told."""
+    """A failed operation of uProtocol, with the code for the peer."""
 
     def __init__(self, code: UCode, message: str = "", *, hint: str | None = None) -> None:
         super().__init__(f"{code.name}: {message}" if message else code.name, hint=hint)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, Field, InstanceOf
 
 from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import (
@@ -19,22 +21,13 @@ from penstock.core.errors import (
     PositionError,
     StorageError,
 )
-from penstock.core.options import parse_options
+from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
-from penstock.protocols.uprotocol.codes import UStatusError
-from penstock.protocols.uprotocol.endpoint_options import (
-    MqttTopicOptions,
-    TopicOptions,
-    ZenohTopicOptions,
-)
-from penstock.protocols.uprotocol.endpoint_reading import (
-    READER_NAME,
-    TopicReader,
-    await_connection,
-)
-from penstock.protocols.uprotocol.endpoint_writing import TopicWriter
-from penstock.protocols.uprotocol.filters import check_filter
+from penstock.protocols.uprotocol.codes import UPayloadFormat, UPriority, UStatusError
+from penstock.protocols.uprotocol.topic_reader import READER_NAME, TopicReader, await_connection
+from penstock.protocols.uprotocol.topic_writer import TopicWriter
 from penstock.protocols.uprotocol.uuri import UUri
+from penstock.protocols.uprotocol.validation import check_filter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,24 +37,104 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Leg
 
-__all__ = ["TopicReader", "TopicWriter", "UpMqttEndpoint", "UpZenohEndpoint"]
+__all__ = [
+    "MqttTopicOptions",
+    "TopicOptions",
+    "UpMqttEndpoint",
+    "UpZenohEndpoint",
+    "ZenohTopicOptions",
+]
 
 _EXAMPLE: Final = "up://vehicle1/10AB/1/8001"
-#: While nobody is there, look again this often (seconds).
+#: Retry interval while the other side is not reachable (seconds).
 _LOOK: Final = 0.02
 
 
+def _uuri(value: object) -> object:
+    return UUri.parse(value) if isinstance(value, str) else value
+
+
+def _priority(value: object) -> object:
+    return UPriority.from_name(value) if isinstance(value, str) else value
+
+
+def _format(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return UPayloadFormat[value.upper()]
+    except KeyError:
+        names = ", ".join(it.name.lower() for it in UPayloadFormat if it)
+        raise ValueError(f"is none of {names}") from None
+
+
+class TopicOptions(Options):
+    """Options of `up+zenoh:` and `up+mqtt:` alike."""
+
+    #: The topic to publish to, or a pattern of the topics to read.
+    topic: Annotated[InstanceOf[UUri], BeforeValidator(_uuri)]
+    #: Our own authority; for a writer, by default that of the topic.
+    authority: str | None = None
+    #: Connection timeout.
+    wait: Duration = 5.0
+    #: Reader: after this time without a message, all existing messages count as read.
+    quiet: Duration = 1.0
+    #: Writer: the ttl of a message, from its publish.
+    ttl: Annotated[Duration, Field(gt=0)] | None = None
+    #: Writer: the priority class, CS0 to CS6.
+    priority: Annotated[UPriority, BeforeValidator(_priority)] = UPriority.UNSPECIFIED
+    #: Writer: the payload format.
+    format: Annotated[UPayloadFormat, BeforeValidator(_format)] = UPayloadFormat.RAW
+    #: Writer: publish recorded messages unchanged, with their ids and topics.
+    replay: bool = False
+
+
+class ZenohTopicOptions(TopicOptions):
+    """Options of `up+zenoh://host:port/`."""
+
+    #: Listen at the URL's address instead of connecting to it.
+    listen: bool = False
+    #: Writer: publish also without a subscriber; otherwise wait for one, up to `wait`.
+    unheard: bool = False
+    #: Writer: zenoh has no acknowledgements. A message counts as delivered if the link was not
+    #: lost for this time, and is published again otherwise. More than 10 s also covers a receiver
+    #: that hangs (zenoh's lease). Behind a router only the link to the router is observed.
+    settle: Duration = 0.25
+
+
+class MqttTopicOptions(TopicOptions):
+    """Options of `up+mqtt://host:port/`."""
+
+    topics: Literal["e2e", "d2d"] = "e2e"
+    #: The destination authority of publishes between devices.
+    sink: str | None = None
+    #: The client id; with one the broker keeps messages while the reader is not connected.
+    client_id: str = ""
+    session_expiry: Annotated[Duration, Field(ge=0, le=0xFFFFFFFF)] = 3600.0
+    clean_start: bool = False
+    username: str | None = None
+    #: Visible to others in a list of processes; prefer `password_file`.
+    password: str | None = None
+    password_file: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    #: Bytes of the largest packet.
+    largest: Annotated[Size, Field(ge=128, le=268435455)] = 4 << 20
+
+
 class _TopicEndpoint(Endpoint, ABC):
-    """What both have in common."""
+    """The common part of both endpoints."""
 
     _options: type[TopicOptions]
     _port: ClassVar[int]
 
     @abstractmethod
     def _connected(self, url: URL, options: Any, *, reading: bool) -> Leg:
-        """Return a leg whose other side was reached, unless it is started by the reader.
+        """Return a connected leg, unless the reader starts it.
 
-        :raises ConnectionLost: nobody is there.
+        :raises ConnectionLost: the other side is not reachable.
         """
 
     def _parsed(self, url: URL) -> Any:
@@ -128,9 +201,9 @@ def _password(options: MqttTopicOptions) -> str | None:
 
 
 def _check_pattern(topic: UUri) -> None:
-    """Refuse what no publish can match, before anybody is connected to.
+    """Check, before connecting, that a pattern can match publishes.
 
-    :raises InvalidOption: it is no topic, and no pattern of topics.
+    :raises InvalidOption: it is neither a topic nor a pattern of topics.
     """
     try:
         check_filter(topic, None)
@@ -150,7 +223,7 @@ def _authority(options: TopicOptions, *, reading: bool) -> str:
 
 
 def _nothing(messages: Sequence[bytes | UMessage]) -> None:
-    """Take what a writer receives, which is nothing."""
+    """Ignore messages: a writer receives none."""
     del messages
 
 
@@ -161,10 +234,7 @@ class UpZenohEndpoint(_TopicEndpoint):
     _port = 7447
 
     def _connected(self, url: URL, options: ZenohTopicOptions, *, reading: bool) -> Leg:
-        from penstock.protocols.uprotocol.transports.zenoh import (  # noqa: PLC0415 - an extra
-            ZenohLeg,
-            ZenohLink,
-        )
+        from penstock.protocols.uprotocol.transports.zenoh import ZenohLeg, ZenohLink  # noqa: PLC0415
 
         if not url.host:
             raise InvalidURL(
@@ -200,10 +270,7 @@ class UpMqttEndpoint(_TopicEndpoint):
     _port = 1883
 
     def _connected(self, url: URL, options: MqttTopicOptions, *, reading: bool) -> Leg:
-        from penstock.protocols.uprotocol.transports.mqtt import (  # noqa: PLC0415 - an extra
-            MqttBroker,
-            MqttLeg,
-        )
+        from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg  # noqa: PLC0415
 
         if not url.host:
             raise InvalidURL(

@@ -15,7 +15,7 @@ _SHOWN = 200
 
 
 class _Invalid(PenstockError, ValueError):
-    """What all of them say: which value, and which rule it breaks."""
+    """Base class: the value, and the rule that it violates."""
 
     _what = "value"
 
@@ -29,26 +29,26 @@ class _Invalid(PenstockError, ValueError):
 
 
 class InvalidUUri(_Invalid):
-    """Text, bytes or numbers are not a uProtocol URI (spec uprotocol 1)."""
+    """Text, bytes or numbers are not a uProtocol URI (docs/specs/uprotocol.md 1)."""
 
     _what = "uProtocol URI"
 
 
 class InvalidUUID(_Invalid):
-    """Text, bytes or numbers are not a UUID of version 7 (spec uprotocol 2)."""
+    """Text, bytes or numbers are not a UUID of version 7 (docs/specs/uprotocol.md 2)."""
 
     _what = "UUID of version 7"
 
 
 class InvalidMessage(PenstockError, ValueError):
-    """A message, its attributes or their form on a transport are not right."""
+    """A message, its attributes or their encoding on a transport are invalid."""
 
     def __init__(
         self, reason: str, *, rules: Sequence[str] = (), field: str = "", hint: str | None = None
     ) -> None:
         super().__init__(f"not a uProtocol message: {reason}", hint=hint)
         self.reason = reason
-        #: The rules of `validation` that are violated; empty where it could not be decoded.
+        #: The violated rules of `validation`; empty if it could not be decoded.
         self.rules = tuple(rules)
-        #: The attribute or property at fault, as the transport names it.
+        #: The invalid attribute or property, by its name on the transport.
         self.field = field

@@ -1,4 +1,7 @@
-"""How does a message look on the wire, and how are new ones made? (spec uprotocol 3, 10.2)."""
+"""How does a message look on the wire, and how are new ones made?
+
+(docs/specs/uprotocol.md 3, 10.2)
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ __all__ = [
     "response",
 ]
 
-#: How long a request waits for its response unless it says so.
+#: The default ttl of a request.
 DEFAULT_TTL_MS = 10_000
 
 _ATTRIBUTES = 0x0A
@@ -40,21 +43,21 @@ _PAYLOAD = 0x12
 
 @dataclass(frozen=True)
 class UMessage:
-    """A message: its attributes, and a payload that is nobody's business on the way."""
+    """A message: attributes and an opaque payload."""
 
     attributes: UAttributes
     payload: bytes | None = None
-    #: The bytes that it was made from.
+    #: The bytes that it was decoded from.
     _origin: bytes | None = field(default=None, repr=False, compare=False, kw_only=True)
 
-    #: Whether nothing was changed since the bytes were read.
+    #: Whether it is unchanged since decoding.
     _intact: ClassVar[bool] = False
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UMessage:
-        """Read the protobuf form.
+        """Decode the protobuf form.
 
-        :raises InvalidMessage: it does not decode.
+        :raises InvalidMessage: the bytes do not decode.
         """
         if type(data) is not bytes:
             data = bytes(data)
@@ -73,18 +76,18 @@ class UMessage:
 
     @classmethod
     def from_parts(cls, attributes: UAttributes, payload: bytes) -> UMessage:
-        """Put together what a transport carries apart.
+        """Combine attributes and payload that a transport carries separately.
 
-        A transport does not tell an empty payload from none: a format says that there is one.
+        Transports do not distinguish an empty payload from none: a payload format means empty.
         """
         there = payload or attributes.payload_format != UPayloadFormat.UNSPECIFIED
         return cls(attributes, bytes(payload) if there else None)
 
     @staticmethod
     def attributes_of(data: bytes) -> UAttributes:
-        """Read only the attributes of a message's bytes, without a copy of the payload.
+        """Decode only the attributes of a message, without copying the payload.
 
-        :raises InvalidMessage: it does not decode.
+        :raises InvalidMessage: the bytes do not decode.
         """
         parts = _split(data)
         if parts is None:
@@ -92,7 +95,7 @@ class UMessage:
         return _attributes_from(data[parts[0] : parts[1]])
 
     def to_bytes(self) -> bytes:
-        """Write the protobuf form; the very bytes that were read, unless something is changed.
+        """Encode in protobuf; an unchanged message keeps the bytes it was decoded from.
 
         :raises InvalidMessage: a value does not fit its field.
         """
@@ -116,19 +119,19 @@ class UMessage:
 
     @property
     def size(self) -> int:
-        """How many bytes its payload has."""
+        """Bytes of its payload."""
         return len(self.payload) if self.payload is not None else 0
 
     def replace(self, **changes: Any) -> UMessage:
-        """Make another one with some changed; fields that are not known here are kept."""
+        """Return a copy with some fields changed; unknown fields are kept."""
         return replace(self, **changes)
 
     def with_attributes(self, **changes: Any) -> UMessage:
-        """Make another one with some attributes changed, such as `sink=None`."""
+        """Return a copy with some attributes changed, such as `sink=None`."""
         return UMessage(self.attributes.replace(**changes), self.payload, _origin=self._origin)
 
     def validate(self) -> list[str]:
-        """Name the rules that it violates; none for a valid message."""
+        """Return the names of the violated rules; empty if it is valid."""
         return validate(self.attributes, self.payload is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -140,10 +143,10 @@ _attributes_from = UAttributes.from_bytes
 
 
 def _split(data: bytes) -> tuple[int, int, int] | None:
-    """Find the attributes and the payload in bytes that hold just these, in this order.
+    """Find the attributes and the payload in bytes that have just these fields, in this order.
 
-    :returns: where the attributes begin and end and where the payload begins, 0 for none; None
-        for bytes that are something else, which the protobuf library is to judge.
+    :returns: start and end of the attributes, and start of the payload (0: none); None if the
+        bytes have another structure, which the protobuf library must decode.
     """
     size = len(data)
     if size < 2 or data[0] != _ATTRIBUTES:  # noqa: PLR2004 - a tag and a length
@@ -208,9 +211,9 @@ def publish(
     sink: UUri | None = None,
     id: UUID7 | None = None,
 ) -> UMessage:
-    """Make a message to all who listen to the topic.
+    """Create a message to all subscribers of a topic.
 
-    :raises InvalidMessage: it would violate a rule.
+    :raises InvalidMessage: the message would violate a rule.
     """
     return _made(
         payload,
@@ -236,9 +239,9 @@ def notification(
     traceparent: str | None = None,
     id: UUID7 | None = None,
 ) -> UMessage:
-    """Make a message of a topic to one entity.
+    """Create a message of a topic to one entity.
 
-    :raises InvalidMessage: it would violate a rule.
+    :raises InvalidMessage: the message would violate a rule.
     """
     return _made(
         payload,
@@ -266,9 +269,9 @@ def request(
     traceparent: str | None = None,
     id: UUID7 | None = None,
 ) -> UMessage:
-    """Make a call of a method, to be answered to the source.
+    """Create a call of a method; the response goes to `source`.
 
-    :raises InvalidMessage: it would violate a rule.
+    :raises InvalidMessage: the message would violate a rule.
     """
     return _made(
         payload,
@@ -294,12 +297,11 @@ def response(
     traceparent: str | None = None,
     id: UUID7 | None = None,
 ) -> UMessage:
-    """Make the answer to a request: with its priority, its ttl, and its id as `reqid`.
+    """Create the response to a request, with its priority, its ttl, and its id as `reqid`.
 
-    A request that has no right priority or ttl, and is answered for that, gets the least of
-    them, so that the answer itself is valid.
+    If the priority or ttl of the request is invalid, the response gets the smallest valid one.
 
-    :raises InvalidMessage: it is not a request, or has no id, source or sink to answer to.
+    :raises InvalidMessage: it is not a request, or has no id, source or sink.
     """
     asked = request.attributes
     if asked.type != UMessageType.REQUEST:
@@ -325,9 +327,9 @@ def response(
 def error_response(
     request: UMessage, code: UCode, message: str = "", *, id: UUID7 | None = None
 ) -> UMessage:
-    """Make the answer to a request that cannot be delivered (10.2).
+    """Create the response to a request that cannot be delivered (docs/specs/uprotocol.md 10.2).
 
-    :raises InvalidMessage: it is not a request, or has no id, source or sink to answer to.
+    :raises InvalidMessage: it is not a request, or has no id, source or sink.
     """
     return response(
         request,

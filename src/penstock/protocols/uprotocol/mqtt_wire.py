@@ -1,4 +1,4 @@
-"""How does MQTT 5 carry a message? (spec uprotocol 8.2)."""
+"""How does MQTT 5 carry a message? (docs/specs/uprotocol.md 8.2)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.protocols.uprotocol.attributes import UAttributes
-from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
+from penstock.protocols.uprotocol.attributes import UAttributes, addresses
+from penstock.protocols.uprotocol.codes import (
+    UCode,
+    UMessageType,
+    UPayloadFormat,
+    UPriority,
+)
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
-from penstock.protocols.uprotocol.segments import addresses, authority, segments
 from penstock.protocols.uprotocol.uuid7 import UUID7
-from penstock.protocols.uprotocol.uuri import UUri
+from penstock.protocols.uprotocol.uuri import UUri, address_segments, authority_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+
 __all__ = [
+    "REFUSED",
     "MqttProperties",
     "attributes_of",
     "code_of_reason",
@@ -33,6 +39,8 @@ _VERSION: Final = ("uP", "1")
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 _LARGEST = 0xFFFFFFFF
 _LARGEST_ENUM = 0x7FFFFFFF
+#: Prefix of errors reported by a broker, unlike those found before sending.
+REFUSED: Final = "the broker refuses: reason"
 
 
 @dataclass(frozen=True)
@@ -44,15 +52,12 @@ class MqttProperties:
     content_type: str | None = None
     #: The id of the request that this responds to: 16 bytes, most significant first.
     correlation_data: bytes | None = None
-    #: Seconds; the broker subtracts what the message spends with it.
+    #: Seconds; the broker subtracts the time it holds the message.
     message_expiry: int | None = None
 
 
-# --- topics ---------------------------------------------------------------------------------
-
-
 def topic_e2e(attributes: UAttributes, local_authority: str) -> str:
-    """Write the topic of a message within a vehicle.
+    """Return the topic of a message within a vehicle.
 
     :raises InvalidMessage: its addresses are missing, or are patterns.
     """
@@ -60,9 +65,9 @@ def topic_e2e(attributes: UAttributes, local_authority: str) -> str:
 
 
 def topic_d2d(attributes: UAttributes, local_authority: str) -> str:
-    """Write the topic of a message between devices, which names only their authorities.
+    """Return the topic of a message between devices, which has only their authorities.
 
-    :raises InvalidMessage: there is no sink's authority, as on a publish that no streamer sends.
+    :raises InvalidMessage: the sink has no authority, as in a publish not sent by a streamer.
     """
     source, sink = attributes.source, attributes.sink
     for uri, name in ((source, "source"), (sink, "sink")):
@@ -81,27 +86,24 @@ def topic_d2d(attributes: UAttributes, local_authority: str) -> str:
 
 
 def topic_filter_e2e(source: UUri, sink: UUri | None, local_authority: str) -> str:
-    """Write the topic filter of all messages that match; without a sink, of publishes."""
-    topic = segments(source, local_authority, "+")
-    return topic if sink is None else f"{topic}/{segments(sink, local_authority, '+')}"
+    """Return the topic filter of matching messages; without a sink, of publishes."""
+    topic = address_segments(source, local_authority, "+")
+    return topic if sink is None else f"{topic}/{address_segments(sink, local_authority, '+')}"
 
 
 def topic_filter_d2d(source: UUri, sink: UUri | None, local_authority: str) -> str:
-    """Write the topic filter between devices; without a sink, of what comes to this one."""
-    to = local_authority if sink is None else authority(sink, local_authority, "+")
-    return f"{authority(source, local_authority, '+')}/{to}"
-
-
-# --- properties -----------------------------------------------------------------------------
+    """Return the topic filter between devices; without a sink, of messages to this one."""
+    to = local_authority if sink is None else authority_segment(sink, local_authority, "+")
+    return f"{authority_segment(source, local_authority, '+')}/{to}"
 
 
 def properties_of(attributes: UAttributes, *, exact_ttl: bool = False) -> MqttProperties:
-    """Write a message's attributes as properties.
+    """Encode a message's attributes as properties.
 
-    :param exact_ttl: send the ttl in milliseconds always, not only when it is not of whole
-        seconds as the specification says. A broker counts down the seconds, so that without this
-        a ttl arrives smaller than it was sent.
-    :raises InvalidMessage: there is no id, type or source, or one that has no text form.
+    :param exact_ttl: always send the ttl in milliseconds; the specification does so only if it is
+        not in whole seconds. A broker counts down the seconds, so that otherwise a ttl arrives
+        smaller than it was sent.
+    :raises InvalidMessage: id, type or source is missing, or has no text form.
     """
     id, source, ttl, priority = (
         attributes.id,
@@ -137,15 +139,15 @@ def properties_of(attributes: UAttributes, *, exact_ttl: bool = False) -> MqttPr
         found,
         content_type=str(int(format)) if format else None,
         correlation_data=None if reqid is None else reqid.to_big_endian(),
-        # An expiry of 0 would be over at once, and a ttl of 0 never is.
+        # An expiry of 0 ends at once, but a ttl of 0 means no limit.
         message_expiry=-(-ttl // 1000) if ttl else None,
     )
 
 
 def attributes_of(properties: MqttProperties) -> UAttributes:
-    """Read a message's attributes from properties.
+    """Decode a message's attributes from properties.
 
-    :raises InvalidMessage: one is missing, there twice, or not what it should be.
+    :raises InvalidMessage: a property is missing, repeated or invalid.
     """
     found: dict[str, Any] = {}
     for key, value in _once(properties.user_properties).items():
@@ -169,7 +171,7 @@ def attributes_of(properties: MqttProperties) -> UAttributes:
 
 
 def readable_attributes(properties: MqttProperties) -> UAttributes | None:
-    """Read what can be read of a message's attributes; None: not even the id, type and source."""
+    """Decode the valid part of a message's attributes; None without id, type and source."""
     pairs = [(key, value) for key, value in properties.user_properties if key in _KEYS]
     keys = [key for key, _ in pairs]
     if dict(pairs).get(_VERSION[0]) != _VERSION[1]:
@@ -188,7 +190,7 @@ def readable_attributes(properties: MqttProperties) -> UAttributes | None:
 
 
 def _once(user_properties: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Take the properties that are uProtocol's, of which each is there once."""
+    """Return the properties of uProtocol; each must occur once."""
     found: dict[str, str] = {}
     for key, value in user_properties:
         if key in _KEYS:
@@ -206,7 +208,7 @@ def _once(user_properties: Sequence[tuple[str, str]]) -> dict[str, str]:
 def _milliseconds(seconds: int) -> int:
     if not 0 <= seconds <= _LARGEST:
         raise InvalidMessage(f"a message expiry of {seconds} seconds", field="message expiry")
-    # A ttl of 49 days and more, the most that is a ttl, was rounded up to whole seconds.
+    # The largest ttl, 49 days, was rounded up to whole seconds: limit it.
     return min(seconds * 1000, _LARGEST)
 
 
@@ -237,6 +239,7 @@ _KEYS: Final = {
     "10": "token",
     "11": "traceparent",
 }
+
 _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "id": UUID7.parse,
     "type": UMessageType.from_ce_name,
@@ -250,9 +253,8 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "traceparent": _text,
 }
 
-# --- outcomes -------------------------------------------------------------------------------
-
 _FIRST_FAILURE = 0x80
+
 _CODES: Final = {
     0x86: UCode.UNAUTHENTICATED,
     0x87: UCode.PERMISSION_DENIED,
@@ -267,5 +269,5 @@ _CODES: Final = {
 
 
 def code_of_reason(reason: int) -> UCode:
-    """Give the outcome that a reason code of MQTT tells; 0x10, nobody listens, is a success."""
+    """Return the outcome of an MQTT reason code; 0x10 (no subscriber) is a success."""
     return UCode.OK if reason < _FIRST_FAILURE else _CODES.get(reason, UCode.INTERNAL)

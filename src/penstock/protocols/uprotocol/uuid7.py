@@ -1,4 +1,4 @@
-"""How are messages of uProtocol identified? (spec uprotocol 2)."""
+"""How are messages of uProtocol identified? (docs/specs/uprotocol.md 2)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _VARIANT = 0b10
 
 @dataclass(frozen=True, slots=True, order=True)
 class UUID7:
-    """A UUID of version 7: 48 bits of time, 74 of chance.
+    """A UUID of version 7: 48 bits of time, 74 random bits.
 
-    :raises InvalidUUID: the numbers are of another version or variant.
+    :raises InvalidUUID: it is of another version or variant.
     """
 
     msb: int
@@ -41,7 +41,7 @@ class UUID7:
 
     @classmethod
     def unchecked(cls, msb: int, lsb: int) -> UUID7:
-        """Make one that may be of another version, as a message from outside may hold."""
+        """Create an id without checks, as found in a message from outside."""
         made: UUID7 = _blank(cls)
         _set_msb(made, msb)
         _set_lsb(made, lsb)
@@ -49,7 +49,7 @@ class UUID7:
 
     @classmethod
     def new(cls, now_ms: int | None = None) -> UUID7:
-        """Make a new one, of this moment or of the given one.
+        """Create an id with the current time or a given one.
 
         :raises InvalidUUID: the time does not fit 48 bits.
         """
@@ -65,9 +65,9 @@ class UUID7:
 
     @classmethod
     def parse(cls, text: str) -> UUID7:
-        """Read hexadecimal digits and dashes, 8-4-4-4-12.
+        """Parse hexadecimal digits and dashes, 8-4-4-4-12.
 
-        :raises InvalidUUID: it is not one, or of another version or variant.
+        :raises InvalidUUID: the text is no UUID, or of another version or variant.
         """
         if _TEXT.fullmatch(text) is None:
             raise InvalidUUID(text, "not hex-and-dash, 8-4-4-4-12")
@@ -76,7 +76,7 @@ class UUID7:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UUID7:
-        """Read the protobuf form.
+        """Decode the protobuf form.
 
         :raises InvalidUUID: it does not decode, or is of another version or variant.
         """
@@ -88,9 +88,9 @@ class UUID7:
 
     @classmethod
     def from_big_endian(cls, data: bytes) -> UUID7:
-        """Read 16 bytes, most significant first, as MQTT's correlation data has them.
+        """Decode 16 bytes, most significant first, as in MQTT's correlation data.
 
-        :raises InvalidUUID: they are not 16, or of another version or variant.
+        :raises InvalidUUID: the length is not 16, or it is of another version or variant.
         """
         if len(data) != _BIG_ENDIAN.size:
             raise InvalidUUID(bytes(data), f"{len(data)} bytes, not 16")
@@ -98,7 +98,7 @@ class UUID7:
 
     @classmethod
     def from_proto(cls, message: Any) -> UUID7:
-        """Take over a protobuf message.
+        """Convert a protobuf message.
 
         :raises InvalidUUID: it is of another version or variant.
         """
@@ -131,12 +131,12 @@ class UUID7:
 
     @property
     def time_ms(self) -> int:
-        """When it was made, in milliseconds since 1970."""
+        """Its creation time, milliseconds since 1970."""
         return self.msb >> 16
 
     @property
     def problem(self) -> str | None:
-        """The rule that it breaks, or None for a good one."""
+        """The rule that it violates, or None if it is valid."""
         if not (0 <= self.msb <= _LARGEST and 0 <= self.lsb <= _LARGEST):
             return "a half does not fit 64 bits"
         if self.msb >> 12 & 0xF != _VERSION:
@@ -150,7 +150,7 @@ class UUID7:
         return self.msb >> 12 & 0xF == _VERSION and self.lsb >> 62 == _VARIANT
 
 
-# Past the guard of a frozen class: one is made for every message.
+# Bypass the checks of a frozen class: an id is created for every message.
 _blank = object.__new__
 _set_msb = UUID7.__dict__["msb"].__set__
 _set_lsb = UUID7.__dict__["lsb"].__set__

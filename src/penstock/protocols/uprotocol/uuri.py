@@ -1,4 +1,7 @@
-"""How does uProtocol address a thing, and which addresses match a pattern? (spec uprotocol 1)."""
+"""How does uProtocol address a thing, and which addresses match a pattern?
+
+(docs/specs/uprotocol.md 1)
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,12 @@ __all__ = [
     "ANY_VERSION",
     "InvalidUUri",
     "UUri",
+    "address_segments",
+    "authority_segment",
 ]
 
 ANY_AUTHORITY: Final = "*"
-#: Of a service id and of an instance id, which are the halves of an entity's.
+#: Largest service id and instance id, the halves of an entity id.
 ANY_ID: Final = 0xFFFF
 ANY_ENTITY: Final = 0xFFFFFFFF
 ANY_VERSION: Final = 0xFF
@@ -42,14 +47,14 @@ _NAME = re.compile(r"\*|[a-z0-9\-._~]{1,128}")
 class UUri:
     """An address of uProtocol, or a pattern of addresses.
 
-    :raises InvalidUUri: a field is out of its range, or the authority is not a name.
+    :raises InvalidUUri: a field is out of range, or the authority is not a valid name.
     """
 
     authority_name: str = ""
     ue_id: int = 0
     ue_version_major: int = 0
     resource_id: int = 0
-    # An address is the key of most tables, and is looked up for every message.
+    # Cached: addresses are keys of most tables, and are looked up for every message.
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     #: The pattern that matches every address.
@@ -65,24 +70,24 @@ class UUri:
 
     @classmethod
     def unchecked(cls, authority: str, ue_id: int, version: int, resource: int) -> UUri:
-        """Make one that may break the rules, as a message from outside may hold."""
+        """Create an address without checks, as found in a message from outside."""
         if len(authority) <= _LONGEST_AUTHORITY:
             return _interned(authority, ue_id, version, resource)
         return _made(authority, ue_id, version, resource)
 
     @classmethod
     def parse(cls, text: str) -> UUri:
-        """Read the text form (1.2), with or without the scheme.
+        """Parse the text form (docs/specs/uprotocol.md 1.2), with or without the scheme.
 
-        :raises InvalidUUri: it is not one.
+        :raises InvalidUUri: the text is not an address.
         """
         return _parse_again(text) if len(text) <= _LONGEST_REMEMBERED else _parse(text)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UUri:
-        """Read the protobuf form (1.1).
+        """Decode the protobuf form (docs/specs/uprotocol.md 1.1).
 
-        :raises InvalidUUri: it does not decode, or breaks a rule.
+        :raises InvalidUUri: the bytes do not decode, or violate a rule.
         """
         try:
             message = proto.UUri.FromString(data)
@@ -92,9 +97,9 @@ class UUri:
 
     @classmethod
     def from_proto(cls, message: Any) -> UUri:
-        """Take over a protobuf message.
+        """Convert a protobuf message.
 
-        :raises InvalidUUri: it breaks a rule.
+        :raises InvalidUUri: it violates a rule.
         """
         uri = cls.from_proto_unchecked(message)
         problem = uri.problem
@@ -104,7 +109,7 @@ class UUri:
 
     @classmethod
     def from_proto_unchecked(cls, message: Any) -> UUri:
-        """Take over a protobuf message that may break the rules."""
+        """Convert a protobuf message without checks."""
         return cls.unchecked(
             message.authority_name, message.ue_id, message.ue_version_major, message.resource_id
         )
@@ -133,7 +138,7 @@ class UUri:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The hash of a text differs between processes, so it does not travel.
+        # String hashes differ between processes, so the cached hash is not pickled.
         return UUri.unchecked, self._key
 
     @property
@@ -144,7 +149,7 @@ class UUri:
 
     @property
     def problem(self) -> str | None:
-        """The rule that it breaks, or None for a good one."""
+        """The rule that it violates, or None if it is valid."""
         if not 0 <= self.ue_id <= ANY_ENTITY:
             return "the ue_id does not fit 32 bits"
         if not 0 <= self.ue_version_major <= ANY_VERSION:
@@ -168,7 +173,7 @@ class UUri:
 
     @property
     def instance_id(self) -> int:
-        """Which of the entities of this type; 0 is the ordinary one, not a wildcard."""
+        """The instance of this type; 0 is the default instance, not a wildcard."""
         return self.ue_id >> 16
 
     @property
@@ -186,7 +191,7 @@ class UUri:
 
     @property
     def is_rpc_response(self) -> bool:
-        """Whether it is an entity itself: where responses and notifications go."""
+        """Whether it is an entity itself: the target of responses and notifications."""
         return self.resource_id == 0
 
     @property
@@ -231,15 +236,15 @@ class UUri:
 
     @property
     def is_local(self) -> bool:
-        """Whether it names no authority: the one whose reads it."""
+        """Whether it names no authority, and so means the local one."""
         return not self.authority_name
 
     # --- others made from it ------------------------------------------------------------------
 
     def replace(self, **changes: Any) -> UUri:
-        """Make another one with some fields changed.
+        """Return a copy with some fields changed.
 
-        :raises InvalidUUri: that would break a rule.
+        :raises InvalidUUri: the copy would violate a rule.
         """
         return replace(self, **changes)
 
@@ -250,11 +255,11 @@ class UUri:
         return self.replace(resource_id=resource_id)
 
     def resolved(self, local_authority: str) -> UUri:
-        """Name the authority if it is local (1.4), so that it means the same on the next hop."""
+        """Fill in the authority of a local address (docs/specs/uprotocol.md 1.4)."""
         return self if self.authority_name else self.with_authority(local_authority)
 
     def matches(self, candidate: UUri) -> bool:
-        """Tell whether this pattern covers the candidate, whose wildcards are plain values."""
+        """Tell whether this pattern covers a candidate, whose wildcards count as plain values."""
         resource = self.resource_id
         if resource not in (ANY_RESOURCE, candidate.resource_id):
             return False
@@ -268,7 +273,7 @@ class UUri:
         return self.authority_name in (ANY_AUTHORITY, candidate.authority_name)
 
 
-# Past the guard of a frozen class: these set the fields of those that are being made.
+# Bypass the checks of a frozen class while an object is created.
 _set_authority = UUri.__dict__["authority_name"].__set__
 _set_ue_id = UUri.__dict__["ue_id"].__set__
 _set_version = UUri.__dict__["ue_version_major"].__set__
@@ -307,7 +312,7 @@ def _parse(text: str) -> UUri:
     return uri
 
 
-# MQTT has the same few texts in every message.
+# Cached: MQTT has the same few texts in every message.
 _parse_again = lru_cache(maxsize=4096)(_parse)
 
 
@@ -330,7 +335,7 @@ def _authority_problem(authority: str) -> str | None:
 
 
 def _fault(text: str) -> str:
-    """Say what keeps a text from being an address, for the person who wrote it."""
+    """Return why a text is not an address, in words."""
     if "?" in text or "#" in text:
         return "it has a query or a fragment"
     scheme, colon, rest = text.partition(":")
@@ -350,3 +355,27 @@ def _fault(text: str) -> str:
 
 
 UUri.ANY = UUri(ANY_AUTHORITY, ANY_ENTITY, ANY_VERSION, ANY_RESOURCE)
+
+
+def authority_segment(uri: UUri, local_authority: str, wildcard: str) -> str:
+    """Return the first segment of a transport's address; an empty authority is the local one."""
+    return wildcard if uri.has_wildcard_authority else uri.authority_name or local_authority
+
+
+@lru_cache(maxsize=4096)
+def address_segments(uri: UUri, local_authority: str, wildcard: str) -> str:
+    """Return the five segments of zenoh and MQTT (docs/specs/uprotocol.md 8).
+
+    They are authority, type, instance, version and resource.
+    """
+    type, instance = uri.service_id, uri.instance_id
+    version, resource = uri.ue_version_major, uri.resource_id
+    return "/".join(
+        (
+            authority_segment(uri, local_authority, wildcard),
+            wildcard if type == ANY_ID else f"{type:X}",
+            wildcard if instance == ANY_ID else f"{instance:X}",
+            wildcard if version == ANY_VERSION else f"{version:X}",
+            wildcard if resource == ANY_RESOURCE else f"{resource:X}",
+        )
+    )

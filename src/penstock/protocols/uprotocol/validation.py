@@ -1,11 +1,20 @@
-"""Which rules of its type does a message violate? (spec uprotocol 3.2)."""
+"""Which rules does a message violate, and which filters may a listener have?
+
+(docs/specs/uprotocol.md 3.2 and 4)
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
 
-from penstock.protocols.uprotocol.codes import UMessageType, UPayloadFormat, UPriority
+from penstock.protocols.uprotocol.codes import (
+    UCode,
+    UMessageType,
+    UPayloadFormat,
+    UPriority,
+    UStatusError,
+)
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.uuri import ANY_ENTITY, ANY_RESOURCE, ANY_VERSION, UUri
 
@@ -14,9 +23,18 @@ if TYPE_CHECKING:
 
     from penstock.protocols.uprotocol.attributes import UAttributes
 
-__all__ = ["RULES", "check", "is_streamer_sink", "is_traceparent", "validate"]
+__all__ = [
+    "RULES",
+    "check",
+    "check_filter",
+    "is_filter",
+    "is_streamer_sink",
+    "is_traceparent",
+    "matches",
+    "validate",
+]
 
-#: Every rule by the name that `validate` gives, and what it asks for.
+#: Every rule by its name in `validate`, and its requirement.
 RULES: Final = {
     "id": "there is an id, a UUID of version 7",
     "type": "the type is one of the four",
@@ -40,13 +58,13 @@ RULES: Final = {
     "traceparent": "empty, or a W3C traceparent",
     "payload-format-without-payload": "no payload format without a payload",
 }
-
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_FIRST_TOPIC = 0x8000
 
 
 def validate(attributes: UAttributes, has_payload: bool) -> list[str]:
-    """Name the rules that are violated; none for a valid message."""
-    # What follows the id is shared by the messages of a topic, and so is its outcome.
+    """Return the names of the violated rules; empty for a valid message."""
+    # The messages of a topic share the attributes after the id, and so this result.
     known = attributes._violated  # noqa: SLF001 - the memory of the bytes lives with them
     if known is None:
         found = _violated(attributes, has_payload)
@@ -60,9 +78,9 @@ def validate(attributes: UAttributes, has_payload: bool) -> list[str]:
 
 
 def check(attributes: UAttributes, has_payload: bool) -> None:
-    """See that no rule is violated.
+    """Check that no rule is violated.
 
-    :raises InvalidMessage: some are; names all of them.
+    :raises InvalidMessage: rules are violated; the error names all of them.
     """
     rules = validate(attributes, has_payload)
     if rules:
@@ -72,7 +90,7 @@ def check(attributes: UAttributes, has_payload: bool) -> None:
 
 
 def is_traceparent(text: str) -> bool:
-    """Tell whether it is a W3C traceparent: not of version ff, no id of zeros."""
+    """Tell whether a text is a W3C traceparent: not version ff, no all-zero id."""
     found = _TRACEPARENT.fullmatch(text)
     return (
         found is not None
@@ -83,7 +101,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def is_streamer_sink(sink: UUri) -> bool:
-    """Tell whether a publish may carry this sink: where a streamer takes it, not to whom."""
+    """Tell whether a publish may have this sink: a streamer's destination, not an entity."""
     return (
         sink.authority_name != ""
         and sink.ue_id == ANY_ENTITY
@@ -93,7 +111,7 @@ def is_streamer_sink(sink: UUri) -> bool:
 
 
 def _violated(attributes: UAttributes, has_payload: bool) -> tuple[str, ...]:
-    """Name the rules that all but the id violate."""
+    """Return the violated rules, without those of the id."""
     source, sink = attributes.source, attributes.sink
     found = []
     of_type = _BY_TYPE.get(attributes.type)
@@ -170,3 +188,54 @@ _BY_TYPE: dict[int, Callable[[UAttributes], list[str]]] = {
     UMessageType.REQUEST: _request,
     UMessageType.RESPONSE: _response,
 }
+
+
+def is_filter(source_resource: int, sink_resource: int | None, *, loose: bool = False) -> bool:
+    """Tell whether the resource ids of a source filter and a sink filter are compatible.
+
+    :param loose: also accept what up-rust accepts, such as any source with one method's sink.
+    """
+    any_source = source_resource == ANY_RESOURCE
+    topic = _FIRST_TOPIC <= source_resource < ANY_RESOURCE
+    if sink_resource is None:
+        return topic or any_source
+    to_method = 0 < sink_resource < _FIRST_TOPIC
+    if loose:
+        if source_resource == 0 and sink_resource == 0:
+            return False
+        return not to_method or any_source or source_resource == 0
+    if sink_resource == 0:
+        return source_resource != 0
+    return (source_resource == 0 and to_method) or (any_source and sink_resource == ANY_RESOURCE)
+
+
+def check_filter(source: UUri, sink: UUri | None, *, loose: bool = False) -> None:
+    """Check a listener's pair of filters.
+
+    :raises UStatusError: INVALID_ARGUMENT, the pair is not allowed.
+    """
+    for filter in (source, sink):
+        if filter is not None and not filter.is_valid:
+            raise UStatusError(UCode.INVALID_ARGUMENT, f"{filter} is not a pattern of addresses")
+    resource = None if sink is None else sink.resource_id
+    if not is_filter(source.resource_id, resource, loose=loose):
+        raise UStatusError(
+            UCode.INVALID_ARGUMENT,
+            f"no message has a source like {source} and "
+            + ("no sink" if sink is None else f"a sink like {sink}"),
+            hint="topics have resources 8000 to FFFE and no sink; methods 1 to 7FFF; entities 0",
+        )
+
+
+def matches(source_filter: UUri, sink_filter: UUri | None, attributes: UAttributes) -> bool:
+    """Tell whether a listener gets the message.
+
+    Without a sink filter it gets messages without a sink, else those with a matching sink.
+    """
+    sink, source = attributes.sink, attributes.source
+    if sink_filter is None:
+        if sink is not None:
+            return False
+    elif sink is None or not sink_filter.matches(sink):
+        return False
+    return source is not None and source_filter.matches(source)

@@ -1,13 +1,13 @@
-"""How does zenoh carry a message? (spec uprotocol 8.1)."""
+"""How does zenoh carry a message? (docs/specs/uprotocol.md 8.1)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.protocols.uprotocol.attributes import UAttributes
+from penstock.protocols.uprotocol.attributes import UAttributes, addresses
 from penstock.protocols.uprotocol.codes import UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.segments import addresses, segments
+from penstock.protocols.uprotocol.uuri import address_segments
 
 if TYPE_CHECKING:
     from penstock.protocols.uprotocol.uuri import UUri
@@ -26,7 +26,7 @@ __all__ = [
 ATTACHMENT_VERSION: Final = 1
 _VERSION = bytes([ATTACHMENT_VERSION])
 
-#: What takes the place of the sink in the key of a publish: five times two plain characters.
+#: The placeholder of the sink in the key of a publish: five segments of two plain characters.
 _NO_SINK = "/".join(["{}"] * 5)
 
 #: The member of `zenoh.Priority` for each class.
@@ -42,12 +42,12 @@ PRIORITIES: Final = {
 
 
 def priority_name(priority: UPriority) -> str:
-    """Name the member of `zenoh.Priority`; a class that is not known is sent as the default."""
+    """Return the name of a member of `zenoh.Priority`; the default for an unknown class."""
     return PRIORITIES.get(priority.effective, PRIORITIES[UPriority.CS1])
 
 
 def key_of(attributes: UAttributes, local_authority: str) -> str:
-    """Write the key that a message is put to.
+    """Return the key of a message.
 
     :raises InvalidMessage: its addresses are missing, or are patterns.
     """
@@ -55,18 +55,18 @@ def key_of(attributes: UAttributes, local_authority: str) -> str:
 
 
 def key_of_filter(source: UUri, sink: UUri | None, local_authority: str) -> str:
-    """Write the key expression of all messages that match; without a sink, of publishes."""
-    to = _NO_SINK if sink is None else segments(sink, local_authority, "*")
-    return f"up/{segments(source, local_authority, '*')}/{to}"
+    """Return the key expression of matching messages; without a sink, of publishes."""
+    to = _NO_SINK if sink is None else address_segments(sink, local_authority, "*")
+    return f"up/{address_segments(source, local_authority, '*')}/{to}"
 
 
 def encode_attachment(attributes: UAttributes) -> bytes:
-    """Write what goes beside the payload."""
+    """Encode the attributes as an attachment."""
     return _VERSION + attributes.to_bytes()
 
 
 def decode_attachment(data: bytes) -> UAttributes:
-    """Read what came beside a payload.
+    """Decode the attributes in an attachment.
 
     :raises InvalidMessage: it is of another version, or does not decode.
     """

@@ -1,24 +1,24 @@
 /* How does a message get into a classic queue?
  *
  * This is LROSE's write algorithm (lock, place, write, unlock) for one chunk of messages at a
- * time, in C because one message costs less than a microsecond of thinking and eight system
- * calls. It does the regular case only. Whatever is irregular - a held lock, a status that does
- * not add up, a reader to wait for - is reported by a code before anything was touched, and
- * Python decides.
+ * time, in C because one message costs less than a microsecond of computation and eight system
+ * calls. It does the regular case only. An irregular case - a held lock, an inconsistent status,
+ * a reader to wait for - is reported by a code before anything is changed, and Python
+ * decides.
  *
  * Order of the stores, which readers in other processes rely on:
  *     freed slots and a status without them, if their bytes are reused;
  *     message bytes; new slots; status.
- * A reader looks at the status first, so nothing of a chunk is seen before the status is there;
- * a slot is freed before its bytes are reused, so a reader that looks at its slots again after
- * copying knows whether the copy is whole.
+ * A reader reads the status first, so a chunk is invisible until its status is written; a slot
+ * is freed before its bytes are reused, so a reader that reads its slots again after copying
+ * knows whether the copy is complete.
  *
  * Slots and status belong together: an LROSE writer that finds one without the other, because we
  * were killed in between, empties the queue. So nothing else is done between their stores, and
- * where all of them are in one page of the file they are one write, within which nobody is killed.
+ * where all of them are in one page of the file they are one write, which a kill cannot split.
  *
- * The files are not mapped: LROSE re-creates a queue by truncating it, and a mapped page behind
- * the new end is a SIGBUS.
+ * The files are not mapped: LROSE re-creates a queue by truncating it, and access to a mapped
+ * page past the new end raises SIGBUS.
  */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -61,7 +61,7 @@ typedef struct {
 
 _Static_assert(sizeof(Status) == STATUS_SIZE && sizeof(Slot) == SLOT_SIZE, "layout");
 
-/* A message on its way in. */
+/* A message to be appended. */
 typedef struct {
     Py_buffer payload;
     int32_t msg_len, type, subtype, time, compress;
@@ -78,18 +78,18 @@ typedef struct {
     Py_buffer stat_mem, buf_mem;        /* shared-memory queue: .buf is NULL for a file queue */
     int shm_key, stat_shm_id, buf_shm_id;
     Entry *entries; /* scratch for one chunk */
-    int count, last_id; /* messages that the last call wrote, and the id of the last of them */
-    bool busy;      /* a thread is in here, without the interpreter's lock */
+    int count, last_id; /* messages written by the last call, and the last id */
+    bool busy;      /* a thread is in a call, without the interpreter's lock */
     unsigned forks; /* of this process, when the files were opened */
-    /* Slots read ahead, because messages free a run of them. They hold as long as the status is
-     * the one that was written here last: then nobody else wrote meanwhile. */
+    /* Slots read ahead, because messages free a run of them. Valid while the status is the one
+     * that was written here last: then no other writer wrote meanwhile. */
     Status written;
     int32_t window_base, window_start, window_end;
     Slot window[WINDOW_SLOTS];
 } Appender;
 
-/* How often this process is a child of the one that loaded us. The lock belongs to the open file,
- * which a child shares with its parent: it has to open its own. */
+/* Forks between the process that loaded this module and this one. The lock belongs to the open
+ * file, which a child shares with its parent: it has to open its own. */
 static unsigned forks;
 static void count_fork(void) { forks++; }
 
@@ -101,7 +101,7 @@ typedef struct {
 /* The plan for one chunk: what the status will be, and which slots are freed for it. */
 typedef struct {
     Status found, status;
-    int32_t published, published_slot; /* the youngest that readers can see */
+    int32_t published, published_slot; /* the youngest published message */
     int32_t first_placed, placed;     /* the chunk's own slots, a run around the ring */
     int32_t first_freed, freed;       /* the slots freed for it, another run */
     int32_t live; /* messages that were there */
@@ -109,7 +109,7 @@ typedef struct {
     int runs;
 } Plan;
 
-/* --- big-endian words and checksums (spec lrose 1.5) --------------------------------------- */
+/* --- big-endian words and checksums (docs/specs/lrose.md 1.5) ------------------------------ */
 
 static void swap_words(void *words, size_t n)
 {
@@ -159,9 +159,9 @@ static int read_stat(Appender *a, void *to, size_t n, off_t at)
     return got < 0 ? -1 : (size_t)got == n;
 }
 
-/* A writer can be killed within a copy, and a reader can look within one. So that a slot in the
- * making is a free one to both, its first word, `active`, is the last to be set and the first to
- * be cleared. */
+/* A writer can be killed during a copy, and a reader can read during one. So that an incomplete
+ * slot appears free to both, its first word, `active`, is the last to be set and the first to be
+ * cleared. */
 static void store_slots(unsigned char *to, const Slot *slots, int32_t n)
 {
     for (int32_t i = 0; i < n; i++, to += SLOT_SIZE) {
@@ -199,7 +199,7 @@ static int write_stat(Appender *a, const void *from, size_t n, off_t at)
     return write_part(&a->stat_mem, a->stat_fd, from, n, at);
 }
 
-/* Write a run of framed messages that lie one behind the other. */
+/* Write a run of adjacent framed messages. */
 static int write_frames(Appender *a, struct iovec *iov, int n, off_t at)
 {
     if (in_memory(a)) {
@@ -230,31 +230,31 @@ static int write_frames(Appender *a, struct iovec *iov, int n, off_t at)
 }
 
 /* An open-file-description lock conflicts with LROSE's fcntl lock, and unlike that one it is
- * not dropped when somebody in this process closes the file (spec lrose 1.11, 6.2). */
+ * not released when this process closes the file elsewhere (docs/specs/lrose.md 1.11, 6.2). */
 static int set_lock(Appender *a, short kind)
 {
     struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
     return fcntl(a->lock_fd, F_OFD_SETLK, &whole);
 }
 
-/* The queue that the path means now may no longer be the one that is open. */
+/* Whether the open queue was removed, or its segments were replaced. */
 static bool is_gone(Appender *a)
 {
     if (in_memory(a))
         return shmget(a->shm_key, 0, 0) != a->stat_shm_id ||
                shmget(a->shm_key + 1, 0, 0) != a->buf_shm_id;
-    /* Not fstat: who asks for the times of a file makes the next write to it twice as dear. */
+    /* Not fstat: a query of a file's times makes the next write to it twice as slow. */
     struct statx stat, buf;
     return statx(a->stat_fd, "", AT_EMPTY_PATH, STATX_NLINK, &stat) != 0 || stat.stx_nlink == 0 ||
            statx(a->buf_fd, "", AT_EMPTY_PATH, STATX_NLINK, &buf) != 0 || buf.stx_nlink == 0;
 }
 
-/* --- placing messages (spec lrose 1.8) ------------------------------------------------------ */
+/* --- placing messages (docs/specs/lrose.md 1.8) -------------------------------------------- */
 
 static int32_t next_slot(const Status *s, int32_t slot) { return slot >= s->nslots - 1 ? 0 : slot + 1; }
 static int32_t next_id(int32_t id) { return id >= ID_COUNT - 1 ? 0 : id + 1; }
 
-/* There were messages, and a writer that died had freed them all (see recovery.py). */
+/* There were messages, and a writer that died had freed them all (see slots.py). */
 static bool is_all_freed(const Status *s)
 {
     return s->youngest_id >= 0 && s->begin_append == 0 &&
@@ -273,7 +273,7 @@ static bool is_sane(const Status *s)
            s->end_insert <= s->begin_append && s->begin_append <= s->buf_size;
 }
 
-/* The slot of the oldest message, read with those behind it that readers can see. */
+/* The slot of the oldest message, read ahead with the following published ones. */
 static const Slot *oldest_slot(Appender *a, const Plan *p)
 {
     int32_t slot = p->status.oldest_slot;
@@ -297,18 +297,18 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
     Status *s = &p->status;
     int32_t oldest = s->oldest_slot;
     if (p->placed > 0 && oldest == p->first_placed)
-        return CHUNK_FULL; /* the chunk has come around to itself */
+        return CHUNK_FULL; /* the chunk has wrapped around to itself */
     if (oldest < 0 || p->freed >= s->nslots)
         return IRREGULAR;
     const Slot *slot = oldest_slot(a, p);
-    /* Another id: a writer died after it had given the slot to a message, before the status. */
+    /* Another id: a writer died after it reused the slot, before the status. */
     int32_t age = (s->youngest_slot - oldest + s->nslots) % s->nslots;
     int32_t id = s->youngest_id - age + (s->youngest_id < age ? ID_COUNT : 0);
     if (slot == NULL || slot->active != 1 || slot->id != id || slot->offset != s->end_insert ||
         slot->stored_len < FRAME_EXTRA || slot->stored_len > s->begin_append - s->end_insert ||
         (slot->checksum != 0 && slot->checksum != slot_checksum(slot)))
         return IRREGULAR;
-    /* The reader has yet to come to it; or it read it last (or nothing: 0 says both) and has
+    /* The reader has not read it yet; or it read it last (or nothing: 0 means both) and has
      * others to read. */
     if (guarded && (id == next_id(s->last_id_read) ||
                     (id == s->last_id_read && id != p->published)))
@@ -320,7 +320,7 @@ static enum Outcome evict(Appender *a, Plan *p, bool guarded)
         s->append_mode = 1;
     }
     s->oldest_slot = next_slot(s, oldest);
-    a->window_start = oldest + 1; /* the next time around this slot is another message's */
+    a->window_start = oldest + 1; /* in the next round, this slot holds another message */
     if (p->freed++ == 0)
         p->first_freed = oldest;
     if (p->runs > 0 && p->runs <= MOST_RUNS && p->reused[p->runs - 1].end == slot->offset)
@@ -393,7 +393,7 @@ static enum Outcome place(Appender *a, Plan *p, Entry *e, bool blocking)
 static int write_slots(Appender *a, const Status *s, int32_t first, int32_t n, const Entry *entries)
 {
     Slot out[WINDOW_SLOTS];
-    const Slot free_slot = {.checksum = -4}; /* spec lrose 1.4 */
+    const Slot free_slot = {.checksum = -4}; /* docs/specs/lrose.md 1.4 */
     for (int32_t done = 0; done < n;) {
         int32_t at = (int32_t)(((int64_t)first + done) % s->nslots);
         int32_t run = n - done;
@@ -445,7 +445,7 @@ static int write_messages(Appender *a, Entry *entries, int n)
 
 static int seal_status(Appender *a, Status *s, int32_t now, Status *out)
 {
-    if (s->blocking_write) { /* a reader reports its progress without a lock: keep the newest */
+    if (s->blocking_write) { /* a reader reports its progress without a lock: keep the latest */
         if (read_stat(a, &s->last_id_read, 4, offsetof(Status, last_id_read)) != 1)
             return -1;
         swap_words(&s->last_id_read, 1);
@@ -463,7 +463,7 @@ static int publish(Appender *a, Status *s, int32_t now, int32_t first, int32_t n
 {
     Status out;
     if (in_memory(a) || s->nslots > SLOTS_IN_PAGE) {
-        /* Sealed first: nothing but the two stores lies between them. */
+        /* Checksum first: nothing but the two stores between. */
         return seal_status(a, s, now, &out) != 0 || write_slots(a, s, first, n, entries) != 0
                    ? -1
                    : write_stat(a, &out, STATUS_SIZE, 0);
@@ -484,9 +484,8 @@ static int publish(Appender *a, Status *s, int32_t now, int32_t first, int32_t n
     return write_stat(a, page, whole, 0);
 }
 
-/* Whether a chunk's bytes are where those of the messages are that are freed for it. If they are
- * not, nobody can read a torn message, and slots that are filled again at once need not be marked
- * free in between. */
+/* Whether a chunk overwrites the bytes of the messages that are freed for it. If not, no reader
+ * can see a torn message, and slots that are reused at once need not be marked free in between. */
 static bool reuses_bytes(const Appender *a, const Plan *p)
 {
     if (p->freed > p->placed || (p->freed > 0 && p->first_freed != p->first_placed) ||
@@ -502,7 +501,7 @@ static bool reuses_bytes(const Appender *a, const Plan *p)
     return false;
 }
 
-/* Free the slots of a plan. The status says so, too, unless no message is left then. */
+/* Free the slots of a plan, and update the status unless no message is left. */
 static int free_slots(Appender *a, Plan *p, int32_t now)
 {
     Status s = p->found;
@@ -510,7 +509,7 @@ static int free_slots(Appender *a, Plan *p, int32_t now)
     const Slot *oldest = p->freed >= p->live ? NULL : oldest_slot(a, p);
     if (oldest == NULL)
         return write_slots(a, &p->status, p->first_freed, p->freed, NULL);
-    if (oldest->offset < s.end_insert) { /* the gap has reached the tail on the way */
+    if (oldest->offset < s.end_insert) { /* the gap has reached the tail */
         s.begin_append = s.begin_insert;
         s.begin_insert = 0;
         s.append_mode = 1;
@@ -536,7 +535,7 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
                           p.status.buf_size > a->buf_mem.len)))
         return IRREGULAR;
     if (is_all_freed(&p.status))
-        p.status.oldest_slot = -1; /* there is none: the next message will be it */
+        p.status.oldest_slot = -1; /* none: the next message will be the oldest */
     p.found = p.status;
     p.published = p.status.youngest_id;
     p.published_slot = p.status.youngest_slot;
@@ -544,8 +543,8 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
         p.live = (p.status.youngest_slot - p.status.oldest_slot + p.status.nslots) %
                      p.status.nslots + 1;
 
-    /* A chunk takes the place of older messages before it can be read itself. So it is a small
-     * part of the queue: slow readers keep most of it, and so does everybody if we die here. */
+    /* A chunk replaces older messages before it is readable itself. So it is limited to a small
+     * part of the queue: slow readers, and all readers after a crash here, keep most of it. */
     enum Outcome outcome = WRITTEN;
     int64_t bytes = 0, most_bytes = p.status.buf_size / 4;
     int most = p.status.nslots / 4 > 1 ? p.status.nslots / 4 : 1;
@@ -554,7 +553,7 @@ static enum Outcome append_locked(Appender *a, int n, int32_t now, bool blocking
     for (int i = 0; i < most && (i == 0 || bytes < most_bytes); i++) {
         Plan before = p;
         outcome = place(a, &p, &a->entries[i], blocking);
-        if (outcome != WRITTEN) { /* this one waits; those before it are written */
+        if (outcome != WRITTEN) { /* this one waits; write those before it */
             p = before;
             break;
         }
@@ -664,7 +663,7 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
     return outcome < 0 ? NULL : PyLong_FromLong(outcome);
 }
 
-/* The short way for one plain message, a part of a buffer. */
+/* The fast path for one plain message, a part of a buffer. */
 static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Appender *a = (Appender *)self;
@@ -685,7 +684,7 @@ static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_s
         outcome = -1;
         PyErr_SetString(PyExc_IndexError, "the message is not in the buffer");
     } else if (end - begin <= INT32_MAX) {
-        e->payload = whole; /* and not a view of its own: `whole` is what is released */
+        e->payload = whole; /* not a view of its own: `whole` is released */
         e->payload.buf = (char *)whole.buf + begin;
         e->payload.len = end - begin;
         e->msg_len = (int32_t)(end - begin);
@@ -732,8 +731,8 @@ static PyMethodDef Appender_methods[] = {
      "append_one(buffer, begin, end, type, subtype, now, blocking) -> outcome"},
     {NULL, NULL, 0, NULL}};
 
-/* The outcome is a small number, which exists already. Were the others answered with it, a call that
- * has written could fail for want of memory, and nobody would count what it wrote. */
+/* The outcome is a small integer, which needs no allocation. If count and id were returned with it, a
+ * call that has written could fail without memory, and its messages would not be counted. */
 static PyMemberDef Appender_members[] = {
     {"count", T_INT, offsetof(Appender, count), READONLY, "messages that the last call wrote"},
     {"last_id", T_INT, offsetof(Appender, last_id), READONLY, "the id of the last of them"},

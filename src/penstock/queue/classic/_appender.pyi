@@ -4,9 +4,9 @@ from typing import TypeAlias
 WRITTEN: int
 #: Another writer holds the lock.
 BUSY: int
-#: The path means another queue by now, or none.
+#: The path names another queue, or none.
 GONE: int
-#: The queue's bytes do not add up: look closer, under the lock.
+#: The queue is inconsistent: check it under the lock.
 IRREGULAR: int
 #: The first message can never fit.
 TOO_LARGE: int

@@ -1,7 +1,7 @@
 /* How do columns become messages?
  *
- * In C because Python makes three tuples for each message where one is wanted, and because messages
- * hold nothing that could be in a cycle: the collector need not look at millions of them.
+ * In C because Python would create three tuples for each message instead of one, and because messages
+ * cannot be in a reference cycle: the garbage collector need not track millions of them.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,7 +11,7 @@ enum { SEQ, TIME, CREATED, TYPE, SUBTYPE, STREAM, ATTRIBUTES, PAYLOAD, FIELDS };
 static PyObject *make_messages(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    /* seqs, times, types, subtypes, payloads; a queue keeps one time of a message. */
+    /* seqs, times, types, subtypes, payloads; a queue stores one time of a message. */
     static const int column_of[FIELDS] = {1, 2, 2, 3, 4, 0, 0, 5};
     if (nargs != 6 || !PyType_Check(args[0]) ||
         !PyType_IsSubtype((PyTypeObject *)args[0], &PyTuple_Type))

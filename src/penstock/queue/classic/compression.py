@@ -1,7 +1,7 @@
-"""How does LROSE wrap a compressed message?
+"""How does LROSE frame a compressed message?
 
 The toolsa compression buffer of `ta_compress` and `ta_decompress`: a header that names the method
-and the lengths, then the coded data (spec lrose 1.13).
+and the lengths, then the coded data (docs/specs/lrose.md 1.13).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Header(NamedTuple):
 class _RleHeader(NamedTuple):
     magic: int
     key: int
-    nbytes_buffer: int  # with the header and up to 3 bytes of padding; LROSE does not look at it
+    nbytes_buffer: int  # with the header and up to 3 bytes of padding; LROSE ignores it
     nbytes_uncompressed: int
     nbytes_compressed: int  # without either
 
@@ -77,7 +77,7 @@ _COMPRESSED = {
     Method.ZLIB: 0xF5F5F5F5,
     Method.GZIP: 0xF7F7F7F7,
 }
-#: The data as they are: nobody asked for compression, or they did not shrink.
+#: Uncompressed: no compression was requested, or the data did not shrink.
 _STORED = {
     Method.NONE: 0x2F2F2F2F,
     Method.LZO: 0xF2F2F2F2,
@@ -85,7 +85,7 @@ _STORED = {
     Method.ZLIB: 0xF6F6F6F6,
     Method.GZIP: 0xF8F8F8F8,
 }
-#: By magic: the method, or None where the data are stored as they are.
+#: By magic: the method, or None for uncompressed data.
 _CODING: dict[int, Method | None] = {
     **{magic: method for method, magic in _COMPRESSED.items()},
     **dict.fromkeys(_STORED.values()),
@@ -109,7 +109,7 @@ _WBITS = {Method.ZLIB: zlib.MAX_WBITS, Method.GZIP: 16 + zlib.MAX_WBITS}
 def compress(data: _Bytes, method: Method) -> bytes:
     """Return the buffer that LROSE's `ta_compress` makes of `data`, byte for byte.
 
-    What is written is `method.written`; data that do not shrink are stored as they are.
+    The method is `method.written`; data that do not shrink are stored uncompressed.
 
     :raises MessageTooLarge: `data` need LROSE's 64-bit header, which no queue can hold.
     """
@@ -142,12 +142,12 @@ def _gzip_member(view: memoryview) -> bytes:
 
 
 def decompress(buffer: _Bytes, limit: int) -> bytes:
-    """Return the data in `buffer`, which any method of LROSE's, old or new, has written.
+    """Return the data in `buffer`, of any LROSE method, old or new.
 
-    Bytes after the coded data are ignored: LROSE's server hands out up to 7 of them (spec lrose
-    1.13, "Server pass-through").
+    Bytes after the coded data are ignored: LROSE's server hands out up to 7 of them
+    (docs/specs/lrose.md 1.13, "Server pass-through").
 
-    :raises Malformed: the buffer is not whole and right, or its data are longer than `limit`.
+    :raises Malformed: the buffer is incomplete or damaged, or its data are longer than `limit`.
     """
     view = memoryview(buffer).cast("B")
     (magic,) = _unpack(_MAGIC, view)
@@ -202,7 +202,7 @@ def _inflate(body: memoryview, method: Method, size: int) -> bytes:
             inflate = zlib.decompressobj(_WBITS[method])
             data = inflate.decompress(body, most)
             complete, trailing = inflate.eof, len(inflate.unused_data)
-    except (zlib.error, OSError) as error:  # bz2 says OSError
+    except (zlib.error, OSError) as error:  # bz2 raises OSError
         raise Malformed(_WHAT, "coded data", f"a {method.name} stream", str(error)) from error
     if len(data) > size:
         raise Malformed(_WHAT, "length of the decompressed data", size, "more")

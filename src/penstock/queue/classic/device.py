@@ -1,4 +1,4 @@
-"""Where do the bytes of a classic queue live: in two files, or in two segments of memory?"""
+"""Where are the bytes of a classic queue: in two files, or in two segments of memory?"""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ _FLOCK = struct.Struct("hhqqi4x")
 _LOCK: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _UNLOCK: Final = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
-#: Digits and sign of the largest shared-memory key, and some to spare.
+#: Most characters of a shared-memory key, with a reserve.
 _LONGEST_KEY = 20
 
-#: While another writer holds the lock, look again this often. It holds it for microseconds.
+#: Poll interval while another writer holds the lock, usually for microseconds.
 _FIRST_LOCK_PAUSE = 0.000_02
 _LONGEST_LOCK_PAUSE = 0.001
 
 
 def shared_memory_key(path: str) -> int | None:
-    """Return the System V key that a path stands for, or None for a file queue.
+    """Return the System V key in a path, or None for a file queue.
 
-    The file name contains `shmem` and its last `_` part starts with a number (spec lrose 1.2).
+    The file name contains `shmem` and its last `_` part starts with a number
+    (docs/specs/lrose.md 1.2).
 
-    :raises InvalidURL: that number is no key: 0 is nobody's, and the next one is needed too.
+    :raises InvalidURL: the number, or the next one, is no valid key.
     """
     name = Path(path).name
     number = re.match(r"\s*[+-]?\d+", name.rpartition("_")[2], re.ASCII)
@@ -74,12 +75,12 @@ def shared_memory_key(path: str) -> int | None:
 
 @contextlib.contextmanager
 def lock_held(fd: int, path: str, timeout: float) -> Iterator[None]:
-    """Hold the writers' lock of a queue, the same one as LROSE's (spec lrose 1.11).
+    """Hold the writers' lock of a queue, the same one as LROSE's (docs/specs/lrose.md 1.11).
 
-    An open-file-description lock conflicts with LROSE's, and is not dropped when the file is
+    An open-file-description lock conflicts with LROSE's, and is not released when the file is
     closed elsewhere in this process.
 
-    :raises LockTimeout: another writer held it all that time.
+    :raises LockTimeout: another writer held it for the whole timeout.
     """
     deadline = time.monotonic() + timeout
     pause = _FIRST_LOCK_PAUSE
@@ -135,18 +136,18 @@ class Device(ABC):
 
     @abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Return how many bytes `stat` and `buf` have."""
+        """Return the sizes of `stat` and `buf` in bytes."""
 
     @abstractmethod
     def clear(self, stat_size: int, buf_size: int) -> None:
-        """Make both parts empty and this large. The caller holds the lock."""
+        """Zero both parts, at these sizes. The caller holds the lock."""
 
     @abstractmethod
     def is_current(self) -> bool:
-        """Tell whether the path still means what is open here."""
+        """Tell whether the path still names this queue."""
 
     def watchable(self) -> int | None:
-        """Return the open file that every write goes to, if there is one."""
+        """Return a descriptor to watch for writes, or None."""
         return None
 
     @abstractmethod
@@ -155,13 +156,13 @@ class Device(ABC):
 
     @abstractmethod
     def report_last_id_read(self, id: int) -> None:
-        """Tell a blocking writer how far its reader is (spec lrose 1.9).
+        """Store the reader's position for a blocking writer (docs/specs/lrose.md 1.9).
 
         :raises OSError: this user may read the queue but not write to it.
         """
 
     def read_slots(self, first: int, count: int, nslots: int) -> bytes:
-        """Return a run of slots, around the end of the table if need be."""
+        """Return a run of slots, which may wrap around the end of the table."""
         straight = min(count, nslots - first)
         data = self.read_stat(slot_offset(first), SLOT_SIZE * straight)
         if count > straight:
@@ -200,7 +201,7 @@ class FileDevice(Device):
 
     @classmethod
     def open_or_make(cls, path: str) -> FileDevice:
-        """Open the files of a queue for writing, and make them (empty) where they are missing."""
+        """Open the files of a queue for writing; create missing ones, empty."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return cls._open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
@@ -213,7 +214,7 @@ class FileDevice(Device):
                     fd = os.open(path + part, flags, 0o666)
                 except FileNotFoundError:
                     if flags & os.O_CREAT:
-                        raise  # a file system that makes no files, such as /proc
+                        raise  # a file system without file creation, such as /proc
                     raise NotFound(
                         f"there is no queue at {path} ({Path(path).name}{part} is missing)",
                         hint=f"create one: penstock create 'fmq:{path}?layout=classic'",
@@ -252,7 +253,7 @@ class FileDevice(Device):
         os.ftruncate(self._stat_fd, stat_size)
 
     def is_current(self) -> bool:
-        # LROSE makes one of them anew if that one is missing, and the other in place.
+        # If one file is missing, LROSE recreates it, and reuses the other in place.
         try:
             return all(
                 os.path.samestat(os.stat(self.path + part), os.fstat(fd))  # noqa: PTH116 - often
@@ -269,7 +270,7 @@ class FileDevice(Device):
 
     def report_last_id_read(self, id: int) -> None:
         if self._report_fd is None:
-            # Through /proc, so that it is this very file even if the path means another by now.
+            # Through /proc: the open file, even if the path names another one.
             own = f"/proc/self/fd/{self._stat_fd}"
             self._report_fd = os.open(own, os.O_WRONLY | os.O_CLOEXEC)
         os.pwrite(self._report_fd, _LAST_ID_READ.pack(id), LAST_ID_READ_OFFSET)
@@ -314,7 +315,7 @@ class SharedMemoryDevice(Device):
     def make(
         cls, path: str, key: int, stat_size: int, buf_size: int, *, replace: bool
     ) -> SharedMemoryDevice:
-        """Make the segments, or take up those of a queue that is there. Hold the lock.
+        """Create the segments, or attach existing ones. The caller holds the lock.
 
         :raises AlreadyExists: a key belongs to something else, and `replace` is not set.
         """
@@ -358,7 +359,7 @@ class SharedMemoryDevice(Device):
         return len(self._stat.memory), len(self._buf.memory)
 
     def clear(self, stat_size: int, buf_size: int) -> None:
-        # The status first, so that nobody follows it into the buffer.
+        # The status first, so that no reader follows it into the buffer.
         self._stat.memory[:stat_size] = bytes(stat_size)
         self._buf.memory[:buf_size] = bytes(buf_size)
 
@@ -391,7 +392,7 @@ class SharedMemoryDevice(Device):
 
 
 def keys_are_taken(path: str, key: int) -> AlreadyExists:
-    """Say that something else is where a shared-memory queue should be."""
+    """Return the error for keys that belong to something else."""
     return AlreadyExists(
         f"{path} needs the shared memory keys {key} and {key + 1}, and something that is not this "
         "queue has one of them",
@@ -400,7 +401,7 @@ def keys_are_taken(path: str, key: int) -> AlreadyExists:
 
 
 def open_lock_file(path: str) -> int:
-    """Open the file that the writers of a shared-memory queue lock; make it if it is missing."""
+    """Open the lock file of a shared-memory queue; create it if missing."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     return os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 

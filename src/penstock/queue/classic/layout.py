@@ -1,4 +1,4 @@
-"""What are the bytes of a classic (LROSE) queue? Spec lrose 1.2 to 1.7."""
+"""What are the bytes of a classic (LROSE) queue? (docs/specs/lrose.md 1.2 to 1.7)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 STATUS_MAGIC: Final = 88008801
 MESSAGE_MAGIC: Final = 88008802
-#: How the buffer begins, before the first message is there.
+#: Content of a new buffer's start, before the first message.
 BUFFER_COOKIE: Final = struct.pack(">i", MESSAGE_MAGIC)
 
 STATUS_SIZE: Final = 56
@@ -47,7 +47,7 @@ LAST_ID_READ_OFFSET: Final = 48
 FRAME_HEAD: Final = 8
 FRAME_EXTRA: Final = 12
 
-#: Ids run from 0 to one less, and then start again.
+#: Ids count from 0 to ID_COUNT - 1, and then wrap around.
 ID_COUNT: Final = 1_000_000_000
 
 #: Everything is a signed 32-bit number.
@@ -60,7 +60,7 @@ _WORD = 0xFFFFFFFF
 
 
 def _signed(word: int) -> int:
-    """Cut a sum to 32 bits and read it as a signed number."""
+    """Truncate a sum to a signed 32-bit number."""
     word &= _WORD
     return word - (1 << 32) if word >> 31 else word
 
@@ -99,11 +99,12 @@ class Status(NamedTuple):
         return _STATUS.pack(*self)
 
     def sealed(self) -> Status:
-        """Return the same status with the checksum that belongs to it."""
+        """Return the status with its checksum computed."""
         return self._replace(checksum=self.computed_checksum())
 
     def computed_checksum(self) -> int:
-        # last_id_read is left out on purpose: a reader patches it in place (spec lrose 1.5).
+        # last_id_read is left out on purpose: a reader patches it in place
+        # (docs/specs/lrose.md 1.5).
         return _signed(
             self.magic_cookie
             + ~self.youngest_id
@@ -121,13 +122,13 @@ class Status(NamedTuple):
 
     @property
     def is_all_freed(self) -> bool:
-        """True when there were messages and every one was freed: the next one is the oldest."""
+        """True if all messages were freed: the next one will be the oldest."""
         following = 0 if self.youngest_slot >= self.nslots - 1 else self.youngest_slot + 1
         return self.youngest_id >= 0 and self.begin_append == 0 and self.oldest_slot == following
 
     @property
     def checksum_holds(self) -> bool:
-        """True for a right checksum, and for 0: a writer of old that made none."""
+        """True if the checksum is correct, or 0: old writers computed none."""
         return self.checksum in (0, self.computed_checksum())
 
 
@@ -166,7 +167,7 @@ class Slot(NamedTuple):
         )
 
 
-#: A free slot is zeros with the checksum of zeros, never a checksum of 0 (spec lrose 1.4).
+#: A free slot is zeros with the checksum of zeros, never a checksum of 0 (docs/specs/lrose.md 1.4).
 FREE_SLOT: Final = _SLOT.pack(*[0] * 9, -4)
 
 #: Many slots at once: a table of n rows and the ten columns of `Slot`.
@@ -174,12 +175,12 @@ Slots: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def decode_slots(data: bytes) -> Slots:
-    """Decode a run of slots into a table, one row a slot."""
+    """Decode a run of slots into a table, one row per slot."""
     return np.frombuffer(data, dtype=">i4").reshape(-1, len(Slot._fields)).astype(np.int64)
 
 
 def slot_checksums_hold(slots: Slots) -> npt.NDArray[np.bool_]:
-    """Return for each slot whether its checksum is right, or 0 (a writer that made none)."""
+    """Return for each slot whether its checksum is correct, or 0 (old writers)."""
     # +1 for each of the four fields that go in inverted: ~x == -x - 1.
     computed = slots[:, (0, 2, 4, 5, 7)].sum(axis=1) - slots[:, (1, 3, 6, 8)].sum(axis=1) - 4
     stored = slots[:, 9]
@@ -188,17 +189,17 @@ def slot_checksums_hold(slots: Slots) -> npt.NDArray[np.bool_]:
 
 
 def slot_offset(slot: int) -> int:
-    """Return where a slot begins in `.stat`."""
+    """Return the offset of a slot in `.stat`."""
     return STATUS_SIZE + SLOT_SIZE * slot
 
 
 def stat_size(nslots: int) -> int:
-    """Return the size of `.stat` for so many slots."""
+    """Return the size of `.stat` for `nslots` slots."""
     return STATUS_SIZE + SLOT_SIZE * nslots
 
 
 def id_distance(a: int, b: int) -> int:
-    """Return how many ids lie from `b` to `a` the short way round; negative if `a` is behind."""
+    """Return the shortest distance from id `b` to `a` around the ids; negative if `a` is behind."""
     distance = (a - b) % ID_COUNT
     return distance - ID_COUNT if distance > ID_COUNT // 2 else distance
 

@@ -24,7 +24,7 @@ __all__ = ["decompress"]
 
 _WHAT = "LZO1X data"
 
-# The smallest code of each kind of copy; what is below _FAR depends on the literals before it.
+# The smallest code of each kind of copy; codes below _FAR depend on the literals before.
 _FAR = 0b0001_0000
 _MIDDLE = 0b0010_0000
 _NEAR = 0b0100_0000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.core.batch import Batch, batch_from_messages
 from penstock.core.capabilities import Replayable
@@ -13,40 +13,57 @@ from penstock.core.errors import Closed, DamagedQueue, NotFound, PositionError
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, ReaderStatistics
-from penstock.queue.classic.copying import Run, copy_run, explain_fault
-from penstock.queue.classic.layout import ID_COUNT, STATUS_SIZE, unwrap
-from penstock.queue.classic.opening import open_to_read
+from penstock.core.statistics import LoggedLosses, Loss, ReaderStatistics
+from penstock.queue.classic.creation import open_to_read
+from penstock.queue.classic.layout import (
+    ID_COUNT,
+    SLOT_SIZE,
+    STATUS_SIZE,
+    Slot,
+    Status,
+    decode_slots,
+    id_distance,
+    slot_checksums_hold,
+    unwrap,
+)
 from penstock.queue.classic.options import CANNOT_CARRY
-from penstock.queue.classic.places import first_seq_at, oldest_seq, seq_of_id
-from penstock.queue.classic.progress import Progress
-from penstock.queue.classic.recreation import LastSlot, is_another_queue
-from penstock.queue.classic.slots import youngest_seq
-from penstock.queue.classic.status import PATIENCE, NotYetMade, check_sizes, read_status
+from penstock.queue.classic.runs import Run, copy_run, explain_fault
+from penstock.queue.classic.slots import (
+    PATIENCE,
+    NotYetMade,
+    check_sizes,
+    live_slots,
+    live_span,
+    live_table,
+    read_status,
+    slot_is_passed_on,
+    youngest_seq,
+)
 from penstock.queue.classic.watch import Sleeper
-from penstock.queue.losses import LoggedLosses
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
-    from penstock.queue.classic.layout import Status
+    from penstock.queue.classic.device import Device
     from penstock.queue.classic.options import ClassicOptions
 
 __all__ = ["ClassicReader"]
 
 log = logging.getLogger(__name__)
 
-#: Messages copied ahead of a caller that asks for one at a time.
+# --- the reader ---------------------------------------------------------------------------------
+
+#: Messages copied ahead for a caller that reads one at a time.
 _READ_AHEAD = 256
-#: Messages copied at a time at most.
+#: Most messages copied at a time.
 _LARGEST_RUN = 4096
-#: While nothing comes, look this often (seconds) whether the path means another queue by now.
+#: How often (seconds) an idle reader checks whether the path names another queue.
 _LOOK_AT_PATH = 0.25
 
 
 class ClassicReader(Replayable, Reader):
-    """Reads an LROSE queue while others, LROSE's programs among them, write to it."""
+    """Reads an LROSE queue while other programs, also LROSE's, write to it."""
 
     cannot_carry = CANNOT_CARRY
 
@@ -62,9 +79,9 @@ class ClassicReader(Replayable, Reader):
         self._restarts = 0
         self._losses = LoggedLosses(url, log)
         self._ready: deque[Message] = deque()
-        #: With a filter: of the run that `_ready` is from, what is in the books, and its end.
+        #: With a filter: the number up to which messages are counted, and the copied run's end.
         self._booked_to = self._copied_to = 0
-        self._progress = Progress(url)
+        self._progress = _Progress(url)
         self._sleeper = Sleeper()
         self._looked_at_path = time.monotonic()
         try:
@@ -76,21 +93,21 @@ class ClassicReader(Replayable, Reader):
             self.close()
             raise
 
-    # --- where it stands --------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------
 
     def _meet(self, status: Status) -> None:
-        """Take a queue as new: number its messages from its own ids."""
+        """Start with a queue: derive sequence numbers from its ids."""
         self._status = status
         self._youngest = youngest_seq(status)
         self._next = 0
-        self._last_slot: LastSlot | None = None
+        self._last_slot: _LastSlot | None = None
         self._idle_status = b""
         self._progress.forget()
 
     def _refresh(self) -> Status:
-        """Read the status, and notice a queue that was created anew meanwhile."""
+        """Read the status; restart if the queue was recreated."""
         status = read_status(self._device)
-        if is_another_queue(self._device, status, self._status, self._youngest, self._last_slot):
+        if _is_another_queue(self._device, status, self._status, self._youngest, self._last_slot):
             self._restart(status)
         else:
             self._status = status
@@ -110,19 +127,19 @@ class ClassicReader(Replayable, Reader):
         self._next = next_seq
 
     def _slot_of(self, seq: int) -> int:
-        """Ids and slots advance together, one a message (spec lrose 1.7)."""
+        """Return a message's slot: ids and slots advance together (docs/specs/lrose.md 1.7)."""
         return (self._status.youngest_slot - (self._youngest - seq)) % self._status.nslots
 
     def _oldest(self, status: Status) -> int:
-        """Return the oldest message there; the one to come if there is none."""
-        return oldest_seq(self._device, status, self._youngest)
+        """Return the number of the oldest message, or of the next one if the queue is empty."""
+        return _oldest_seq(self._device, status, self._youngest)
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         place = Position.of(position)
         with storage_errors("reading", self._path):
             if not self._device.is_current():
-                here, self._next = self._next, self._youngest + 1  # who seeks leaves the unread
+                here, self._next = self._next, self._youngest + 1  # a seek skips unread messages
                 if not self._go_over():
                     self._next = here
             status = self._refresh()
@@ -134,7 +151,7 @@ class ClassicReader(Replayable, Reader):
                 case "last":
                     target = max(self._youngest, 0)
                 case "time":
-                    target = first_seq_at(
+                    target = _first_seq_at(
                         self._device, status, self._youngest, place.value // 1_000_000_000
                     )
                 case _:
@@ -150,12 +167,15 @@ class ClassicReader(Replayable, Reader):
         self._last_slot = None
 
     def _renumbered(self, seq: int) -> int:
-        """Find a number given by an earlier reader, which may have counted more rounds of ids."""
+        """Adopt a number of an earlier reader, which may have counted more wraps of the ids.
+
+        :raises PositionError: it is beyond the end.
+        """
         if seq <= self._youngest + 1:
             return seq
         rounds = -(-(seq - 1 - self._youngest) // ID_COUNT)
         youngest = self._youngest + rounds * ID_COUNT
-        if youngest - seq > ID_COUNT // 2:  # rather a number that is not there yet
+        if youngest - seq > ID_COUNT // 2:  # more likely a number beyond the end
             raise PositionError(
                 f"{self.url} has no message {seq} yet: the youngest is {self._youngest}",
                 hint="use end to wait for the next message",
@@ -164,19 +184,19 @@ class ClassicReader(Replayable, Reader):
         return seq
 
     def seek_back(self, messages: int = 1) -> None:
-        """Step back, so that the last message(s) are read again; not past the oldest."""
+        """Move back by `messages`, to read them again; not past the oldest."""
         self._check_open()
         oldest = self._oldest(self._refresh())
         self._stand_at(max(self._position() - messages, min(oldest, self._position())))
 
     def seek_after_id(self, id: int) -> None:
-        """Stand behind the message with this LROSE id.
+        """Move to the message after the one with this LROSE id.
 
-        :raises PositionError: it is not in the queue.
+        :raises PositionError: the queue has no message with this id.
         """
         self._check_open()
         status = self._refresh()
-        seq = seq_of_id(self._device, status, self._youngest, id)
+        seq = _seq_of_id(self._device, status, self._youngest, id)
         if seq is None:
             raise PositionError(f"{self.url} holds no message with id {id}")
         self._stand_at(seq + 1)
@@ -195,7 +215,7 @@ class ClassicReader(Replayable, Reader):
             if not self._ready:
                 self._follow_path()
             oldest = self._oldest(self._refresh())
-        # The format has no epoch; a queue that is created anew is told by its numbers.
+        # The format has no epoch; its numbers reveal a recreated queue.
         return Bounds(0, oldest, self._youngest + 1)
 
     # --- reading ----------------------------------------------------------------------------
@@ -212,7 +232,7 @@ class ClassicReader(Replayable, Reader):
         if messages:
             self._delivered(len(messages), sum([len(m.payload) for m in messages]))
         elif self._status.blocking_write:
-            self._report()  # past what was filtered or lost
+            self._report()  # also past filtered or lost messages
         return messages
 
     def read(self, timeout: float | None = None) -> Message | None:
@@ -239,7 +259,7 @@ class ClassicReader(Replayable, Reader):
         self._messages += count
         self._bytes += size
         if self._options.type is not None:
-            # Those of other types up to the next one of ours.
+            # Messages of other types up to the next wanted one.
             reached = self._ready[0].seq if self._ready else self._copied_to
             self._filtered += reached - self._booked_to - count
             self._booked_to = reached
@@ -247,13 +267,13 @@ class ClassicReader(Replayable, Reader):
             self._report()
 
     def _report(self, seq: int | None = None) -> None:
-        """Let the writer go on behind this message, or else behind all that was delivered."""
+        """Report to a blocking writer that messages up to `seq`, or all delivered, are read."""
         if self._options.trace:
             reached = self._position() - 1 if seq is None else seq
             self._progress.report(self._device, self._status, reached)
 
     def _fetch(self, limit: int) -> list[Message]:
-        """Return messages that pass the filter, up to what is there now."""
+        """Return up to `limit` available messages that pass the filter."""
         wanted = self._options.type
         stop_after: int | None = None
         while True:
@@ -278,7 +298,7 @@ class ClassicReader(Replayable, Reader):
                 return []
 
     def _fetch_run(self, limit: int) -> Run | None:
-        """Copy the messages from here on; count those that are gone. None: nothing new."""
+        """Copy the next run of messages; count overwritten ones as lost. None: no new message."""
         with storage_errors("reading", self._path):
             if self._is_idle():
                 return None
@@ -286,7 +306,7 @@ class ClassicReader(Replayable, Reader):
             while True:
                 try:
                     status = self._refresh()
-                except NotYetMade:  # somebody creates it anew
+                except NotYetMade:  # it is being recreated
                     return None
                 if self._next > self._youngest:
                     self._rest()
@@ -316,7 +336,7 @@ class ClassicReader(Replayable, Reader):
         self._last_slot = (self._next + len(run.starts) - 1, run.slots[-1].astype(">i4").tobytes())
 
     def _skip_or_raise(self) -> None:
-        """Deal with a message that is there and stays unreadable."""
+        """Skip a message that stays unreadable, or raise."""
         status = self._refresh()
         if self._next > self._youngest:
             return
@@ -326,9 +346,9 @@ class ClassicReader(Replayable, Reader):
         if fault is None:
             return
         if self._oldest(self._refresh()) > self._next or self._restarts != restarts:
-            return  # a writer was at work on it
+            return  # a writer was changing it
         if not self._device.is_current() and self._go_over():
-            return  # it was removed, or only its buffer was
+            return  # the queue, or only its buffer, was removed
         if self._options.damaged == "fail":
             raise fault
         log.warning("%s: %s", self.url, fault)
@@ -347,7 +367,7 @@ class ClassicReader(Replayable, Reader):
             self._sleeper.stop_watching()
 
     def _is_idle(self) -> bool:
-        """Tell cheaply that nothing happened since the last look."""
+        """Tell whether the status is unchanged since the last read; cheap."""
         if not self._idle_status:
             return False
         if self._device.read_stat(0, STATUS_SIZE) != self._idle_status:
@@ -359,7 +379,7 @@ class ClassicReader(Replayable, Reader):
         return bool(self._idle_status)
 
     def _rest(self) -> None:
-        """Everything is read: remember how the status looks."""
+        """Remember the status, now that everything is read."""
         status = self._status
         if status.blocking_write and self._options.trace:
             self._progress.insist(self._device, status)
@@ -370,15 +390,15 @@ class ClassicReader(Replayable, Reader):
         return True
 
     def _follow_path(self) -> None:
-        """Go over to the queue that the path means, if it is another one by now.
+        """Switch to the queue that the path names, if it is another one.
 
-        What is left in the one that was removed is read first.
+        Unread messages of the removed queue are read first.
         """
         if not self._device.is_current() and not self._has_more():
             self._go_over()
 
     def _go_over(self) -> bool:
-        """Open the queue that the path means; what is unread of the other one is lost."""
+        """Switch to the queue that the path names; unread messages of the old one are lost."""
         try:
             fresh, status = open_to_read(self._path, 0)
         except NotFound:
@@ -390,7 +410,7 @@ class ClassicReader(Replayable, Reader):
         return True
 
     def _has_more(self) -> bool:
-        """Tell whether there is something to read in the queue that is open."""
+        """Tell whether the open queue has unread messages."""
         try:
             self._refresh()
         except (DamagedQueue, OSError):
@@ -400,14 +420,15 @@ class ClassicReader(Replayable, Reader):
         self._idle_status = b""
         return True
 
-    # --- the rest ---------------------------------------------------------------------------
+    # --- counters and closing ---------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
-        # With a filter, those that `_ready` skips are not looked at yet either.
+        # With a filter, messages between those of `_ready` are not counted yet, either.
         filtering = self._options.type is not None
         held = 0
         if self._ready:
             held = self._copied_to - self._ready[0].seq if filtering else len(self._ready)
+        self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -424,13 +445,135 @@ class ClassicReader(Replayable, Reader):
             raise Closed(f"{self.url} was closed")
 
     def __del__(self) -> None:
-        # Who forgets to close should not run out of files.
+        # An unclosed reader should not leak descriptors.
         if not getattr(self, "_closed", True):
             self.close()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._losses.tell(at_once=True)
             self._ready.clear()
             self._sleeper.close()
             self._device.close()
+
+
+# --- positions ----------------------------------------------------------------------------------
+
+#: Columns of the slot table.
+_ID: Final = Slot._fields.index("id")
+_TIME: Final = Slot._fields.index("time")
+
+
+def _oldest_seq(device: Device, status: Status, youngest: int) -> int:
+    """Return the number of the oldest message, or of the next one if the queue is empty.
+
+    Slots that a writer, alive or dead, has freed or reused without updating the status are skipped.
+    A damaged slot is not: the caller must report it.
+    """
+    oldest = youngest - live_span(status) + 1
+    for age, (_, slot) in enumerate(live_slots(device, status)):
+        if not slot_is_passed_on(slot, (oldest + age) % ID_COUNT, status.nslots):
+            return oldest + age
+    return youngest + 1
+
+
+def _first_seq_at(device: Device, status: Status, youngest: int, second: int) -> int:
+    """Return the first message at `second` or later, or the number of the next one."""
+    # Slots store whole seconds: start with the first message of that second. Times need not
+    # be in order: a writer may set them.
+    slots, is_theirs = live_table(device, status)
+    late_enough = is_theirs & (slots[:, _TIME] >= second)
+    if not late_enough.any():
+        return youngest + 1
+    return youngest - live_span(status) + 1 + int(late_enough.argmax())
+
+
+def _seq_of_id(device: Device, status: Status, youngest: int, id: int) -> int | None:
+    """Return the number of the message with this LROSE id, or None."""
+    slots, is_theirs = live_table(device, status)
+    matches = is_theirs & (slots[:, _ID] == id)
+    if not matches.any():
+        return None
+    return youngest - live_span(status) + 1 + int(matches.argmax())
+
+
+# --- recreation ---------------------------------------------------------------------------------
+
+#: The number of a message that was read, and the bytes of its slot.
+_LastSlot: TypeAlias = tuple[int, bytes]
+
+
+def _is_another_queue(
+    device: Device, status: Status, known: Status, youngest: int, last_slot: _LastSlot | None
+) -> bool:
+    """Tell whether a status belongs to another queue than the known one.
+
+    `youngest` is the youngest message of the known queue. If sizes and ids are inconclusive,
+    compare the slot of the message that was read last: another message may have the same id.
+    """
+    if (status.nslots, status.buf_size) != (known.nslots, known.buf_size):
+        return True
+    if youngest >= 0 and (status.youngest_id < 0 or id_distance(status.youngest_id, youngest) < 0):
+        return True
+    if last_slot is None:
+        return False
+    seq, seen = last_slot
+    age = id_distance(status.youngest_id, seq % ID_COUNT)
+    if not 0 <= age < live_span(status):
+        return False
+    now = device.read_slots((status.youngest_slot - age) % status.nslots, 1, status.nslots)
+    if len(now) != SLOT_SIZE or now[:8] != seen[:8] or now == seen:
+        return False
+    # A valid checksum: not merely a slot that a writer is changing.
+    return bool(slot_checksums_hold(decode_slots(now)))
+
+
+# --- progress (docs/specs/lrose.md 1.9, 1.10) ---------------------------------------------------
+
+
+#: Reports remembered, to detect that a writer restored an older one.
+_REMEMBERED = 8
+
+
+class _Progress:
+    """Stores the id of the last message read in the status of the queue."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._reports: deque[int] = deque(maxlen=_REMEMBERED)
+        self._may_report = True
+
+    def forget(self) -> None:
+        """Reset, for another queue."""
+        self._reports.clear()
+
+    def report(self, device: Device, status: Status, seq: int) -> None:
+        """Report that all messages up to `seq` were read, unless that was reported last."""
+        id = seq % ID_COUNT
+        if seq >= 0 and not (self._reports and self._reports[-1] == id):
+            self._write(device, status, id)
+
+    def insist(self, device: Device, status: Status) -> None:
+        """Report again if a concurrent status write of a writer restored an older report."""
+        reports = list(self._reports)
+        if reports and status.last_id_read in reports[:-1]:
+            self._write(device, status, reports[-1])
+
+    def _write(self, device: Device, status: Status, id: int) -> None:
+        if not self._may_report:
+            return
+        if not self._reports:
+            self._reports.append(status.last_id_read)  # which a writer may restore
+        try:
+            device.report_last_id_read(id)
+        except OSError as error:
+            self._may_report = False
+            log.warning(
+                "%s: its writer waits for a reader, and this one may not tell it: %s",
+                self._url,
+                error.strerror,
+            )
+            return
+        if self._reports[-1] != id:
+            self._reports.append(id)

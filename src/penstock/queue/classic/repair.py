@@ -1,4 +1,4 @@
-"""Is a queue whole, and what can be kept of one that is not?"""
+"""Is a classic queue intact, and how is a damaged one repaired?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.errors import DamagedQueue
-from penstock.queue.classic.copying import explain_fault
 from penstock.queue.classic.creation import initialise
 from penstock.queue.classic.layout import (
     FRAME_EXTRA,
@@ -23,9 +22,14 @@ from penstock.queue.classic.layout import (
     slot_offset,
     stat_size,
 )
-from penstock.queue.classic.recovery import finished_status
-from penstock.queue.classic.slots import live_slots
-from penstock.queue.classic.status import check_sizes, read_status, status_fault
+from penstock.queue.classic.runs import explain_fault
+from penstock.queue.classic.slots import (
+    check_sizes,
+    finished_status,
+    live_slots,
+    read_status,
+    status_fault,
+)
 
 if TYPE_CHECKING:
     from penstock.queue.classic.device import Device
@@ -34,15 +38,15 @@ __all__ = ["Repair", "check_queue", "repair_queue"]
 
 
 def check_queue(device: Device) -> int:
-    """Check everything about a queue, and return how many messages it holds.
+    """Check status, slots and messages of a queue, and return the count of messages.
 
     The caller holds the lock.
 
-    :raises DamagedQueue: names the first thing that is wrong.
+    :raises DamagedQueue: names the first fault.
     """
     status = read_status(device)
     check_sizes(device, status)
-    status = finished_status(device, status)  # as the next writer will, after one that died
+    status = finished_status(device, status)  # as the next writer will complete it
     count = 0
     for index, slot in live_slots(device, status):
         fault = explain_fault(device, status, index, slot.id)
@@ -53,30 +57,30 @@ def check_queue(device: Device) -> int:
 
 
 class Repair(NamedTuple):
-    """What a repair did."""
+    """Result of a repair."""
 
-    #: Messages that could be read and were kept.
+    #: Readable messages, which were kept.
     kept: int
-    #: Messages that the slot table knew and that could not be read.
+    #: Unreadable messages of the slot table, which were dropped.
     dropped: int
-    #: The two files that hold the queue as it was found.
+    #: The two backup files of the damaged queue.
     backup: tuple[Path, Path]
 
 
 class _Kept(NamedTuple):
     slot: Slot
-    #: Its payload as it was stored, compressed or not, and the padding.
+    #: The stored payload, compressed or not, with its padding.
     body: bytes
 
 
 def repair_queue(device: Device, now: int) -> Repair:
-    """Keep every message that can be read, in order, and make the queue whole.
+    """Rewrite a queue with its readable messages, in order.
 
-    The youngest keeps its id; where some in between are lost, the older ones move up, so that a
-    reader sees some of them twice rather than not at all. The queue as it was is kept in two
-    files beside it. The caller holds the lock.
+    The youngest keeps its id; where messages between are lost, older ones get higher ids, so that a
+    reader sees some twice rather than misses any. The damaged queue is copied to two files beside
+    it. The caller holds the lock.
 
-    :raises DamagedQueue: not even its shape can be told; nothing was changed.
+    :raises DamagedQueue: even its sizes are unknown; nothing was changed.
     """
     status = _surviving_status(device)
     kept: list[_Kept] = []
@@ -92,7 +96,7 @@ def repair_queue(device: Device, now: int) -> Repair:
             dropped += 1
     if kept:
         youngest = status.youngest_id if status.youngest_id >= 0 else _youngest_id(kept)
-        # A slot behind the youngest was never published: its writer died before the status.
+        # A slot after the youngest was never published: its writer died before the status.
         kept = [k for k in kept if id_distance(k.slot.id, youngest) <= 0]
         kept.sort(key=lambda k: id_distance(k.slot.id, youngest))
     backup = _back_up(device)
@@ -101,7 +105,7 @@ def repair_queue(device: Device, now: int) -> Repair:
 
 
 def _surviving_status(device: Device) -> Status:
-    """Return the status if it is right, else an empty one made from the sizes of the parts."""
+    """Return the status if it is valid, else an empty one by the sizes of the parts."""
     data = device.read_stat(0, STATUS_SIZE)
     fault = status_fault(device.path, data)
     table, buffer = device.sizes()
@@ -119,7 +123,7 @@ def _surviving_status(device: Device) -> Status:
 
 
 def _youngest_id(kept: list[_Kept]) -> int:
-    """Return the id that no other is ahead of."""
+    """Return the latest of the ids, which wrap around."""
     newest = kept[0].slot.id
     for k in kept:
         if id_distance(k.slot.id, newest) > 0:
@@ -129,7 +133,7 @@ def _youngest_id(kept: list[_Kept]) -> int:
 
 def _back_up(device: Device) -> tuple[Path, Path]:
     table, buffer = device.sizes()
-    for number in itertools.count(1):  # never over an earlier one
+    for number in itertools.count(1):  # never overwrite a backup
         stat = Path(f"{device.path}.stat.damaged-{number}")
         buf = Path(f"{device.path}.buf.damaged-{number}")
         if not stat.exists() and not buf.exists():
@@ -140,7 +144,7 @@ def _back_up(device: Device) -> tuple[Path, Path]:
 
 
 def _rewrite(device: Device, status: Status, kept: list[_Kept], now: int) -> None:
-    """Lay the messages from the start of an empty queue, the status last."""
+    """Write the messages to an empty queue from its start, the status last."""
     whole = Status.of_empty_queue(status.nslots, status.buf_size, now)
     initialise(device, whole)
     if not kept:

@@ -1,4 +1,4 @@
-"""How is System V shared memory reached from Python?"""
+"""How does Python access System V shared memory?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IPC_CREAT: Final = 0o1000
 _IPC_EXCL: Final = 0o2000
 _IPC_RMID: Final = 0
 _SHM_RDONLY: Final = 0o10000
-_EVERYBODY: Final = 0o666  # spec lrose 1.2
+_EVERYBODY: Final = 0o666  # docs/specs/lrose.md 1.2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
@@ -44,7 +44,7 @@ class Segment:
     _address: int
 
     def detach(self) -> None:
-        """Unmap it. Views of the memory must be gone by then."""
+        """Unmap the segment. All views of its memory must be released before."""
         self.memory.release()
         _libc.shmdt(self._address)
 
@@ -59,7 +59,7 @@ def _check(result: int, doing: str) -> int:
 def find(key: int) -> int | None:
     """Return the id of the segment with this key, or None.
 
-    :raises OSError: there is one, and this user may not see it.
+    :raises OSError: no permission for the segment.
     """
     try:
         return _check(_libc.shmget(key, 0, 0), f"shmget(key {key})")
@@ -68,7 +68,7 @@ def find(key: int) -> int | None:
 
 
 def size_of(id: int) -> int:
-    """Return the size of a segment in bytes, which is at least what its creator asked for."""
+    """Return the size of a segment in bytes, at least the requested size."""
     status = _ShmidDs()
     ipc_stat = 2
     _check(_libc.shmctl(id, ipc_stat, ctypes.byref(status)), "shmctl(IPC_STAT)")
@@ -76,9 +76,9 @@ def size_of(id: int) -> int:
 
 
 def create(key: int, size: int) -> int:
-    """Return a segment with this key and at least this size; make a smaller one anew.
+    """Return a segment with this key and at least this size; replace a smaller one.
 
-    :raises OSError: no memory, no permission, or the size is refused by the system.
+    :raises OSError: no memory, no permission, or the system refuses the size.
     """
     existing = find(key)
     if existing is not None:
@@ -89,7 +89,7 @@ def create(key: int, size: int) -> int:
 
 
 def remove(id: int) -> None:
-    """Remove a segment; it lives on in the processes that have it attached."""
+    """Remove a segment; processes that have it attached keep it."""
     try:
         _check(_libc.shmctl(id, _IPC_RMID, None), "shmctl(IPC_RMID)")
     except OSError as error:
@@ -100,7 +100,7 @@ def remove(id: int) -> None:
 def attach(id: int, *, writable: bool) -> Segment:
     """Map a segment into this process.
 
-    :raises OSError: it is gone, or this user may not.
+    :raises OSError: the segment is gone, or no permission.
     """
     address = _libc.shmat(id, None, 0 if writable else _SHM_RDONLY)
     if address is None or address == _ATTACH_FAILED:

@@ -1,46 +1,39 @@
-"""How are messages written to a classic queue, beside other writers?"""
+"""How are messages written to a classic queue, concurrently with other writers?"""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.core.batch import messages_from_batch
-from penstock.core.books import BookedWriter
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import (
     DamagedQueue,
     InvalidOption,
     MessageTooLarge,
     PenstockError,
+    WriteTimeout,
 )
-from penstock.queue.classic._appender import (
-    BUSY,
-    FORKED,
-    GONE,
-    IRREGULAR,
-    TOO_LARGE,
-    WAIT,
-    WRITTEN,
-)
-from penstock.queue.classic.blocking import (
-    ReaderWait,
-    warn_if_buffer_wraps_first,
-    warn_if_reader_is_unknown,
-)
+from penstock.core.interfaces import BookedWriter
+from penstock.queue.classic._appender import BUSY, FORKED, GONE, IRREGULAR, TOO_LARGE, WAIT, WRITTEN
 from penstock.queue.classic.compression import compress
-from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, unwrap
-from penstock.queue.classic.opening import open_to_write
+from penstock.queue.classic.creation import open_to_write
+from penstock.queue.classic.layout import FRAME_EXTRA, MAX_BUFFER, Status, id_distance, unwrap
 from penstock.queue.classic.options import CANNOT_CARRY
-from penstock.queue.classic.recovery import eviction_is_unfinished, finish_eviction
-from penstock.queue.classic.slots import youngest_seq
-from penstock.queue.classic.status import check_sizes, read_status
+from penstock.queue.classic.slots import (
+    check_sizes,
+    eviction_is_unfinished,
+    finish_eviction,
+    live_span,
+    read_status,
+    youngest_seq,
+)
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
@@ -53,13 +46,16 @@ __all__ = ["ClassicWriter"]
 
 log = logging.getLogger(__name__)
 
+# --- the writer ---------------------------------------------------------------------------------
+
+
 _SECOND = 1_000_000_000
 _INT32 = range(-(2**31), 2**31)
 
-#: Messages of `write_many` and `write_batch` that are prepared at a time.
+#: Messages prepared at a time by `write_many` and `write_batch`.
 _PREPARED = 1024
 
-#: A queue is put right once after a crash. One that stays wrong is damaged beyond that.
+#: Most attempts to complete a write that was interrupted; then the queue is damaged.
 _MOST_SETBACKS = 3
 
 
@@ -74,10 +70,10 @@ class ClassicWriter(BookedWriter):
         super().__init__(url)
         self._path = path
         self._options = options
-        # Asked for every message; the system's clock is this, with a layer around it.
+        # Called for every message: bypass the wrapper of the system clock.
         self._now_ns = time.time_ns if clock is SYSTEM_CLOCK else clock.now_ns
         self._method = options.compress.method
-        #: Whether a message can go to the native core as it is.
+        #: Whether messages go to the native core unchanged.
         self._is_plain = self._method is None
         self._warned: set[str] = set()
         self._looked_at_path = 0
@@ -90,7 +86,7 @@ class ClassicWriter(BookedWriter):
             raise
 
     def _meet(self) -> None:
-        """Look at a queue just opened, and number its messages from its own ids."""
+        """Check a queue just opened, and derive sequence numbers from its ids."""
         status = read_status(self._device)
         check_sizes(self._device, status)
         if eviction_is_unfinished(self._device, status):
@@ -98,7 +94,7 @@ class ClassicWriter(BookedWriter):
                 status = finish_eviction(self._device, self._now())
         self._youngest = youngest_seq(status)
         if self._options.blocking:
-            warn_if_reader_is_unknown(status, self._warn)
+            _warn_if_reader_is_unknown(status, self._warn)
         if self._options.blocking and status.nslots == 1:
             raise InvalidOption(
                 "blocking", True, "a queue of one slot cannot block", hint="create it with slots=2"
@@ -121,7 +117,7 @@ class ClassicWriter(BookedWriter):
     ) -> int:
         """Append one message; see `Writer.write`. A payload of None is LROSE's NULL message.
 
-        The queue keeps one time, in seconds: `created_ns` if it is given, else `time_ns`, else now.
+        The queue stores one time, in seconds: `created_ns` if given, else `time_ns`, else now.
         """
         is_bare = time_ns is None and created_ns is None and stream is None and attributes is None
         if self._is_plain and is_bare and isinstance(payload, bytes):
@@ -144,10 +140,7 @@ class ClassicWriter(BookedWriter):
         begin: int = 0,
         end: int | None = None,
     ) -> int | None:
-        """Append one message, or what is between two places of it, the short way.
-
-        None if that needs a second look.
-        """
+        """Append `payload[begin:end]` by the fast path; None: the fast path does not apply."""
         now = self._now_ns() // _SECOND
         if now != self._looked_at_path:
             return None
@@ -159,7 +152,7 @@ class ClassicWriter(BookedWriter):
             )
         except OverflowError:
             return None
-        except RuntimeError:  # another thread is at it
+        except RuntimeError:  # another thread is writing
             self._refused += 1
             raise
         except OSError as error:
@@ -187,7 +180,7 @@ class ClassicWriter(BookedWriter):
         return self._append_all(self._entry_of(m) for m in messages_from_batch(batch))
 
     def _append_all(self, entries: Iterable[Entry]) -> int | None:
-        """Append messages as they come, and those that came before an error too."""
+        """Append messages in chunks; after an error, also those that preceded it."""
         last = None
         prepared: list[Entry] = []
         try:
@@ -207,7 +200,7 @@ class ClassicWriter(BookedWriter):
         return self._entry(m.payload, m.type, m.subtype, _second(m.time_ns))
 
     def _entry(self, payload: BytesLike | None, type: int, subtype: int, moment: int) -> Entry:
-        """Make a message ready for the native core."""
+        """Prepare a message for the native core."""
         for field_name, value in (("type", type), ("subtype", subtype)):
             if value not in _INT32:
                 self._refused += 1
@@ -226,9 +219,9 @@ class ClassicWriter(BookedWriter):
         return (compress(payload, self._method), length, type, subtype, moment, 1)
 
     def _as_bytes(self, payload: BytesLike) -> memoryview:
-        """View anything that has bytes as bytes: an array may count in larger items.
+        """Return a byte view of a buffer, whose items may be larger.
 
-        :raises TypeError: it has none, or they are not in one piece.
+        :raises TypeError: it is no buffer, or not contiguous.
         """
         try:
             view = payload if isinstance(payload, memoryview) else memoryview(payload)
@@ -245,7 +238,7 @@ class ClassicWriter(BookedWriter):
         self._check_open()
         blocking = self._options.blocking
         done = setbacks = 0
-        waiting: ReaderWait | None = None
+        waiting: _ReaderWait | None = None
         try:
             self._look_at_path(now)
             while done < len(entries):
@@ -264,8 +257,8 @@ class ClassicWriter(BookedWriter):
                 setbacks += 1 if outcome == IRREGULAR else 0
                 if outcome == WAIT:
                     if waiting is None:
-                        waiting = ReaderWait(self.url, self._options.timeout, self._warn)
-                        warn_if_buffer_wraps_first(read_status(self._device), self._warn)
+                        waiting = _ReaderWait(self.url, self._options.timeout, self._warn)
+                        _warn_if_buffer_wraps_first(read_status(self._device), self._warn)
                     self._waited += waiting.pause()
                 else:
                     self._resolve(outcome, entries[done], now, setbacks)
@@ -280,17 +273,17 @@ class ClassicWriter(BookedWriter):
         return self._last_seq
 
     def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> int:
-        """Wait for the other writer to let go, then append."""
+        """Wait for the writers' lock, then append."""
         began = time.monotonic()
         with self._device.locked(self._options.lock_timeout):
             self._waited += time.monotonic() - began
             return self._appender.append(entries, done, now, self._options.blocking, True)
 
     def _resolve(self, outcome: int, entry: Entry, now: int, setbacks: int) -> None:
-        """Do what the native core leaves to us, so that it can go on; or say why it cannot.
+        """Handle an outcome that the native core cannot resolve, so that it can continue; or raise.
 
         :raises MessageTooLarge: the message can never fit.
-        :raises DamagedQueue: the queue's bytes do not add up.
+        :raises DamagedQueue: the queue is inconsistent.
         """
         if outcome == TOO_LARGE:
             raise self._too_large(max(entry[1], len(entry[0])))
@@ -305,7 +298,8 @@ class ClassicWriter(BookedWriter):
                 raise DamagedQueue(self._path, "status", 0, "one that fits its slots", status)
 
     def _too_large(self, size: int) -> MessageTooLarge:
-        # LROSE cannot read a message whose plain length is above its buffer's (spec lrose 6.1, 3).
+        # LROSE cannot read a message whose plain length is above its buffer's
+        # (docs/specs/lrose.md 6.1 item 3).
         buf_size = read_status(self._device).buf_size
         return MessageTooLarge(
             size,
@@ -314,7 +308,7 @@ class ClassicWriter(BookedWriter):
         )
 
     def _look_at_path(self, now: int) -> None:
-        """Notice, once a second, that the queue was moved away: the native core does not."""
+        """Check once a second whether the queue was moved, which the native core does not see."""
         if now == self._looked_at_path:
             return
         if not self._device.is_current():
@@ -322,7 +316,7 @@ class ClassicWriter(BookedWriter):
         self._looked_at_path = now
 
     def _follow_path(self, why: str) -> None:
-        """Open the queue that the path means now; make it if it was removed."""
+        """Switch to the queue that the path names now; recreate it if it was removed."""
         log.warning("%s %s", self.url, why)
         never = self._options.create is Creation.NEVER
         creation = Creation.NEVER if never else Creation.MISSING
@@ -338,7 +332,7 @@ class ClassicWriter(BookedWriter):
             raise
         gone.close()
 
-    # --- the rest ---------------------------------------------------------------------------
+    # --- counters and closing ---------------------------------------------------------------
 
     def _warn(self, subject: str, text: str) -> None:
         if subject not in self._warned:
@@ -350,12 +344,12 @@ class ClassicWriter(BookedWriter):
         self._warn("header", "has no place for stream and attributes; they are dropped")
 
     def _release(self) -> None:
-        # The native core holds the memory of a shared-memory queue: let it go first.
+        # The native core uses the memory of a shared-memory queue: release it first.
         del self._appender
         self._device.close()
 
     def __del__(self) -> None:
-        # Who forgets to close should not run out of files.
+        # An unclosed writer should not leak descriptors.
         if not getattr(self, "_is_closed", True) and hasattr(self, "_appender"):
             self.close()
 
@@ -367,5 +361,67 @@ class ClassicWriter(BookedWriter):
 
 
 def _second(time_ns: int) -> int:
-    """Return the second of a moment; the format's 32 bits end in 1901 and 2038."""
+    """Convert to seconds, limited to 32 bits: the years 1901 to 2038."""
     return min(max(time_ns // _SECOND, -(2**31)), 2**31 - 1)
+
+
+# --- blocking (docs/specs/lrose.md 1.10) --------------------------------------------------------
+
+#: Logs a warning (text) once for each subject.
+_Warn: TypeAlias = "Callable[[str, str], None]"
+
+#: Pauses (seconds) of a blocking writer between checks for its reader; LROSE: 200 ms.
+_FIRST_PAUSE: Final = 0.000_1
+_LONGEST_PAUSE: Final = 0.005
+#: Seconds without progress of a reader until a warning.
+_NOBODY_READS: Final = 5.0
+
+
+class _ReaderWait:
+    """One wait for the reader of a blocking queue."""
+
+    def __init__(self, url: str, timeout: float | None, warn: _Warn) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._warn = warn
+        self._began = time.monotonic()
+        self._pauses = 0
+
+    def pause(self) -> float:
+        """Sleep once, and return for how long; then the caller retries the message.
+
+        :raises WriteTimeout: the reader did not move for `timeout` seconds.
+        """
+        waited = time.monotonic() - self._began
+        if self._timeout is not None and waited >= self._timeout:
+            raise WriteTimeout(
+                f"{self._url} is full and its reader has not moved for {waited:.1f} s",
+                hint="start the reader, or write without blocking=true",
+            )
+        if waited > _NOBODY_READS:
+            self._warn("nobody", "is full, blocking, and nobody reads it; still waiting")
+        began = time.monotonic()
+        time.sleep(min(_FIRST_PAUSE * 2.0**self._pauses, _LONGEST_PAUSE))
+        self._pauses = min(self._pauses + 1, 32)
+        return time.monotonic() - began
+
+
+def _warn_if_buffer_wraps_first(status: Status, warn: _Warn) -> None:
+    """Warn that LROSE's own writers would not block here."""
+    if live_span(status) < status.nslots:
+        warn(
+            "wraps",
+            "blocks on its buffer, not on its slots; LROSE's own writers would overwrite "
+            "messages here: create it with fewer slots or a larger size",
+        )
+
+
+def _warn_if_reader_is_unknown(status: Status, warn: _Warn) -> None:
+    """Warn if the position of the queue's reader is unknown."""
+    behind = id_distance(status.youngest_id, status.last_id_read)
+    if live_span(status) and not 0 <= behind < live_span(status):
+        warn(
+            "unknown",
+            "was not blocking until now: messages that are in it already may be overwritten "
+            "before its reader, which has not said yet where it is, comes to them",
+        )

@@ -6,13 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.closing import Closable
+from penstock.core.capabilities import GroupStatistics
 from penstock.core.errors import DamagedQueue, InvalidOption, LeaseLost, Unsupported
-from penstock.core.grouped import GroupStatistics
-from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP
+from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP, Closable
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
-from penstock.queue.groups.settled import NOBODY, Span, runs_of
+from penstock.queue.groups.settled import NOBODY, Span
 from penstock.queue.groups.state import Ending, Join, Leave, Put, Renumber, Restart, Settle
 from penstock.queue.groups.state_file import MOST_MEMBERS, StateFile, group_names, look
 
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["Leases", "Taken", "describe_groups", "running_ns"]
 
 _SECOND: Final = 1_000_000_000
-#: How often (seconds) a member looks whether the others are alive.
+#: How often (seconds) a member checks that the others are alive.
 _BETWEEN_LOOKS: Final = 0.25
-#: Messages that may wait for an earlier one of their key; then no fresh ones are looked at.
+#: Messages that may wait for an earlier one of the same key; above this, take no fresh ones.
 _MOST_PARKED: Final = 10_000
-#: How often (seconds) a hold is moved that waits for no sync.
+#: How often (seconds) the hold advances when `sync` sets no interval.
 _BETWEEN_HOLDS: Final = 0.2
 
 
-#: What `info` shows of the books of a group.
+#: Counters of a group that `info` shows.
 _SHOWN: Final = (
     "next_seq",
     "floor",
@@ -52,27 +51,27 @@ _SHOWN: Final = (
 
 
 def running_ns() -> int:
-    """Return how long the machine has been running. It does not jump, as its clock may."""
+    """Return the time since boot, which never jumps, unlike the wall clock."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class Taken(NamedTuple):
-    """What a member was leased."""
+    """Messages leased to a member by one call."""
 
     #: To be delivered.
     spans: list[Span]
-    #: Delivered too often: to go to the dead-letter stream.
+    #: Out of deliveries: to move to the dead-letter stream.
     dying: list[Span]
 
 
 class Leases(Closable):
-    """One member's hand on the state of its group.
+    """One member's access to the state of its group.
 
-    :param lease: seconds that a member may keep messages before others get them
-    :param deliveries: how often a message is delivered; 0: for ever
-    :param sync: when what is settled is brought to the disk
-    :param hold: is told up to where all is settled, by epoch and number
-    :param now: nanoseconds of a clock that all members share
+    :param lease: seconds until an unsettled message is redelivered to another member
+    :param deliveries: most deliveries of a message; 0: no limit
+    :param sync: when settled state is synced to disk
+    :param hold: called with epoch and floor: every message below the floor is settled
+    :param now: clock that all members share, in nanoseconds
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Leases(Closable):
         self._hold = hold
         self._now = now
         self._look_at = self._keep_at = 0
-        #: The change of the file that the disk has for sure.
+        #: `changes` of the file at the last sync.
         self._synced = 0
         self._me = NOBODY
         self._me = self._join()
@@ -104,7 +103,7 @@ class Leases(Closable):
 
     @property
     def next(self) -> int:
-        """The first message that nobody was given yet, as of the last turn."""
+        """The first message not yet leased to any member, as of the last turn."""
         return self._file.state.map.next
 
     def _join(self) -> int:
@@ -116,7 +115,7 @@ class Leases(Closable):
                     return member
         raise InvalidOption("group", str(self._file.path), f"has {MOST_MEMBERS} members already")
 
-    # --- what is given out ---------------------------------------------------------------------
+    # --- leasing -------------------------------------------------------------------------------
 
     def take(
         self,
@@ -125,12 +124,12 @@ class Leases(Closable):
         epochs: AbstractSet[int],
         keys: Callable[[int, int], Sequence[tuple[int, int]]] | None = None,
     ) -> Taken | None:
-        """Lease up to `limit` messages below `end`: first those to be delivered again.
+        """Lease up to `limit` messages below `end`, redeliveries first.
 
-        :param epochs: the epochs whose numbers the caller knows
-        :param keys: returns number and key of up to so many messages, from a number on; without
-            it there is no order to keep
-        :returns: None when the numbers of the group are of another epoch
+        :param epochs: epochs whose sequence numbers the caller can read
+        :param keys: `keys(first, limit)` returns number and key of up to `limit` messages from
+            `first` on; None: the group keeps no order by key
+        :returns: None when the group is in another epoch
         """
         with self._file.turn() as state:
             if state.epoch not in epochs:
@@ -153,7 +152,7 @@ class Leases(Closable):
         return taken
 
     def _take_due(self, due: Iterable[Span], limit: int, taken: Taken) -> int:
-        """Add what is due, up to a limit; return what is left of that."""
+        """Add due spans to `taken`, up to `limit` messages; return the remaining limit."""
         for span in due:
             if self._deliveries and span.deliveries >= self._deliveries:
                 taken.dying.append(span)
@@ -171,7 +170,7 @@ class Leases(Closable):
         taken: Taken,
         keys: Callable[[int, int], Sequence[tuple[int, int]]],
     ) -> None:
-        """Take messages whose key nobody else works on; those behind them wait."""
+        """Take messages whose key no other member holds; park the others."""
         holders = {span.key: span.member for span in state.map.spans if span.member != NOBODY}
         blocked: set[int] = set()
         parked = 0
@@ -196,28 +195,32 @@ class Leases(Closable):
                     blocked.add(span.key)
                     parked += 1
 
-    # --- what is given back --------------------------------------------------------------------
+    # --- settling and returning ----------------------------------------------------------------
 
-    def ack(self, numbers: Sequence[int]) -> None:
-        """Settle messages.
+    def ack(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Settle messages, given as ranges (first, end) of their numbers.
 
-        :raises LeaseLost: some are not leased to this member any more; the others are settled.
+        :raises LeaseLost: this member no longer holds some of them; the others are settled.
         """
-        self._end(numbers, lambda parts: Settle(Ending.ACKED, [part[:2] for part in parts]))
+        self._end(ranges, lambda parts: Settle(Ending.ACKED, [part[:2] for part in parts]))
 
-    def nack(self, numbers: Sequence[int], delay: float = 0.0) -> None:
-        """Let messages wait to be delivered again.
+    def nack(self, ranges: Sequence[tuple[int, int]], delay: float = 0.0) -> None:
+        """Return messages for redelivery after `delay` seconds.
 
         :raises LeaseLost: as for `ack`.
         """
         until = self._now() + round(delay * _SECOND)
-        self._end(numbers, lambda parts: Put(NOBODY, until, [_entry(part) for part in parts]))
+        self._end(ranges, lambda parts: Put(NOBODY, until, [_entry(part) for part in parts]))
 
-    def _end(self, numbers: Sequence[int], record: Callable[[list[Span]], Settle | Put]) -> None:
+    def _end(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        record: Callable[[list[Span]], Settle | Put],
+    ) -> None:
         mine: list[Span] = []
         lost: list[tuple[int, int]] = []
         with self._file.turn() as state:
-            for first, end in runs_of(numbers):
+            for first, end in ranges:
                 at = first
                 for part in state.map.within(first, end):
                     if part.member == self._me:
@@ -236,8 +239,13 @@ class Leases(Closable):
                 hint="the lease ran out, or they were settled before; lease= makes it longer",
             )
 
+    def unsettled(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the ranges of these delivered messages that are not settled."""
+        with self._file.turn() as state:
+            return [part[:2] for first, end in ranges for part in state.map.within(first, end)]
+
     def ack_all(self) -> None:
-        """Settle everything that this member has."""
+        """Settle all messages leased to this member."""
         with self._file.turn() as state:
             if mine := state.map.of_member(self._me):
                 self._file.add(Settle(Ending.ACKED, [span[:2] for span in mine]))
@@ -246,9 +254,9 @@ class Leases(Closable):
     def give_back(
         self, spans: Iterable[Span], *, after: float = 0.0, counted: bool = False
     ) -> None:
-        """Let leased messages wait that were not delivered, so that this does not count.
+        """Return leased messages that were not delivered; the lease counts as no delivery.
 
-        :param counted: it was not counted when they were leased
+        :param counted: keep the delivery count, which this lease did not raise
         """
         with self._file.turn() as state:
             parts = [part for span in spans for part in self._mine(state, span)]
@@ -257,7 +265,7 @@ class Leases(Closable):
                 self._file.add(Put(NOBODY, until, [_entry(part, counted - 1) for part in parts]))
 
     def bury(self, spans: Iterable[Span]) -> None:
-        """Settle messages that are in the dead-letter stream by now."""
+        """Settle messages that were appended to the dead-letter stream."""
         with self._file.turn() as state:
             parts = [part[:2] for span in spans for part in self._mine(state, span)]
             if parts:
@@ -267,13 +275,13 @@ class Leases(Closable):
     def lose(
         self, ranges: Iterable[tuple[int, int]], oldest: int, reason: DropReason
     ) -> list[Loss]:
-        """Settle as lost what this member did not find, and what lies below the oldest there is.
+        """Settle `ranges` and messages below `oldest` as lost; return the losses.
 
-        What another member has leased may have been read by it before: that is left to it.
+        Messages leased to other members stay: those may have read them already.
         """
         found: list[Loss] = []
         with self._file.turn() as state:
-            # Of what lies below the oldest, this member may have read its own before.
+            # This member may have read its own leases below the oldest before they were removed.
             wanted = [(first, end, {NOBODY, self._me}) for first, end in ranges]
             for first, end, members in (*wanted, (0, oldest, {NOBODY})):
                 parts = state.map.within(first, end)
@@ -290,7 +298,7 @@ class Leases(Closable):
         parts = state.map.within(span.first, span.end)
         return [part for part in parts if part.member == self._me]
 
-    # --- leases that end by themselves ---------------------------------------------------------
+    # --- expired leases ------------------------------------------------------------------------
 
     def _reclaim(self, state: GroupState, now: int) -> None:
         if over := state.map.expired(now):
@@ -306,7 +314,7 @@ class Leases(Closable):
             self._file.add(Leave(member))
 
     def rest(self) -> float:
-        """Return how many seconds nothing can come that is not fresh, at most."""
+        """Return how many seconds to sleep at most: no redelivery can be due earlier."""
         state, now = self._file.state, self._now()
         self._keep()
         longest = LONGEST_SLEEP if len(state.members) < 2 else _BETWEEN_LOOKS  # noqa: PLR2004
@@ -318,10 +326,10 @@ class Leases(Closable):
     # --- epochs --------------------------------------------------------------------------------
 
     def renumber(self, find: Callable[[], tuple[Bounds, int]]) -> list[Loss] | None:
-        """Go on in the numbers that the stream has now.
+        """Adopt the current epoch of the stream.
 
-        :param find: returns the bounds of the stream, and the end that it was known to have before
-        :returns: what was lost, if the stream was created anew; None: it goes on
+        :param find: returns the bounds of the stream, and its last known end
+        :returns: the losses, if the stream was recreated; None: the stream continues
         """
         with self._file.turn() as state:
             bounds, known_end = find()
@@ -338,10 +346,10 @@ class Leases(Closable):
             self._file.add(Restart(bounds.epoch, bounds.oldest))
         return [Loss(first, end - 1, DropReason.RECREATED) for first, end in gone]
 
-    # --- books and closing ---------------------------------------------------------------------
+    # --- counters and closing ------------------------------------------------------------------
 
     def statistics(self, end: int) -> GroupStatistics:
-        """Return the books of the group; the next message of its stream will be `end`."""
+        """Return the counters of the group; `end` is the next number of its stream."""
         with self._file.turn() as state:
             return books_of(state, end)
 
@@ -351,7 +359,7 @@ class Leases(Closable):
         self._keep()
 
     def _keep(self, *, at_once: bool = False) -> None:
-        """Sync, if it is time to; and let the stream forget what is settled on the disk, too."""
+        """Sync if due, then advance the hold to the floor."""
         now = self._now()
         if now < self._keep_at and not at_once:
             return
@@ -366,7 +374,7 @@ class Leases(Closable):
             self._hold(epoch, floor)
 
     def close(self) -> None:
-        """Give everything back, and leave the group."""
+        """Return all leased messages, and leave the group."""
         try:
             with self._file.turn() as state:
                 if mine := state.map.of_member(self._me):
@@ -378,7 +386,7 @@ class Leases(Closable):
 
 
 def books_of(state: GroupState, end: int) -> GroupStatistics:
-    """Return the books of a group whose stream has messages up to `end`."""
+    """Return the counters of a group; `end` is the next number of its stream."""
     leased, waiting = state.map.leased(), state.map.waiting()
     return GroupStatistics(
         members=len(state.members),
@@ -397,7 +405,7 @@ def books_of(state: GroupState, end: int) -> GroupStatistics:
 
 
 def describe_groups(folder: Path, end: int) -> list[dict[str, Any]]:
-    """Look at the groups of a stream, whose next message will be `end`."""
+    """Describe the groups of a stream; `end` is its next number."""
     found: list[dict[str, Any]] = []
     for name in group_names(folder):
         try:

@@ -1,45 +1,66 @@
-"""What can be asked of a group in a URL?"""
+"""Which options has a group in a URL?"""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
-
-from pydantic import Field, StringConstraints
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from penstock.core.errors import InvalidOption
-from penstock.core.options import Duration, Options
-from penstock.queue.options import SyncOption  # noqa: TC001 - pydantic reads it
+from penstock.core.units import parse_duration
+from penstock.queue.options import (
+    QueueOptions,
+    Sync,
+    choice,
+    matching,
+    option,
+    sync_policy,
+    whole,
+)
 
 __all__ = ["GROUP_OPTIONS", "GroupOptions"]
 
-#: Options that a reader has with `group=` only.
+#: Reader options that require `group=`.
 GROUP_OPTIONS: Final = frozenset({"lease", "key", "deliveries", "dead"})
 
 
-class GroupOptions(Options):
+def _lease(value: str | float) -> float:
+    seconds = parse_duration(value)
+    if seconds == 0:
+        raise ValueError("should be more than 0")
+    return seconds
+
+
+_name = matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "should be up to 64 letters, digits and any of ._-"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions(QueueOptions):
     """Options of a stream whose readers may share its messages."""
 
-    #: Reader: the group that it is a member of.
-    group: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None
-    ) = None
-    #: Group: how long a member may keep a message before another gets it.
-    lease: Annotated[Duration, Field(gt=0)] = 30.0
+    #: Reader: the group to join.
+    group: str | None = option(_name, None)
+    #: Group: seconds until an unsettled message is redelivered to another member.
+    lease: float = option(_lease, 30.0)
     #: Group: messages with the same value of this field are delivered in order.
-    key: Literal["type", "subtype", "stream", "attributes"] | None = None
-    #: Group: so many times a message is delivered, and then it goes to `dead`.
-    deliveries: Annotated[int, Field(ge=1)] | None = None
+    key: Literal["type", "subtype", "stream", "attributes"] | None = option(
+        choice("type", "subtype", "stream", "attributes"), None
+    )
+    #: Group: most deliveries of a message, which then moves to `dead`.
+    deliveries: int | None = option(whole(1), None)
     #: Group: the URL of the dead-letter stream.
-    dead: str | None = None
-    #: What is settled is brought to the disk as messages are: `none`, `batch`, or a time between.
-    sync: SyncOption = "none"
+    dead: str | None = option(str, None)
+    #: When settled state is synced to disk: `none`, `batch`, or an interval.
+    sync: Sync = option(sync_policy, "none")
 
     def check_group(self, *refused: str) -> None:
-        """Make sure that the options of a reader fit each other.
+        """Check that the options of a reader are consistent.
 
-        :raises InvalidOption: they do not.
+        :param refused: options that a member of a group cannot have
+        :raises InvalidOption: they are not.
         """
-        given = self.model_fields_set
+        given = self.given
         if self.group is None:
             for option in sorted(GROUP_OPTIONS & given):
                 raise InvalidOption(option, getattr(self, option), "is for a group: group=NAME")
@@ -58,9 +79,9 @@ class GroupOptions(Options):
             )
 
     def check_key(self, key: str | None) -> None:
-        """Make sure that a group keeps the order that this member asks for.
+        """Check that this member and its group are ordered by the same `key`.
 
-        :raises InvalidOption: it keeps another.
+        :raises InvalidOption: the group has another key.
         """
         if self.key != key:
             raise InvalidOption(

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
+from bisect import bisect_left
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import pyarrow as pa
+
+from penstock.core.batch import batch_from_messages, bytes_of, numbers_of
+from penstock.core.capabilities import Grouped, numbers_of_delivered
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import Closed, NotFound, PenstockError, PositionError, Unsupported
-from penstock.core.grouped import Grouped, numbers_of_delivered
 from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP, Reader
-from penstock.core.statistics import ReaderStatistics
+from penstock.core.statistics import LoggedLosses, ReaderStatistics
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.settled import SettledMap, Span, runs_of
 from penstock.queue.groups.state import GroupState
 from penstock.queue.groups.state_file import Removed, StateFile
-from penstock.queue.losses import LoggedLosses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.core.grouped import Delivered, GroupStatistics
+    from penstock.core.batch import Batch
+    from penstock.core.capabilities import Delivered, GroupStatistics
     from penstock.core.interfaces import Bounds
     from penstock.core.message import Message
     from penstock.core.overflow import DropReason
@@ -38,17 +43,20 @@ __all__ = ["GroupReader"]
 
 log = logging.getLogger(__name__)
 
-#: Dead letters that could not be stored are tried again after so long (seconds).
+#: Messages of one read: a list of them, or a batch.
+_Part: TypeAlias = Any
+
+#: Seconds until dead letters that could not be stored are retried.
 _BURIED_AGAIN: Final = 5.0
 
 
 class GroupReader(Reader, Grouped):
     """One member of a group: reads the messages of a stream that are leased to it.
 
-    :param open_stream: opens a reader of the stream alone; the first stands where a group begins
-    :param folder: where the states of the stream's groups are
-    :param lost: why messages are gone that the stream had once
-    :param hold: is told up to where all is settled
+    :param open_stream: opens a plain reader of the stream; the first is at the group's start
+    :param folder: directory of the state files of the stream's groups
+    :param lost: default reason for messages that the stream no longer has
+    :param hold: called with epoch and floor: every message below the floor is settled
     """
 
     _longest_pause = LONGEST_SLEEP
@@ -73,7 +81,7 @@ class GroupReader(Reader, Grouped):
         self._is_closed = False
         self._messages = self._bytes = self._restarts = 0
         self._losses = LoggedLosses(url, log)
-        #: Fresh messages that were not there, from and up to these numbers.
+        #: Range (first, end) of fresh messages that the stream no longer has.
         self._gap: tuple[int, int] | None = None
         self._stream = open_stream()
         try:
@@ -86,9 +94,9 @@ class GroupReader(Reader, Grouped):
     # --- the group, and the stream under it ----------------------------------------------------
 
     def _join(self) -> Leases:
-        """Become a member; the first one makes the group.
+        """Join the group; the first member creates it.
 
-        :raises InvalidOption: its messages are ordered by another key.
+        :raises InvalidOption: the group has another key.
         """
         options = self._options
         assert options.group is not None
@@ -118,20 +126,20 @@ class GroupReader(Reader, Grouped):
         return GroupState(epoch, SettledMap(first), self._options.key)
 
     def _take_up_bounds(self, bounds: Bounds) -> None:
-        #: The newest epoch, and all whose numbers are those of the group.
+        #: The newest epoch, and all epochs of its lineage.
         self._newest = bounds.epoch
         self._epochs = {bounds.epoch, *(ancestor.epoch for ancestor in bounds.lineage)}
-        #: A number that the stream's next message has, or had.
+        #: Last known end of the stream; 0: unknown.
         self._known_end = 0
-        #: Where the stream's reader stands, if that is known.
+        #: Position of the stream's reader, if known.
         self._stands_at: int | None = None
 
     def _take_up_stream(self) -> bool:
-        """Go on with the stream and the group that are there now; False: there is no stream."""
+        """Reopen the stream and rejoin its group; False: the stream was removed."""
         known_end = self._end()
 
         def find() -> tuple[Bounds, int]:
-            # In the turn of this member, so that no other knows less and goes back.
+            # Within this member's turn: no member may apply older bounds after newer ones.
             return self._open_anew(), known_end
 
         try:
@@ -142,7 +150,7 @@ class GroupReader(Reader, Grouped):
             self._open_anew()
             self._leases = self._join()
         except NotFound:
-            return False  # removed, and not made anew yet
+            return False  # removed, and not recreated yet
         return True
 
     def _open_anew(self) -> Bounds:
@@ -153,11 +161,11 @@ class GroupReader(Reader, Grouped):
         bounds = stream.bounds()
         self._take_up_bounds(bounds)
         if bounds.epoch == newest:
-            self._epochs.add(met)  # it is the same stream, though nobody knows its lineage
+            self._epochs.add(met)  # the same stream, whose lineage is unknown
         return bounds
 
     def _count_restart(self, lost: list[Loss] | None) -> None:
-        """Count that the stream was created anew, with what was lost by that; None: it was not."""
+        """Count a recreation of the stream and its losses; None: it was not recreated."""
         if lost is not None:
             log.warning("%s was created anew", self.url)
             self._restarts += 1
@@ -172,28 +180,44 @@ class GroupReader(Reader, Grouped):
     # --- reading -------------------------------------------------------------------------------
 
     def _take(self, limit: int) -> list[Message]:
+        return list(itertools.chain.from_iterable(self._take_parts(limit, _messages)))
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        return self._read_columns(n, timeout, origins=False)
+
+    def read_batch_with_origins(self, n: int, timeout: float | None = 0) -> Batch:
+        return self._read_columns(n, timeout, origins=True)
+
+    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        read = _batch_with_origins if origins else _batch
+        if n > 0 and self._options.key is None and (parts := self._take_parts(n, read)):
+            return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+        return batch_from_messages(self.read_many(n, timeout), origins=origins)
+
+    def _take_parts(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
+        """Lease up to `limit` messages, and return them as lists or batches."""
         self._check_open()
         ahead: dict[int, Message] = {}
         while (taken := self._lease(limit, ahead)) is not None:
             if taken.dying:
                 self._bury(taken.dying)
-            messages = self._fetch(taken.spans, ahead)
+            parts = self._fetch(taken.spans, ahead, read)
             gap, self._gap = self._gap, None
             if gap is not None:
                 self._settle_lost([gap])
-            if messages:
-                self._messages += len(messages)
-                self._bytes += sum([len(message.payload) for message in messages])
-                return messages
+            if parts:
+                self._messages += sum(map(len, parts))
+                self._bytes += sum(map(_bytes_of, parts))
+                return parts
             if not taken.spans and not taken.dying and gap is None:
                 break
         return []
 
     def _lease(self, limit: int, ahead: dict[int, Message]) -> Taken | None:
-        """Lease messages, in the numbers of the stream that is there now; None: there is none."""
+        """Lease up to `limit` messages of the current stream; None: the stream was removed."""
         keys = None if self._options.key is None else self._keys_into(ahead)
         while True:
-            # In catch-up the end is far off: it is not asked for each time.
+            # Read the end only when near it: during catch-up it is far away.
             is_asked = self._known_end < self._leases.next + limit
             if is_asked:
                 self._known_end = self._end()
@@ -207,26 +231,26 @@ class GroupReader(Reader, Grouped):
             elif is_asked or taken.spans or taken.dying:
                 return taken
             else:
-                self._known_end = 0  # the others were quicker
+                self._known_end = 0  # other members took them first
 
     def _keys_into(self, ahead: dict[int, Message]) -> Callable[[int, int], list[tuple[int, int]]]:
-        """Return what reads fresh messages ahead, keeps them, and tells their numbers and keys."""
+        """Return a function that reads fresh messages into `ahead` and returns numbers and keys."""
         key = self._options.key
         assert key is not None
 
         def keys(first: int, limit: int) -> list[tuple[int, int]]:
             found: list[tuple[int, int]] = []
             try:
-                messages = self._read_at(first, limit)
+                messages = self._read_at(first, limit, _messages)
             except PositionError:
-                return found  # it is no number of the stream that is there now
+                return found  # not a number of the current stream
             if self._stream.epoch not in self._epochs:
-                return found  # these are of another epoch, and their numbers mean others here
+                return found  # of another epoch: the numbers mean other messages
             stands_at = self._stream.statistics().next_seq if not messages else None
             if stands_at is not None and stands_at > first:
                 self._gap = first, stands_at
             for seq, message in enumerate(messages, first):
-                if message.seq != seq:  # the rest comes when this gap is settled as a loss
+                if message.seq != seq:  # read the rest after this gap is settled as lost
                     self._gap = seq, message.seq
                     break
                 ahead[seq] = message
@@ -235,61 +259,68 @@ class GroupReader(Reader, Grouped):
 
         return keys
 
-    def _fetch(self, spans: Sequence[Span], ahead: dict[int, Message]) -> list[Message]:
-        """Read leased messages. What is not there any more is settled as lost."""
-        messages: list[Message] = []
+    def _fetch(
+        self,
+        spans: Sequence[Span],
+        ahead: dict[int, Message],
+        read: Callable[[WideReader, int], _Part],
+    ) -> list[_Part]:
+        """Read leased messages; settle as lost those that the stream no longer has."""
+        parts: list[_Part] = []
         for number, span in enumerate(spans):
             try:
                 if span.size == 1 and span.first in ahead:
-                    messages.append(ahead[span.first])
+                    parts.append([ahead[span.first]])
                 else:
-                    messages += self._read(span)
+                    parts += self._read(span, read)
             except PenstockError:
                 self._leases.give_back(spans[number:])
-                if not messages:  # otherwise the next call comes to it
+                if not parts:  # otherwise the next call raises it
                     raise
                 break
             except BaseException:
                 self._leases.give_back(spans)
                 raise
-        return messages
+        return parts
 
-    def _read(self, span: Span) -> list[Message]:
-        messages: list[Message] = []
-        at = span.first
+    def _read(self, span: Span, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
+        parts: list[_Part] = []
+        at, count = span.first, 0
         try:
-            while at < span.end and (found := self._read_at(at, span.end - at)):
-                messages += found
-                at = found[-1].seq + 1
+            while at < span.end and len(found := self._read_at(at, span.end - at, read)):
+                parts.append(found)
+                at = _last(found) + 1
+                count += len(found)
         except PositionError:
-            pass  # it is no number of the stream that is there now
+            pass  # not a number of the current stream
         except PenstockError:
-            if not messages:
+            if not parts:
                 raise
-            self._leases.give_back([span._replace(first=at)])  # the next call comes to it
-            return messages
+            self._leases.give_back([span._replace(first=at)])  # the next call raises it
+            return parts
         if self._stream.epoch not in self._epochs:
-            # These are of another epoch, and their numbers mean others in this group.
+            # Of another epoch: the numbers mean other messages in this group.
             self._leases.give_back([span])
             return []
-        if len(messages) == span.size and messages[-1].seq == span.end - 1:
-            return messages
-        messages = [message for message in messages if message.seq < span.end]
-        self._lose(span, messages)
-        return messages
+        if count == span.size and at == span.end:
+            return parts
+        if parts:  # the last part may extend past the span
+            parts[-1] = parts[-1][: bisect_left(_numbers(parts[-1]), span.end)]
+        self._lose(span, [number for part in parts for number in _numbers(part)])
+        return [part for part in parts if len(part)]
 
-    def _read_at(self, first: int, limit: int) -> list[Message]:
+    def _read_at(self, first: int, limit: int, read: Callable[[WideReader, int], _Part]) -> _Part:
         if self._stands_at != first:
             self._stands_at = None
             self._stream.seek(first)
-        messages = self._stream.read_many(limit)
-        self._stands_at = messages[-1].seq + 1 if messages else None
-        return messages
+        found = read(self._stream, limit)
+        self._stands_at = _last(found) + 1 if len(found) else None
+        return found
 
-    def _lose(self, span: Span, messages: Sequence[Message]) -> None:
-        """Settle as lost what of a span did not come; give back what may come yet."""
+    def _lose(self, span: Span, came: Sequence[int]) -> None:
+        """Settle missing messages of a span as lost; return those that may still appear."""
         stands_at = self._stream.statistics().next_seq or 0
-        there = runs_of([message.seq for message in messages])
+        there = runs_of(came)
         missing = []
         at = span.first
         for first, end in (*there, (span.end, span.end)):
@@ -307,7 +338,7 @@ class GroupReader(Reader, Grouped):
             self._losses.add(loss)
 
     def _reason(self, missing: Sequence[tuple[int, int]]) -> DropReason:
-        """Return why messages are gone, as the stream's reader found it."""
+        """Return why messages are lost, by the losses of the stream's reader."""
         for loss in reversed(self._stream.statistics().losses):
             if missing and loss.first < missing[-1][1] and loss.last >= missing[0][0]:
                 return loss.reason
@@ -321,10 +352,11 @@ class GroupReader(Reader, Grouped):
             letters = [
                 self._letter(message, span.deliveries)
                 for span in spans
-                for message in self._read(span)
+                for part in self._read(span, _messages)
+                for message in part
             ]
             assert self._options.dead is not None
-            # Not kept open: a log has one writer at a time, and this group many members.
+            # Not kept open: a log has one writer at a time, and the group many members.
             with open_writer(self._options.dead) as writer:
                 for m in letters:
                     writer.write(
@@ -339,6 +371,7 @@ class GroupReader(Reader, Grouped):
 
     def _letter(self, message: Message, deliveries: int) -> Message:
         now = time.time_ns()
+
         return DeadLetter(
             original=message,
             code=Code.ABORTED,
@@ -353,19 +386,32 @@ class GroupReader(Reader, Grouped):
     # --- settling ------------------------------------------------------------------------------
 
     def ack(self, messages: Delivered) -> None:
-        self._check_open()
-        self._leases.ack(numbers_of_delivered(messages))
+        self.ack_ranges(runs_of(numbers_of_delivered(messages)))
 
     def nack(self, messages: Delivered, delay: float = 0.0) -> None:
+        self.nack_ranges(runs_of(numbers_of_delivered(messages)), delay)
+
+    def ack_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Settle messages like `ack`, given as ranges (first, end) of their numbers."""
         self._check_open()
-        self._leases.nack(numbers_of_delivered(messages), delay)
+        self._leases.ack(ranges)
+
+    def nack_ranges(self, ranges: Sequence[tuple[int, int]], delay: float = 0.0) -> None:
+        """Return messages for redelivery like `nack`, given as for `ack_ranges`."""
+        self._check_open()
+        self._leases.nack(ranges, delay)
+
+    def unsettled(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the ranges of these delivered messages that are not settled."""
+        self._check_open()
+        return self._leases.unsettled(ranges)
 
     def acknowledge(self) -> None:
-        """Settle everything that this reader has."""
+        """Settle all messages leased to this reader."""
         self._check_open()
         self._leases.ack_all()
 
-    # --- what every reader has -----------------------------------------------------------------
+    # --- the interface of a reader -------------------------------------------------------------
 
     def seek(self, position: PositionLike) -> None:
         raise Unsupported(
@@ -387,6 +433,7 @@ class GroupReader(Reader, Grouped):
             books = self.group()
             backlog = books.lag - books.leased
             self._next_seq = books.next_seq
+        self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -402,13 +449,13 @@ class GroupReader(Reader, Grouped):
         seconds = min(seconds, self._leases.rest())
         following = self._leases.next
         if following != self._end():
-            # There are some, which have to wait; or it is another stream, as the next read finds.
+            # Messages wait for their key or delay, or the stream was replaced: the next read sees.
             time.sleep(min(seconds, LONGEST_PAUSE))
             return
         if self._stands_at != following:
             self._stream.seek(following)
             self._stands_at = following
-        self._stream._wait(seconds)  # noqa: SLF001 - the sleep of this reader, too
+        self._stream._wait(seconds)  # noqa: SLF001 - this reader sleeps by its stream's reader
 
     def _idle(self) -> bool:
         return self._stream._idle()  # noqa: SLF001 - as above
@@ -418,20 +465,53 @@ class GroupReader(Reader, Grouped):
             raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
-        """Give back what was not acknowledged, and leave the group."""
+        """Return unsettled messages for redelivery, and leave the group."""
         if self._is_closed:
             return
         with suppress(PenstockError):
             self.statistics()
         self._is_closed = True
+        self._losses.tell(at_once=True)
         try:
             self._leases.close()
         finally:
             self._stream.close()
 
 
+def _messages(stream: WideReader, limit: int) -> list[Message]:
+    return stream.read_many(limit)
+
+
+def _batch(stream: WideReader, limit: int) -> Batch:
+    return stream.read_batch(limit)
+
+
+def _batch_with_origins(stream: WideReader, limit: int) -> Batch:
+    return stream.read_batch_with_origins(limit)
+
+
+def _numbers(part: _Part) -> Sequence[int]:
+    """Return the sequence numbers of the messages, in order."""
+    if isinstance(part, list):
+        return [message.seq for message in part]
+    numbers: list[int] = part.column("seq").to_pylist()
+    return numbers
+
+
+def _last(part: _Part) -> int:
+    """Return the sequence number of the last message."""
+    return part[-1].seq if isinstance(part, list) else int(numbers_of(part, "seq")[-1])
+
+
+def _bytes_of(part: _Part) -> int:
+    """Count the bytes of the payloads."""
+    if isinstance(part, list):
+        return sum([len(message.payload) for message in part])
+    return bytes_of(part.column("payload"))
+
+
 def _key_of(value: object) -> int:
-    """Return a number for the value of a field, the same in all processes."""
+    """Hash the value of a field to 64 bits, equal in all processes."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     text = b"" if value is None else bytes(value) if not isinstance(value, str) else value.encode()  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Which messages of a stream are settled, leased to somebody, or waiting to be delivered again?"""
+"""Which messages of a stream are settled, leased, or waiting for redelivery?"""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ if TYPE_CHECKING:
 
 __all__ = ["NOBODY", "SettledMap", "Span", "runs_of"]
 
-#: The member of a span that waits.
+#: The `member` of a span that waits.
 NOBODY: Final = -1
 
 _end_of = attrgetter("end")
 
 
 class Span(NamedTuple):
-    """Messages that follow each other and are not settled, all in the same state."""
+    """Consecutive unsettled messages in the same state."""
 
     first: int
-    #: The number behind the last one.
+    #: The last number + 1.
     end: int
     #: How often they were delivered.
     deliveries: int = 0
-    #: Who has them leased; `NOBODY`: they wait.
+    #: The member that holds the lease; `NOBODY`: they wait.
     member: int = NOBODY
-    #: When the lease runs out, or the wait is over: nanoseconds of the machine's running time.
+    #: When the lease or the wait ends: nanoseconds since boot.
     until: int = 0
-    #: The key that they keep their order by.
+    #: The key that orders them.
     key: int = 0
 
     @property
     def size(self) -> int:
-        """How many messages that are."""
+        """Number of messages."""
         return self.end - self.first
 
     def follows(self, other: Span) -> bool:
-        """Tell whether it begins where the other one ends, and is in the same state."""
+        """Tell whether this span starts where `other` ends, in the same state."""
         return self.first == other.end and self[2:] == other[2:]
 
 
 class SettledMap:
     """All messages of a stream: fresh ones from `next` on, open spans below it, the rest settled.
 
-    What is settled is not stored: it is what lies between the spans. So the map of millions of
-    messages is a number and the few spans that members work on.
+    Settled messages are not stored: they are the gaps between the spans. So the map of millions
+    of messages is one number and the few spans in work.
     """
 
     def __init__(self, next_seq: int = 0, spans: Iterable[Span] = ()) -> None:
-        #: The first message that nobody was given yet.
+        #: The first message not yet leased to any member.
         self.next = next_seq
-        #: What is open below `next`, in order.
+        #: Open (unsettled) spans below `next`, in order.
         self.spans: list[Span] = list(spans)
-        #: No lease runs out before this moment, and no wait is over before that one.
+        #: Lower bounds of the earliest end of a lease, and of a wait.
         self.lease_ends = self.wait_ends = 0.0
 
     @property
     def floor(self) -> int:
-        """The number that all settled messages without a gap are below."""
+        """The first unsettled message: all below it are settled."""
         return self.spans[0].first if self.spans else self.next
 
     def leased(self) -> int:
-        """Count the messages that somebody has."""
+        """Count the leased messages."""
         return sum(span.size for span in self.spans if span.member != NOBODY)
 
     def waiting(self) -> int:
-        """Count the messages that wait."""
+        """Count the messages that wait for delivery."""
         return sum(span.size for span in self.spans if span.member == NOBODY)
 
     def of_member(self, member: int) -> list[Span]:
-        """Return what a member has leased."""
+        """Return the spans leased to a member."""
         return [span for span in self.spans if span.member == member]
 
     def within(self, first: int, end: int) -> Iterator[Span]:
@@ -83,7 +83,7 @@ class SettledMap:
             at += 1
 
     def put(self, span: Span) -> None:
-        """Let messages be in this state from now on: open ones, or the next fresh ones."""
+        """Set the state of messages: open ones, or the next fresh ones."""
         assert span.first < span.end <= max(self.next, span.end if span.first == self.next else 0)
         at = self._carve(span.first, span.end)
         if at and span.follows(self.spans[at - 1]):
@@ -99,14 +99,14 @@ class SettledMap:
             self.lease_ends = min(self.lease_ends, span.until)
 
     def settle(self, first: int, end: int) -> None:
-        """Let messages be settled: open ones, or the next fresh ones."""
+        """Settle messages: open ones, or the next fresh ones."""
         assert first < end
         assert end <= self.next or first == self.next
         self._carve(first, end)
         self.next = max(self.next, end)
 
     def cut(self, seq: int) -> int:
-        """Let all messages from this one on be fresh; return how many of them were settled."""
+        """Make all messages from `seq` on fresh; return how many of them were settled."""
         if seq >= self.next:
             return 0
         settled = self.next - seq - sum(span.size for span in self.within(seq, self.next))
@@ -115,7 +115,7 @@ class SettledMap:
         return settled
 
     def expired(self, now: int) -> list[Span]:
-        """Return the leases that have run out."""
+        """Return the spans whose lease has expired."""
         if now < self.lease_ends:
             return []
         leased = [span for span in self.spans if span.member != NOBODY]
@@ -129,12 +129,12 @@ class SettledMap:
             return []
         waiting = [span for span in self.spans if span.member == NOBODY]
         over = [span for span in waiting if span.until <= now]
-        # Who takes them says so by `put`; if nobody does, they are due the next time.
+        # The caller leases them by `put`; those it does not lease stay due.
         self.wait_ends = min((span.until for span in waiting), default=math.inf)
         return over
 
     def _carve(self, first: int, end: int) -> int:
-        """Remove what is open from `first` up to `end`; return where in the list that was."""
+        """Remove open messages from `first` up to `end`; return their index in `spans`."""
         spans = self.spans
         low = bisect_left(spans, first + 1, key=_end_of)
         high = low
@@ -151,7 +151,7 @@ class SettledMap:
 
 
 def runs_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return sorted, disjoint ranges (first, end) of numbers in any order, each once."""
+    """Merge numbers, in any order, into sorted disjoint ranges (first, end)."""
     if not numbers:
         return []
     first, end = numbers[0], numbers[0] + len(numbers)

@@ -46,21 +46,21 @@ class Ending(enum.IntEnum):
     ACKED = 1
     #: It is in the dead-letter stream.
     DEAD = 2
-    #: The stream has it no more.
+    #: The stream no longer has it.
     OVERRUN = 3
     RETENTION = 4
     RECREATED = 5
-    #: Its bytes are not those that were written.
+    #: Its bytes fail their check.
     DAMAGED = 6
 
     @property
     def loss(self) -> DropReason | None:
-        """The reason of a loss; None: it was none."""
+        """The reason of the loss; None: not a loss."""
         return _LOSSES.get(self)
 
     @classmethod
     def of(cls, reason: DropReason) -> Ending:
-        """Return how a message ends that is lost for this reason."""
+        """Return the ending of a message that is lost for this reason."""
         return next((ending for ending, loss in _LOSSES.items() if loss is reason), cls.OVERRUN)
 
 
@@ -73,17 +73,17 @@ _LOSSES: Final = {
 
 
 class Member(NamedTuple):
-    """A reader of a group: a process and when it joined."""
+    """A reader of a group: its process, and when it joined."""
 
     pid: int
     joined_ns: int
 
 
-# --- what changes it -------------------------------------------------------------------------
+# --- records that change the state -----------------------------------------------------------
 
 
 class Put(NamedTuple):
-    """Spans are leased to a member until a moment, or wait until then (`NOBODY`)."""
+    """Spans are leased to `member`, or wait (`NOBODY`), until the time `until`."""
 
     member: int
     until: int
@@ -131,7 +131,7 @@ class Join(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """A member closed its reader, or its process is gone. It has nothing leased by then."""
+    """A member closed its reader, or its process died. It holds no leases any more."""
 
     member: int
 
@@ -144,7 +144,7 @@ class Leave(NamedTuple):
 
 
 class Renumber(NamedTuple):
-    """The stream goes on in a new epoch: numbers from `cut` on are given again."""
+    """The stream continues in a new epoch, which reuses numbers from `cut` on."""
 
     epoch: int
     cut: int
@@ -158,7 +158,7 @@ class Renumber(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """The stream was created anew, and begins with `first`."""
+    """The stream was recreated, and starts at `first`."""
 
     epoch: int
     first: int
@@ -172,15 +172,15 @@ class Restart(NamedTuple):
 
 
 Record: TypeAlias = Put | Settle | Join | Leave | Renumber | Restart
-#: By kind, the first byte of a record.
+#: Indexed by kind, the first byte of a record.
 _RECORDS: Final[tuple[type[Record], ...]] = (Put, Settle, Join, Leave, Renumber, Restart)
 _PUT_KIND, _SETTLE_KIND, _JOIN_KIND, _LEAVE_KIND, _RENUMBER_KIND, _RESTART_KIND = range(6)
 
 
 def decode(body: bytes) -> Record:
-    """Return the record that these bytes are.
+    """Decode a record.
 
-    :raises ValueError: they are none.
+    :raises ValueError: the bytes are no record.
     """
     try:
         return _RECORDS[body[0]].decode(body)
@@ -188,20 +188,20 @@ def decode(body: bytes) -> Record:
         raise ValueError(f"no record of a group: {error}") from None
 
 
-# --- what it is ------------------------------------------------------------------------------
+# --- the state -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class GroupState:
-    """All that the members of a group share."""
+    """The state that the members of a group share."""
 
-    #: The epoch of the stream that the numbers count in.
+    #: The epoch of the stream that the sequence numbers belong to.
     epoch: int
     map: SettledMap
-    #: The field of a message that orders it; None: none does.
+    #: The message field that orders delivery; None: no order by key.
     key: str | None = None
     members: dict[int, Member] = field(default_factory=dict)
-    #: How many messages were settled how.
+    #: Count of settled messages by ending.
     settled: dict[Ending, int] = field(default_factory=lambda: dict.fromkeys(Ending, 0))
     redelivered: int = 0
     reverted: int = 0
@@ -209,7 +209,7 @@ class GroupState:
     losses: LossLedger = field(default_factory=LossLedger)
 
     def apply(self, record: Record) -> None:
-        """Change it as a record says."""
+        """Apply a record."""
         match record:
             case Put():
                 self._put(record)
@@ -231,7 +231,7 @@ class GroupState:
         member, until, spans = record
         for first, end, deliveries, key in spans:
             if deliveries > 1 or member == NOBODY:
-                # What was leased again, and not delivered after all, is taken back.
+                # `more` is negative for a lease that was returned undelivered.
                 for part in self.map.within(first, end):
                     more = max(deliveries, 1) - max(part.deliveries, 1)
                     self.redelivered += part.size * more
@@ -245,7 +245,7 @@ class GroupState:
                 self.losses.add(Loss(first, end - 1, record.ending.loss))
 
     def to_json(self) -> bytes:
-        """Return it as the content of a checkpoint."""
+        """Encode the state for a checkpoint."""
         fields: dict[str, Any] = {
             "epoch": self.epoch,
             "next": self.map.next,
@@ -263,9 +263,9 @@ class GroupState:
 
     @classmethod
     def from_json(cls, text: bytes) -> GroupState:
-        """Return what `to_json` wrote.
+        """Decode the output of `to_json`.
 
-        :raises ValueError: it is not that.
+        :raises ValueError: the text is no state of a group.
         """
         try:
             fields = json.loads(text)

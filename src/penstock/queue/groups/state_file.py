@@ -1,4 +1,4 @@
-"""How does the state of a group outlive its members, and how do they take turns at it?"""
+"""How does the state of a group outlive its members, and how do they take turns to change it?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.closing import Closable
 from penstock.core.errors import (
     DamagedQueue,
     LockTimeout,
@@ -18,12 +17,12 @@ from penstock.core.errors import (
     PenstockError,
     Unsupported,
 )
+from penstock.core.interfaces import Closable
 from penstock.core.whole_files import sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
 from penstock.queue.groups.state import GroupState, Put, Record, decode
-from penstock.queue.liveness import LockFile
-from penstock.queue.storage import storage_error, storage_errors
-from penstock.queue.wide.creation import boot_id
+from penstock.queue.storage import LockFile, storage_error, storage_errors
+from penstock.queue.wide.file import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,21 +32,21 @@ __all__ = ["MOST_MEMBERS", "Removed", "StateFile", "group_names", "look"]
 
 _MAGIC: Final = b"PNGROUP\0"
 _VERSION: Final = 1
-#: Magic, version, checksum and length of the checkpoint; which group it is, and the machine's run.
+#: Magic, version, checksum and length of the checkpoint; identity of the group, and boot id.
 _HEADER: Final = struct.Struct("<8sIII16s16s")
-#: Length and checksum of a record. The checksum goes on from that of what is before it, so that
-#: what a power failure left behind the last whole record is never taken for one.
+#: Length and checksum of a record. The checksum continues that of all bytes before, so that
+#: stale bytes after the last complete record, left by a power failure, never pass as one.
 _FRAME: Final = struct.Struct("<II")
 
-#: The journal behind a checkpoint, above which another is made (bytes); or so many times that one.
+#: Longest journal (bytes) before the next checkpoint, or this multiple of the checkpoint's size.
 _LONGEST_JOURNAL: Final = 512 << 10
 _TIMES_CHECKPOINT: Final = 8
 _LARGEST_RECORD: Final = 64 << 20
 
-#: Locked by whoever reads or changes the state; behind it, each member locks its own byte.
+#: Byte locked by the member in its turn; after it, each live member locks a byte of its own.
 _TURN: Final = 1 << 62
 MOST_MEMBERS: Final = 4096
-#: While another has its turn, look again this often (seconds), for so long.
+#: While another member has its turn, retry with these pauses, for `_PATIENCE` (seconds).
 _FIRST_PAUSE: Final = 0.000_02
 _LONGEST_PAUSE: Final = 0.001
 _PATIENCE: Final = 10.0
@@ -57,35 +56,35 @@ _LOCK: Final = ".lock"
 
 
 class Removed(NotFound):
-    """The group was removed while it was open, and maybe made anew."""
+    """The group was removed while open, and possibly recreated."""
 
 
 class StateFile(Closable):
-    """A checkpoint of the state, and behind it a journal of what changed since.
+    """A checkpoint of the state, followed by a journal of later changes.
 
-    Members take turns by a lock that the kernel gives back when its owner dies. In its turn, a
-    member reads what the others appended, decides, and appends its own records with one write.
-    A copy of the state is in its memory, so a turn costs as much as what changed.
+    Members take turns by a lock that the kernel releases when its owner dies. In its turn, a
+    member reads the records of the others, decides, and appends its own records with one write.
+    Each keeps a copy of the state in memory, so the cost of a turn is that of the new records.
     """
 
     def __init__(self, folder: Path, name: str, make: Callable[[], GroupState]) -> None:
-        """Open the state of a group; make one if there is none.
+        """Open the state of a group, or create it by `make`.
 
-        :raises DamagedQueue: it is not one.
-        :raises Unsupported: a newer Penstock made it.
-        :raises StorageError: the operating system refuses.
+        :raises DamagedQueue: the file is no state of a group.
+        :raises Unsupported: a newer Penstock wrote it.
+        :raises StorageError: the operating system reports an error.
         """
         self.path = folder / f"{name}{_STATE}"
-        #: What is known, as of the last turn.
+        #: The state as of the last turn.
         self.state: GroupState
         self._fd = -1
         self._identity = self._boot = b""
-        #: Where the journal begins and ends, and the checksum up to its end.
+        #: Start and end of the journal, and the checksum up to its end.
         self._start = self._at = self._crc = 0
-        #: Whether the copy is to be read anew: the last turn did not end well.
+        #: Whether the copy must be reloaded, because the last turn failed.
         self._is_stale = True
         self._pending: list[Record] = []
-        #: Records of all members that this one knows of, since it opened the file.
+        #: Count of records applied, of all members, since the file was opened.
         self.changes = 0
         lock = str(folder / f"{name}{_LOCK}")
         with storage_errors("creating", lock):
@@ -111,11 +110,11 @@ class StateFile(Closable):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[GroupState]:
-        """Be the only one who reads and changes the state. What `add` was given is kept at the end.
+        """Lock the state to read and change it. Records of `add` are written at the end.
 
         :raises LockTimeout: another member did not end its turn.
-        :raises Removed: the group is not there any more.
-        :raises StorageError: the operating system refuses; nothing of it was done.
+        :raises Removed: the group was removed.
+        :raises StorageError: the operating system reports an error; the change was discarded.
         """
         self._lock()
         try:
@@ -135,15 +134,15 @@ class StateFile(Closable):
             self._unlock()
 
     def add(self, record: Record) -> None:
-        """Change the state; within a turn."""
+        """Apply a record; only within a turn."""
         self.state.apply(record)
         self._pending.append(record)
         self.changes += 1
 
     def sync(self) -> None:
-        """Return when the last turn, and all before it, would survive a power failure.
+        """Sync all turns so far to disk.
 
-        :raises StorageError: the device refuses.
+        :raises StorageError: the sync fails.
         """
         with storage_errors("syncing", str(self.path)):
             os.fdatasync(self._fd)
@@ -167,17 +166,17 @@ class StateFile(Closable):
     # --- members -------------------------------------------------------------------------------
 
     def claim(self, member: int) -> bool:
-        """Be this member from now on, until closed or dead; tell whether nobody else is."""
+        """Take this member number until `close` or death; False: another process has it."""
         return self._locks.try_lock(_TURN + 1 + member)
 
     def is_alive(self, member: int) -> bool:
-        """Tell whether another member of this number is there."""
+        """Tell whether another process has this member number."""
         return self._locks.is_locked(_TURN + 1 + member)
 
     # --- the file ------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Read what the others appended since."""
+        """Apply the records that other members appended since the last turn."""
         if self._is_stale or os.fstat(self._fd).st_nlink == 0:
             self._load()
         elif data := _read_from(self._fd, self._at):
@@ -209,7 +208,7 @@ class StateFile(Closable):
             self.changes += 1
         self._at += at
         if at < len(data):
-            # Somebody died while writing it. It is not there for anybody.
+            # A torn record of a member that died while writing: no member applies it.
             os.ftruncate(self._fd, self._at)
 
     def _append(self) -> None:
@@ -231,14 +230,14 @@ class StateFile(Closable):
         self._crc = crc
 
     def _write_checkpoint(self, state: GroupState, identity: bytes) -> None:
-        """Replace the file. It is on the disk when this returns, whatever the policy is: rarely."""
+        """Replace the file, and sync it, whatever the `sync` option: this is rare."""
         text = state.to_json()
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(text), len(text), identity, _boot())
         write_whole(self.path, header + text, sync=True)
         sync_names(self.path.parent)
 
     def _begin_boot(self) -> None:
-        """Let all wait no longer: the members are gone, and moments are counted anew."""
+        """End all leases and waits after a reboot: no member is left, and the clock restarted."""
         spans = [(s.first, s.end, s.deliveries, s.key) for s in self.state.map.spans]
         self.state.members.clear()
         self.state.apply(Put(NOBODY, 0, spans))
@@ -253,9 +252,9 @@ class StateFile(Closable):
 
 
 def look(folder: Path, name: str) -> tuple[GroupState, set[int]]:
-    """Return the state of a group, and which of its members are alive. Nothing is changed.
+    """Return the state of a group, and its live members, without changing anything.
 
-    :raises NotFound: there is no such group.
+    :raises NotFound: no group has this name.
     :raises DamagedQueue: its state is not readable.
     """
     path = folder / f"{name}{_STATE}"
@@ -270,7 +269,7 @@ def look(folder: Path, name: str) -> tuple[GroupState, set[int]]:
     try:
         locks = LockFile(str(folder / f"{name}{_LOCK}"))
     except OSError:
-        return state, set()  # it is another user's
+        return state, set()  # no permission: owned by another user
     try:
         return state, {i for i in state.members if locks.is_locked(_TURN + 1 + i)}
     finally:
@@ -278,7 +277,7 @@ def look(folder: Path, name: str) -> tuple[GroupState, set[int]]:
 
 
 def group_names(folder: Path) -> list[str]:
-    """Return the groups that have their state in a folder."""
+    """Return the names of the groups in a folder."""
     return sorted(path.name.removesuffix(_STATE) for path in folder.glob(f"*{_STATE}"))
 
 
@@ -294,7 +293,7 @@ def _read_from(fd: int, at: int) -> bytes:
 
 
 def _checkpoint(path: str, data: bytes) -> tuple[bytes, bytes, GroupState, int]:
-    """Return which group it is, the run of the machine, its state, and where the journal begins."""
+    """Return the identity, boot id and state of a checkpoint, and the journal's offset."""
     hint = "restore it, or move it away: then the group begins anew"
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise DamagedQueue(path, "magic", 0, _MAGIC, data[:8], hint=hint)
@@ -315,7 +314,7 @@ def _checkpoint(path: str, data: bytes) -> tuple[bytes, bytes, GroupState, int]:
 
 
 def _frames(data: bytes, crc: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the whole records, each with the checksum up to it."""
+    """Yield complete records, each with the running checksum."""
     at = 0
     while at + _FRAME.size <= len(data):
         length, expected = _FRAME.unpack_from(data, at)

@@ -1,1 +1,1 @@
-"""The durable log: a directory of wide queues, one behind the other."""
+"""The durable log: a directory of wide queues, in sequence."""

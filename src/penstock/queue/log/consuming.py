@@ -1,4 +1,4 @@
-"""How does a reader of a log find its place again, however it ended?"""
+"""How does a named reader of a log resume at its position, even after a crash?"""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from penstock.core.errors import Closed, CursorInUse, DamagedQueue
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.queue.cursor_file import CursorFile
-from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
 from penstock.queue.log.recovery import is_unsettled
 from penstock.queue.log.retention import CURSORS, GROUPS
-from penstock.queue.wide.compression import Compression
+from penstock.queue.wide.layout import Compression
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.message import Message
     from penstock.queue.cursors import Cursor
+    from penstock.queue.groups.reader import GroupReader
     from penstock.queue.log.options import LogOptions
-    from penstock.queue.wide.queue_file import QueueFile
+    from penstock.queue.wide.file import QueueFile
 
 __all__ = ["Consumer", "open_log_member", "open_log_reader"]
 
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class Consumer(LogReader):
-    """A reader whose place has a name: `hold=NAME`, or `cursor=NAME`.
+    """A reader with a named position: `hold=NAME`, or `cursor=NAME`.
 
-    What a call returned is confirmed by the next call, by `acknowledge` and by closing. So a
-    message that was being worked on when the process died comes again.
+    The next call, `acknowledge` and `close` confirm the messages of a call. So a message in
+    work when the process dies is redelivered.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Consumer(LogReader):
 
     def _meet(self, start: Position) -> None:
         self._use(self._file, self._file.field("tail"))
-        self._cursors = CursorFile(str(self._places.folder / CURSORS))
+        self._cursors = CursorFile(str(self._index.folder / CURSORS))
         place = self._cursors.claim(self._name, epoch=self._epoch)
-        # It is moved only when this reader stands where it shall: an error must not move it.
+        # Set `_place` only after the seek succeeded: an error must not move the cursor.
         if place.is_new:
             self.seek(start)
         elif (known := self._known_place(place)) is not None:
@@ -68,15 +68,15 @@ class Consumer(LogReader):
         self._confirm()
 
     def _known_place(self, place: Cursor) -> int | None:
-        """Return where this reader left off; None: in a log that was here before.
+        """Return the position to resume at; None: it belongs to an earlier log at this path.
 
-        :raises DamagedQueue: there was never such a message.
+        :raises DamagedQueue: the position is beyond the end of the log.
         """
         bounds = self.bounds()
         seq = bounds.successor(place.epoch, place.seq)
         if seq is None or seq <= bounds.end:
             return seq
-        if is_unsettled(self._places.folder):  # the disk got its place, and not the messages
+        if is_unsettled(self._index.folder):  # the disk has the cursor, but not the messages
             return bounds.end
         assert self._cursors is not None
         raise DamagedQueue(
@@ -92,10 +92,10 @@ class Consumer(LogReader):
         super()._take_up_anew(file)
         if self._cursors is None or self._cursors.is_named():
             return
-        # The file of cursors was removed with the log.
+        # The cursor file was removed with the log.
         self._place = None
         self._cursors.close()
-        self._cursors = CursorFile(str(self._places.folder / CURSORS))
+        self._cursors = CursorFile(str(self._index.folder / CURSORS))
         self._place = self._cursors.claim(self._name, epoch=self._epoch)
         self._confirmed = (-1, -1)
 
@@ -108,7 +108,7 @@ class Consumer(LogReader):
         return super()._peek(timeout)
 
     def acknowledge(self) -> None:
-        """Say that everything read so far is done."""
+        """Confirm all messages read so far."""
         super().acknowledge()
         self._confirm()
 
@@ -131,7 +131,7 @@ class Consumer(LogReader):
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()
-        self._place = None  # it is the parent's
+        self._place = None  # the parent owns it
         self._close(finished=False)
 
 
@@ -140,14 +140,14 @@ class CompressedConsumer(Consumer, CompressedLogReader):
 
 
 class HeldPlace:
-    """The cursor `group:NAME`, which retention respects when a writer says `hold=group:NAME`."""
+    """The cursor `group:NAME`, which retention respects if a writer sets `hold=group:NAME`."""
 
     def __init__(self, folder: Path, group: str) -> None:
         self._path = folder / CURSORS
         self._name = f"group:{group}"
 
     def __call__(self, epoch: int, seq: int) -> None:
-        """Let go of what is settled, if anybody holds it for the group."""
+        """Advance the group's cursor to `seq`, if it exists."""
         if not self._path.exists():
             return
         with CursorFile(str(self._path)) as cursors:
@@ -159,11 +159,13 @@ class HeldPlace:
 
 
 def open_log_member(url: str, folder: Path, start: Position, options: LogOptions) -> GroupReader:
-    """Open a reader of the group that the options name; a new group begins at `start`.
+    """Open a reader of the group `options.group`; a new group starts at `start`.
 
-    :raises NotFound: there is no such log.
+    :raises NotFound: there is no log at this path.
     :raises DamagedQueue: it is not readable.
     """
+    from penstock.queue.groups.reader import GroupReader  # noqa: PLC0415 - few need it
+
     assert options.group is not None
     return GroupReader(
         url,
@@ -176,11 +178,11 @@ def open_log_member(url: str, folder: Path, start: Position, options: LogOptions
 
 
 def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:
-    """Open a reader, of the kind that the log needs.
+    """Open a reader: plain or decompressing, with or without a named position.
 
-    :raises NotFound: there is no such log.
+    :raises NotFound: there is no log at this path.
     :raises DamagedQueue: it is not readable.
-    :raises CursorInUse: somebody else reads from that named place.
+    :raises CursorInUse: another reader has this name.
     """
     is_named = options.reader_name() is not None
     file = open_newest(folder, options.wait)

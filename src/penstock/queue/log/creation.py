@@ -1,4 +1,4 @@
-"""How does a log come into being, and how is it opened to write to?"""
+"""How is a log created, and opened for writing?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.core.interfaces import Ancestor
 from penstock.core.whole_files import sync_names
 from penstock.queue.cursor_file import CursorFile
-from penstock.queue.log.freeing import remove_segment, seal
+from penstock.queue.log.index import SegmentIndex
 from penstock.queue.log.locking import LOCK, WriterLock
-from penstock.queue.log.places import Places
 from penstock.queue.log.recovery import (
     Recovery,
     is_left_over,
@@ -28,6 +27,8 @@ from penstock.queue.log.segments import (
     numbers_of,
     open_segment,
     path_of,
+    remove_segment,
+    seal,
 )
 from penstock.queue.log.settings import (
     SETTINGS,
@@ -38,39 +39,39 @@ from penstock.queue.log.settings import (
 )
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_errors
+from penstock.queue.wide.file import mark
 from penstock.queue.wide.layout import HeaderFlag, State
-from penstock.queue.wide.queue_file import mark
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.queue.log.options import LogOptions
     from penstock.queue.log.settings import Settings
-    from penstock.queue.wide.queue_file import QueueFile
+    from penstock.queue.wide.file import QueueFile
 
 __all__ = ["Opened", "create_log", "open_to_write"]
 
 log = logging.getLogger(__name__)
 
-#: While a log is not there yet, look this often (seconds).
+#: Poll interval (seconds) while waiting for a log to appear.
 _LOOK_FOR_LOG: Final = 0.02
 
 
 class Opened(NamedTuple):
-    """A log that this process may write to."""
+    """A log opened for writing."""
 
     settings: Settings
-    #: The segment that takes messages.
+    #: The live segment, to append to.
     file: QueueFile
     lock: WriterLock
     recovery: Recovery
 
 
 def create_log(folder: Path, options: LogOptions, *, replace: bool) -> None:
-    """Make a log without messages.
+    """Create an empty log.
 
-    :raises AlreadyExists: there is one, and `replace` is not set; or the directory is another's.
-    :raises LockTimeout: it is to be replaced, and somebody writes to it.
+    :raises AlreadyExists: there is a log without `replace`, or the directory holds other files.
+    :raises LockTimeout: another process writes to the log.
     :raises StorageError: there is no space, or no permission.
     """
     if not replace and numbers_of(folder):
@@ -83,10 +84,10 @@ def create_log(folder: Path, options: LogOptions, *, replace: bool) -> None:
 
 
 def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = None) -> Opened:
-    """Become the writer of a log; make the log if that is asked for.
+    """Become the writer of a log; create the log as `options.create` says.
 
-    :param anew: what a log is made with that was removed under its writer
-    :raises NotFound: there is none, and none is to be made.
+    :param anew: settings to recreate a log with that was removed while open
+    :raises NotFound: there is no log, with `create=never`.
     :raises LockTimeout: another process writes to it.
     :raises StorageError: there is no space, or no permission.
     """
@@ -132,18 +133,18 @@ def _open(
 
 
 def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
-    """Make the directory; leave alone one that holds other things.
+    """Create the directory; refuse one that holds other files.
 
-    Its files can be used by those who can use it: the owner alone, unless `mode` says more.
+    The files in it get its permissions: the owner's only, unless `mode` says more.
 
-    :raises AlreadyExists: it does.
+    :raises AlreadyExists: the directory holds files that are not of a log.
     """
     with storage_errors("creating", str(folder)):
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        if folder in missing:  # who may read it may also look into it
+        if folder in missing:  # a readable directory is searchable, too
             folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
-        for made in missing if sync else ():  # what is synced in it is to be found by its name
+        for made in missing if sync else ():  # synced files must be reachable by name
             sync_names(made.parent)
         names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS, GROUPS} and not numbers_of(folder):
@@ -156,7 +157,7 @@ def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
 def _settings(
     folder: Path, options: LogOptions, *, sync: bool, anew: Settings | None = None
 ) -> Settings:
-    """Return the properties of the log, with what this writer gives; of a new one if need be."""
+    """Return the settings of the log, updated by the writer's options; new ones if missing."""
     kept = _load(folder)
     if kept is not None:
         _remove_previous(folder, kept)
@@ -176,10 +177,10 @@ def _settings(
 
 
 def _has_any_of(folder: Path, settings: Settings) -> bool:
-    """Tell whether a segment is of this log, if any can be read.
+    """Tell whether any readable segment belongs to this log, or none is readable.
 
-    An old version of the log's own file, which a power failure can bring back, is no reason to put
-    all segments aside.
+    A power failure can restore an old version of the settings file: that must not cause all
+    segments to be set aside.
     """
     readable = 0
     for number in reversed(numbers_of(folder)):
@@ -191,7 +192,7 @@ def _has_any_of(folder: Path, settings: Settings) -> bool:
 
 
 def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
-    """Empty the log, and begin another in its place. Once that is noted down, it will be done."""
+    """Replace the log by an empty one. Once the settings are saved, any writer completes it."""
     kept, newest = _load(folder), _newest(folder)
     if newest is None:
         return _settings(folder, options, sync=sync)
@@ -202,7 +203,7 @@ def _replace(folder: Path, options: LogOptions, *, sync: bool) -> Settings:
         save_settings(folder, settings, sync=sync)
         _remove_previous(folder, settings)
         begin_segment(folder, settings, 0, sync=sync).close()
-        mark(newest, State.REPLACED)  # those who sleep there find the new one now
+        mark(newest, State.REPLACED)  # wakes sleeping readers, which find the new log
     finally:
         newest.close()
     return settings
@@ -228,7 +229,7 @@ def _adopt(folder: Path, options: LogOptions) -> Settings:
 
 
 def _adopted(folder: Path, newest: QueueFile) -> Settings:
-    """Put together from the segments what the log's own file said."""
+    """Reconstruct the settings from the segments."""
     lineage: list[Ancestor] = []
     epoch = None
     for number in numbers_of(folder):
@@ -241,7 +242,7 @@ def _adopted(folder: Path, newest: QueueFile) -> Settings:
 
 
 def _newest(folder: Path) -> QueueFile | None:
-    """Map the newest segment that can be mapped."""
+    """Map the newest readable segment; None: no segment is readable."""
     for number in reversed(numbers_of(folder)):
         with contextlib.suppress(DamagedQueue, NotFound):
             return open_segment(folder, number, to_write=True)
@@ -249,7 +250,7 @@ def _newest(folder: Path) -> QueueFile | None:
 
 
 def _remove_previous(folder: Path, settings: Settings) -> None:
-    """Remove what is left of the log that was here before; the newest goes last."""
+    """Remove remaining segments of the previous log, the newest last."""
     previous, newest = settings.previous, _newest(folder)
     if newest is None:
         return
@@ -261,10 +262,10 @@ def _remove_previous(folder: Path, settings: Settings) -> None:
 
 
 def _make_held_cursors(folder: Path, settings: Settings) -> None:
-    """Make those that retention waits for: a reader that comes later starts where the log does."""
+    """Create missing cursors of `hold` at the oldest message, so that retention waits for them."""
     if not settings.hold:
         return
-    oldest = Places(folder).oldest()
+    oldest = SegmentIndex(folder).oldest()
     with CursorFile(str(folder / CURSORS)) as cursors:
         for name in settings.hold:
             cursors.reserve(name, epoch=settings.epoch, seq=oldest)

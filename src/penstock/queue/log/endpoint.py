@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.capabilities import Listable
+from penstock.core.capabilities import Listable, Removable
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of
 from penstock.core.errors import InvalidOption, InvalidURL
-from penstock.core.options import parse_options
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.url import URL
@@ -20,10 +19,10 @@ from penstock.queue.log.consuming import open_log_member, open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions
+from penstock.queue.log.recovery import check_log
 from penstock.queue.log.retention import Limits, Trimmed, trim
 from penstock.queue.log.segments import is_log
 from penstock.queue.log.settings import load_settings
-from penstock.queue.log.verification import check_log
 from penstock.queue.log.writer import open_log_writer
 from penstock.queue.notes import NoteFile
 
@@ -31,15 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-    from penstock.core.info import StreamInfo
-    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.interfaces import Reader, StreamInfo, Writer
     from penstock.queue.log.info import Listed
-    from penstock.queue.log.verification import Checked
+    from penstock.queue.log.recovery import Checked
 
 __all__ = ["LogEndpoint", "check", "names_log", "segments", "trim_log"]
 
 
-class LogEndpoint(NotedAppends, Listable, Endpoint):
+class LogEndpoint(NotedAppends, Listable, Removable, Endpoint):
     """`log:/path/name`: a durable log in that directory."""
 
     oldest_go_by = DropReason.RETENTION
@@ -86,20 +84,31 @@ class LogEndpoint(NotedAppends, Listable, Endpoint):
         plain = replace(url, options={"trace": "false"})
         return self.open_reader(plain, Position.START)
 
+    def remove(self, url: URL, *, force: bool = False) -> None:
+        from penstock.queue.inventory import (  # noqa: PLC0415 - few need it
+            check_unused,
+            remove_log,
+        )
+
+        found = self.describe(url)
+        if not force:
+            check_unused(found)
+        remove_log(_parse(url)[0], force=force)
+
     def find(self, pattern: URL) -> set[str]:
         found = glob.glob(pattern.path.rstrip("/"))  # noqa: PTH207 - a Path has none from the root
         return {pattern.with_path(path) for path in found if is_log(Path(path))}
 
 
 def names_log(url: str) -> bool:
-    """Tell whether a URL names a log of this machine, there or not."""
+    """Tell whether a URL names a local log, which need not exist."""
     return isinstance(endpoint_of(url), LogEndpoint)
 
 
 def segments(url: str) -> list[Listed]:
     """List the segments of a log, the oldest first.
 
-    :raises NotFound: there is no log.
+    :raises NotFound: there is no log at this path.
     """
     return list_segments(_folder(url))
 
@@ -107,18 +116,18 @@ def segments(url: str) -> list[Listed]:
 def check(url: str) -> Iterator[Checked]:
     """Check every message of a log, segment by segment.
 
-    :raises NotFound: there is no log.
+    :raises NotFound: there is no log at this path.
     """
     return check_log(_folder(url))
 
 
 def trim_log(url: str, limits: Limits | None = None) -> Trimmed:
-    """Remove the oldest segments, beyond these limits or else the log's own.
+    """Remove the oldest segments, by the given limits or else the log's own.
 
-    The log may be written to and read meanwhile.
+    Safe while the log is written and read.
 
-    :raises NotFound: there is no log.
-    :raises StorageError: the operating system refuses.
+    :raises NotFound: there is no log at this path.
+    :raises StorageError: the operating system reports an error.
     """
     folder = _folder(url)
     list_segments(folder)
@@ -143,7 +152,7 @@ def _parse(url: URL) -> tuple[Path, LogOptions]:
     folder = url.path.rstrip("/")
     if not folder:
         raise InvalidURL(url.text, "it names no log", hint="write log:/path/name")
-    return Path(folder), parse_options(url, LogOptions)
+    return Path(folder), LogOptions.of(url)
 
 
 def _refuse(url: URL, options: AbstractSet[str], reason: str, *, hint: str | None = None) -> None:

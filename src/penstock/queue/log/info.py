@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
-from penstock.core.info import StreamInfo
-from penstock.core.interfaces import Bounds
+from penstock.core.interfaces import Bounds, StreamInfo
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.groups.leases import describe_groups
 from penstock.queue.log.locking import writer_pid
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
 
     from penstock.queue.log.settings import Settings
 
-__all__ = ["Listed", "describe_log", "list_segments"]
+__all__ = ["Listed", "describe_log", "is_set_aside", "list_segments"]
 
-#: What recovery leaves behind for a person to look at.
+#: Files that recovery sets aside for inspection.
 _ASIDE: Final = re.compile(r".*\.(damaged|torn)-\d+")
 
 
 class Listed(NamedTuple):
-    """A segment in a list: what is in it, or what is wrong with it."""
+    """A listed segment: its content, or its damage."""
 
     path: Path
     #: Number of its first message.
     first: int
     #: Bytes on the disk.
     disk: int
-    #: None when it cannot be read.
+    #: None if it is not readable.
     segment: Segment | None
-    #: None when it can.
+    #: None if it is readable.
     damage: DamagedQueue | None
 
     @property
@@ -51,9 +50,9 @@ class Listed(NamedTuple):
 
 
 def list_segments(folder: Path) -> list[Listed]:
-    """Look at every segment of a log, the oldest first.
+    """Inspect every segment of a log, the oldest first.
 
-    :raises NotFound: there is no log.
+    :raises NotFound: there is no log at this path.
     """
     found = []
     for number in numbers_of(folder):
@@ -73,10 +72,10 @@ def list_segments(folder: Path) -> list[Listed]:
 
 
 def describe_log(url: str, folder: Path) -> StreamInfo:
-    """Look at a log without touching it.
+    """Describe a log without changing it.
 
-    :raises NotFound: there is none.
-    :raises DamagedQueue: none of its segments can be read.
+    :raises NotFound: there is no log at this path.
+    :raises DamagedQueue: none of its segments is readable.
     """
     listed = list_segments(folder)
     segments = [one.segment for one in listed if one.segment is not None]
@@ -137,7 +136,7 @@ def _cursors(folder: Path, newest: Segment, settings: Settings | None) -> list[d
     found = []
     for entry in entries:
         seq = bounds.successor(entry.epoch, entry.seq)
-        is_here = seq is not None  # or last in an earlier log: it will begin at the start of this
+        is_here = seq is not None  # otherwise of an earlier log: it will start at the oldest
         found.append(
             {
                 "name": entry.name,
@@ -150,6 +149,11 @@ def _cursors(folder: Path, newest: Segment, settings: Settings | None) -> list[d
     return found
 
 
+def is_set_aside(name: str) -> bool:
+    """Tell whether a file is one that recovery set aside for inspection."""
+    return _ASIDE.fullmatch(name) is not None
+
+
 def _set_aside(folder: Path) -> list[str]:
     with storage_errors("looking at", str(folder)):
-        return sorted(str(path) for path in folder.iterdir() if _ASIDE.fullmatch(path.name))
+        return sorted(str(path) for path in folder.iterdir() if is_set_aside(path.name))

@@ -8,29 +8,28 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import LockTimeout, NotFound
-from penstock.queue.liveness import LockFile
-from penstock.queue.storage import storage_errors
+from penstock.queue.storage import LockFile, storage_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["LOCK", "WriterLock", "writer_pid"]
 
-#: The name of the file. It also says the process, for people to look at.
+#: The name of the lock file. It holds the writer's pid, for information only.
 LOCK: Final = "lock"
 _BYTE: Final = 0
-#: While another writer is there, look again this often (seconds).
+#: Poll interval (seconds) while another process holds the lock.
 _LOOK_FOR_WRITER: Final = 0.01
 
 
 class WriterLock:
-    """The right to write to a log, which ends with the process however that ends."""
+    """The exclusive right to write to a log; the kernel releases it when the process ends."""
 
     def __init__(self, folder: Path, timeout: float) -> None:
-        """Take it; the directory is there.
+        """Take the lock; wait up to `timeout` seconds. The directory exists.
 
-        :raises LockTimeout: another process had it for all that time.
-        :raises StorageError: there is no permission to.
+        :raises LockTimeout: another process held it for `timeout` seconds.
+        :raises StorageError: no permission.
         """
         path = folder / LOCK
         with storage_errors("opening", str(path)):
@@ -46,11 +45,11 @@ class WriterLock:
         except BaseException:
             self._locks.close()
             raise
-        #: Seconds that it took.
+        #: Seconds spent waiting for the lock.
         self.waited = time.monotonic() - began
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         self._locks.close()
 
 
@@ -63,7 +62,7 @@ def _give_up_after(timeout: float, began: float, folder: Path) -> None:
 
 
 def writer_pid(folder: Path) -> int | None:
-    """Return the process that writes to a log now; None when there is none, or nobody may know."""
+    """Return the pid of the log's writer; None: no writer, or no permission to see."""
     path = folder / LOCK
     try:
         locks = LockFile(str(path))

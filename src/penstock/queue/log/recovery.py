@@ -1,4 +1,4 @@
-"""What is left of a log when its writer, or its machine, went down?"""
+"""How is a log recovered and checked after its writer or its machine crashed?"""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from penstock.core.errors import CursorInUse, DamagedQueue, NotFound
 from penstock.queue.cursor_file import CursorFile
-from penstock.queue.log.freeing import seal
+from penstock.queue.log.info import list_segments
 from penstock.queue.log.retention import CLOCK, CURSORS
-from penstock.queue.log.segments import numbers_of, open_segment, path_of
+from penstock.queue.log.segments import look, numbers_of, open_segment, path_of, seal
 from penstock.queue.log.settings import SETTINGS, save_settings
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.creation import boot_id
-from penstock.queue.wide.layout import HEADER, PAGE, State, check_header, slots_of, state_of
-from penstock.queue.wide.verification import first_bad
+from penstock.queue.wide.file import Header, QueueFile, boot_id, check_header
+from penstock.queue.wide.layout import HEADER, PAGE, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.queue.log.info import Listed
     from penstock.queue.log.settings import Settings
-    from penstock.queue.wide.queue_file import QueueFile
 
 __all__ = [
+    "Checked",
     "Recovered",
     "Recovery",
+    "check_log",
     "is_left_over",
     "is_unsettled",
     "recover",
@@ -41,52 +42,51 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: Files that a writer was making when it died.
+#: Temporary files of a writer that died.
 _UNFINISHED: Final = re.compile(
     rf"\.\d{{20}}\.fmq\.\d+(-[0-9a-f]+)?\.new|{re.escape(SETTINGS)}(\.\d+-[0-9a-f]+)?\.new"
 )
-#: What a reader made, what a clock was, and what was put aside.
+#: Temporary cursor files, clock files, and files that were set aside.
 _LEFT: Final = re.compile(rf"{CURSORS}\.\d+-[0-9a-f]+\.new|{CLOCK}(\.new)?|.+\.(damaged|torn)-\d+")
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What a writer found when it opened a log, and what it did about it."""
+    """Result of recovery when a writer opened a log."""
 
-    #: Messages that did not get to the disk, and were cut off.
+    #: Messages that did not reach the disk, and were cut off.
     cut: int = 0
-    #: Files that could not be used; they were given another name.
+    #: Unusable files, which were renamed.
     set_aside: list[Path] = field(default_factory=list)
-    #: Number of the next message. One that was given before the crash is not given again.
+    #: Number of the next message. Numbers counted on disk before the crash are not reused.
     next_seq: int = 0
-    #: Whether its machine went down while it was written: then a new epoch began.
+    #: Whether the machine crashed while the log was written: then a new epoch started.
     after_crash: bool = False
 
 
 class Recovered(NamedTuple):
-    """A log that is ready to go on."""
+    """A log that is ready to be written."""
 
     recovery: Recovery
     settings: Settings
-    #: The segment that takes messages; None: one is to be made that begins with the next message.
+    #: The live segment; None: the caller creates one that starts at `next_seq`.
     file: QueueFile | None
-    #: One that takes no more, to be sealed when that one is there.
+    #: The segment before it, to be sealed once the live one exists.
     ended: QueueFile | None
 
 
 def recover(folder: Path, settings: Settings) -> Recovered:
-    """Make a log ready to go on. The caller is its writer.
+    """Recover a log for writing. The caller is its writer.
 
-    A process that dies leaves whole segments, though maybe two that take messages. A machine that
-    does may have brought a header to the disk, and not yet all that it counts: then the messages
-    from the first bad one on are cut off. It may also have shown messages to a reader that it did
-    not bring to the disk, so that nobody knows of them any more: the numbers from there on are
-    given in a new epoch. What is sealed and was synced is not looked at.
+    A process crash leaves complete segments, though possibly two live ones. After a machine crash
+    the disk may have a header without all messages that it counts: the messages from the first bad
+    one on are cut off. Readers may also have seen messages that never reached the disk: so numbers
+    from there on belong to a new epoch. Segments that are sealed and synced are not checked.
 
-    Nothing is settled before the new epoch is on the disk: whoever dies in between leaves all that
-    the next one needs to see.
+    The new epoch is on disk before any segment is changed, so that a crash during recovery leaves
+    the next writer all that it needs.
 
-    :raises StorageError: the operating system refuses.
+    :raises StorageError: the operating system reports an error.
     """
     found = Recovery()
     with contextlib.ExitStack() as undo:
@@ -118,19 +118,19 @@ def recover(folder: Path, settings: Settings) -> Recovered:
 
 
 def is_left_over(name: str) -> bool:
-    """Tell whether a file is what a log leaves behind when its machine goes down."""
+    """Tell whether a file is left over from a crash of a log's writer or machine."""
     return bool(_UNFINISHED.fullmatch(name) or _LEFT.fullmatch(name))
 
 
 def is_unsettled(folder: Path) -> bool:
-    """Tell whether the machine of a log went down, and no writer has looked after it since."""
+    """Tell whether the machine crashed, and no writer has recovered the log since."""
     for number in reversed(numbers_of(folder)):
         with contextlib.suppress(NotFound):
             try:
                 file = open_segment(folder, number)
             except DamagedQueue:
                 return True
-            boot = bytes(file.header["boot_id"][0])
+            boot = file.header.boot_id
             file.close()
             return any(boot) and boot != _boot()
     return False
@@ -139,7 +139,7 @@ def is_unsettled(folder: Path) -> bool:
 def _unsettled(
     folder: Path, settings: Settings, found: Recovery, undo: contextlib.ExitStack
 ) -> list[QueueFile]:
-    """Map the newest segment, and all others that may not be right; put aside what is none."""
+    """Map the newest segment and all others that need a check; set unreadable ones aside."""
     files: list[QueueFile] = []
     lost: list[int] = []
     is_settled = False
@@ -151,17 +151,17 @@ def _unsettled(
         except NotFound:
             continue
         except DamagedQueue as error:
-            if not is_settled:  # one in the middle is left as it is
+            if not is_settled:  # a damaged older segment stays as it is
                 lost.append(number)
                 _set_aside(folder, number, error, found)
             continue
         undo.callback(file.close)
-        boot, is_sealed = bytes(file.header["boot_id"][0]), file.field("state") != State.LIVE
+        boot, is_sealed = file.header.boot_id, file.field("state") != State.LIVE
         is_safe = is_sealed and not any(boot)
         if not files:
             found.next_seq = file.field("head")
-            # A newest one that is sealed had another behind it, which is gone. So had one of an
-            # earlier epoch, unless somebody died in a recovery.
+            # A sealed newest segment had a successor, which is gone. So had one of an earlier
+            # epoch, unless a recovery was interrupted.
             found.after_crash = is_sealed or file.field("epoch") != settings.epoch
         elif is_safe:
             file.close()
@@ -176,15 +176,15 @@ def _unsettled(
 
 
 def _pass_over(lost: list[int], settings: Settings, found: Recovery, *, is_all: bool) -> None:
-    """Give no number that may have been in a segment of which nothing is known."""
+    """Skip all numbers that a lost segment may have used."""
     for number in reversed(lost):
-        if number <= found.next_seq or is_all:  # or it is far off, and garbage
+        if number <= found.next_seq or is_all:  # otherwise its name is garbage
             found.next_seq = max(found.next_seq, number + settings.geometry.slots)
             found.after_crash = True
 
 
 def _is_live(path: Path) -> bool:
-    """Tell whether a segment says that it takes messages, without mapping it."""
+    """Tell whether the header of a segment says LIVE, without mapping it."""
     with storage_errors("looking at", str(path)):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -194,11 +194,11 @@ def _is_live(path: Path) -> bool:
             page = os.pread(descriptor, PAGE, 0)
         finally:
             os.close(descriptor)
-    return len(page) == PAGE and state_of(np.frombuffer(page, HEADER, 1)) == State.LIVE
+    return len(page) == PAGE and Header(page).state == State.LIVE
 
 
 def _is_open(file: QueueFile, settings: Settings, next_seq: int) -> bool:
-    """Tell whether messages can be appended to the newest segment as it is."""
+    """Tell whether the newest segment can be appended to as it is."""
     return (
         file.field("state") == State.LIVE
         and file.field("epoch") == settings.epoch
@@ -212,19 +212,19 @@ def _boot() -> bytes:
 
 
 def _begin_boot(file: QueueFile) -> None:
-    """Say in a segment which run of the machine writes it, before a message does.
+    """Store the boot id in a segment before it is written.
 
-    :raises StorageError: the device refuses.
+    :raises StorageError: the sync fails.
     """
-    is_clean = not any(bytes(file.header["boot_id"][0]))
-    file.header["boot_id"] = np.void(_boot())
-    if is_clean:  # otherwise it would look as clean after a power failure
+    is_clean = not any(file.header.boot_id)
+    file.header.boot_id = _boot()
+    if is_clean:  # otherwise it would look clean after a power failure
         with storage_errors("syncing", file.path):
             os.fdatasync(file.descriptor)
 
 
 def _open(folder: Path, number: int, settings: Settings) -> QueueFile:
-    """Map a segment; one that was cut short gets its size again."""
+    """Map a segment; extend a truncated one to its full size."""
     path = path_of(folder, number)
     with storage_errors("opening", str(path)):
         try:
@@ -250,31 +250,31 @@ def _open(folder: Path, number: int, settings: Settings) -> QueueFile:
 
 
 def _forget_boot(descriptor: int) -> None:
-    """Let a segment be looked at, whenever it was written."""
-    assert HEADER.fields is not None
-    os.pwrite(descriptor, b"\xff" * 16, HEADER.fields["boot_id"][1])
+    """Invalidate the boot id of a segment, so that it is checked."""
+    os.pwrite(descriptor, b"\xff" * 16, HEADER.fields["boot_id"].offset)
 
 
 def _settle(file: QueueFile, found: Recovery) -> None:
-    """Cut off what is not right in a segment that gets no more messages, and bring it to the disk.
+    """Cut off bad messages of a segment that is complete, and sync it.
 
-    :raises StorageError: the device refuses.
+    :raises StorageError: the sync fails.
     """
-    boot = bytes(file.header["boot_id"][0])
+    boot = file.header.boot_id
     if file.field("state") != State.LIVE and not any(boot):
         return
     is_old = boot != _boot() or not _last_is_sane(file)
+    from penstock.queue.wide.recovery import first_bad  # noqa: PLC0415 - loads numpy
+
     if is_old and (bad := first_bad(file)) is not None:
         _cut(file, bad, found)
     with storage_errors("syncing", file.path):
         os.fdatasync(file.descriptor)
-    file.header["boot_id"] = np.void(bytes(16))
+    file.header.boot_id = bytes(16)
 
 
 def _last_is_sane(file: QueueFile) -> bool:
     head = file.field("head")
-    slots = slots_of(file.mapping, file.geometry)
-    return head == file.field("tail") or int(slots[(head - 1) % len(slots)]["seq"]) == head - 1
+    return head == file.field("tail") or file.slot(head - 1).seq == head - 1
 
 
 def _cut(file: QueueFile, bad: int, found: Recovery) -> None:
@@ -282,8 +282,10 @@ def _cut(file: QueueFile, bad: int, found: Recovery) -> None:
     log.warning(
         "%s: the last %s messages, from %s on, did not get to the disk", file.path, f"{lost:,}", bad
     )
+    from penstock.queue.wide.recovery import first_bad  # noqa: PLC0415 - loads numpy
+
     if first_bad(file, file.field("head") - 1) is None:
-        # Not the end is bad. What comes behind the bad one cannot stay, but somebody may want it.
+        # Good messages follow the bad one. They cannot stay: keep a copy of the segment.
         copy = _free_name(Path(file.path), "torn")
         with storage_errors("copying", file.path):
             shutil.copyfile(file.path, copy)
@@ -300,7 +302,7 @@ def _set_aside(folder: Path, number: int, error: DamagedQueue, found: Recovery) 
 
 
 def set_aside(path: Path) -> Path:
-    """Give a file that cannot be used another name, and return that."""
+    """Rename an unusable file, and return its new path."""
     with storage_errors("renaming", str(path)):
         return path.rename(_free_name(path, "damaged"))
 
@@ -311,9 +313,9 @@ def _free_name(path: Path, what: str) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a writer was making when it died. The caller is the writer now.
+    """Remove temporary files of a writer that died. The caller is the writer.
 
-    :raises StorageError: the operating system refuses.
+    :raises StorageError: the operating system reports an error.
     """
     with storage_errors("looking at", str(folder)):
         for path in folder.iterdir():
@@ -322,9 +324,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _move_cursors(folder: Path, settings: Settings) -> None:
-    """Let the cursors of readers go on in the new epoch, none of them beyond its beginning.
+    """Move unowned cursors to the new epoch, none of them beyond its start.
 
-    One that somebody owns now is his to move.
+    A cursor with a live owner is moved by its owner.
     """
     path = folder / CURSORS
     if not path.exists():
@@ -334,8 +336,79 @@ def _move_cursors(folder: Path, settings: Settings) -> None:
             seq = settings.successor(entry.epoch, entry.seq)
             if entry.name and not entry.alive and seq is not None:
                 with (
-                    contextlib.suppress(CursorInUse, DamagedQueue),  # whoever claims it is told
+                    contextlib.suppress(CursorInUse, DamagedQueue),  # the next claim raises it
                     cursors.claim(entry.name) as cursor,
                 ):
                     cursor.move(seq, settings.epoch)
         cursors.sync()
+
+
+# --- every message --------------------------------------------------------------------------------
+
+
+class Checked(NamedTuple):
+    """Result of the check of a segment."""
+
+    path: Path
+    #: Number of its first message.
+    first: int
+    #: Messages in it.
+    messages: int
+    #: Bytes that they use.
+    bytes: int
+    #: Descriptions of faults; empty if the segment is intact.
+    faults: tuple[str, ...]
+
+
+def check_log(folder: Path) -> Iterator[Checked]:
+    """Check every segment, the oldest first. Safe while the log is written and read.
+
+    :raises NotFound: there is no log at this path.
+    """
+    end: int | None = None
+    every = list_segments(folder)
+    filled = [one.first for one in every if one.segment is not None and one.segment.count]
+    last = max(filled, default=0)
+    for listed in every:
+        faults = []
+        if listed.first < last and listed.state == "live" and _takes_messages(folder, listed.first):
+            faults.append("it takes messages, and is not the newest: the next writer seals it")
+        if end is not None and listed.first > end:
+            faults.append(f"messages {end} to {listed.first - 1} are missing before it")
+        if end is not None and listed.first < end:
+            faults.append(f"it begins with message {listed.first}, which was in the one before")
+        checked = _check(listed)
+        if checked is None:
+            continue  # retention removed it
+        faults += checked.faults
+        end = None if listed.segment is None else listed.segment.head
+        yield checked._replace(faults=tuple(faults))
+
+
+def _takes_messages(folder: Path, first: int) -> bool:
+    """Tell whether the segment is still live: the writer may have sealed it meanwhile."""
+    with contextlib.suppress(NotFound, DamagedQueue):
+        return look(folder, first).state == State.LIVE
+    return False
+
+
+def _check(listed: Listed) -> Checked | None:
+    segment = listed.segment
+    if segment is None:
+        return Checked(listed.path, listed.first, 0, 0, (str(listed.damage),))
+    faults: tuple[str, ...] = ()
+    try:
+        file = QueueFile.open(str(listed.path), writable=False)
+    except NotFound:
+        return None
+    except DamagedQueue as error:
+        return Checked(listed.path, listed.first, 0, 0, (str(error),))
+    try:
+        from penstock.queue.wide.recovery import first_bad  # noqa: PLC0415 - as above
+
+        bad = first_bad(file)
+        if bad is not None and bad >= file.field("tail"):
+            faults = (f"message {bad} is not as its writer made it",)
+    finally:
+        file.close()
+    return Checked(listed.path, listed.first, segment.count, segment.used, faults)

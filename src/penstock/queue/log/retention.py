@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from pydantic import BaseModel
 
 from penstock.core.errors import DamagedQueue, NotFound
 from penstock.core.whole_files import write_whole
 from penstock.queue.cursor_file import CursorFile
-from penstock.queue.log.freeing import remove_segment
-from penstock.queue.log.segments import disk_bytes, look, numbers_of, path_of
-from penstock.queue.wide.creation import boot_id
+from penstock.queue.log.segments import disk_bytes, look, numbers_of, path_of, remove_segment
+from penstock.queue.wide.file import boot_id
 from penstock.queue.wide.layout import State
 
 if TYPE_CHECKING:
@@ -27,49 +26,50 @@ __all__ = ["CLOCK", "CURSORS", "GROUPS", "AgeClock", "Limits", "Trimmed", "held_
 
 log = logging.getLogger(__name__)
 
-#: The name of the file that keeps the positions of a log's readers.
+#: File of the positions of a log's readers.
 CURSORS: Final = "cursors"
-#: The name of the folder that keeps what its groups of readers have settled.
+#: Directory of the states of a log's groups.
 GROUPS: Final = "groups"
-#: The name of the file that keeps what the clock was.
+#: File of the last clock reading.
 CLOCK: Final = "clock"
 
-#: A clock may be corrected by so much (nanoseconds) without being asked why.
+#: Forward step of the wall clock (nanoseconds) that is accepted at once.
 _CORRECTION: Final = 60_000_000_000
-#: One that is further ahead is believed when it has been so for this time (nanoseconds).
+#: A larger step is accepted after it has lasted this long (nanoseconds).
 _BELIEVED: Final = 3_600_000_000_000
 
 
 class Limits(NamedTuple):
-    """What may stay. Each is None for no limit."""
+    """Retention limits; None: no limit."""
 
-    #: Bytes on the disk.
+    #: Most bytes on disk.
     retain: int | None = None
-    #: Seconds since the newest message of a segment.
+    #: Greatest age (seconds) of a segment's newest message.
     retain_age: float | None = None
-    #: Messages from this one on.
+    #: Keep messages from this number on.
     before_seq: int | None = None
-    #: Messages that were appended from this moment on.
+    #: Keep messages appended from this time on.
     before_ns: int | None = None
 
 
-class _Reading(BaseModel):
-    """What the clock was, in which run of the machine, and how long that had been running."""
+@dataclass
+class _Reading:
+    """A reading of the wall clock, with the boot id and the time since boot."""
 
     boot: str
     wall_ns: int
     running_ns: int
-    #: When the clock was first seen to be ahead, by how long the machine had been running.
+    #: Time since boot when the wall clock was first seen ahead.
     ahead_since_ns: int | None = None
-    #: When the machine will have been running for long enough for its clock to be set.
+    #: Time since boot until which the wall clock may not be set yet.
     unset_until_ns: int | None = None
 
 
 class AgeClock:
-    """The time that age is measured by. A clock that jumps ahead removes nothing.
+    """The clock for the age of messages, protected against jumps of the wall clock.
 
-    A clock that is a day ahead for a second makes everything a day old. How long the machine has
-    been running does not jump, so it tells what the clock should be.
+    A wall clock that is a day ahead for a second would expire a day of messages. The time since
+    boot does not jump, so it predicts the wall clock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,9 +77,9 @@ class AgeClock:
         self._last: _Reading | None = None
 
     def now_ns(self, *, keep: bool = True) -> int | None:
-        """Return the time; None right after the machine started, when no clock can be compared.
+        """Return the time; None soon after boot, while the wall clock cannot be verified.
 
-        :param keep: whether to note it down, for those who come later
+        :param keep: save the reading for later processes
         """
         boot = boot_id().hex()
         wall, running = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -96,12 +96,12 @@ class AgeClock:
                 found = self._ahead(last, now, expected)
         self._last = now
         if keep:
-            with contextlib.suppress(OSError):  # then the next one knows less
-                write_whole(self._path, now.model_dump_json().encode() + b"\n", sync=False)
+            with contextlib.suppress(OSError):  # the reading is optional
+                write_whole(self._path, json.dumps(asdict(now)).encode() + b"\n", sync=False)
         return found
 
     def _ahead(self, last: _Reading, now: _Reading, expected: int) -> int:
-        """Return the time, when the clock is ahead of what is expected."""
+        """Return the time to use when the wall clock is ahead of `expected`."""
         since = now.running_ns if last.ahead_since_ns is None else last.ahead_since_ns
         is_believed = now.running_ns - since >= _BELIEVED
         if is_believed or last.ahead_since_ns is None:
@@ -121,28 +121,32 @@ class AgeClock:
         )
 
     def _load(self) -> _Reading | None:
-        with contextlib.suppress(OSError, ValueError):
-            return _Reading.model_validate_json(self._path.read_bytes())
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            last = _Reading(**json.loads(self._path.read_bytes()))
+            later = last.ahead_since_ns, last.unset_until_ns
+            needed = (last.wall_ns, last.running_ns, *(ns for ns in later if ns is not None))
+            if all(isinstance(ns, int) for ns in needed):
+                return last
         return None
 
 
 class Trimmed(NamedTuple):
-    """What went."""
+    """Result of `trim`."""
 
-    #: Segments that were removed.
+    #: Segments removed.
     segments: int
-    #: Messages that were in them.
+    #: Messages removed.
     messages: int
-    #: Bytes of the disk that they had.
+    #: Bytes on disk freed.
     bytes: int
-    #: What the log has now.
+    #: Bytes on disk that the log still uses.
     left: int
-    #: The cursor that more had to stay for, or None.
+    #: The cursor that kept `trim` from removing more, or None.
     held_by: str | None
 
 
 class Held(NamedTuple):
-    """The cursor that is furthest behind, of those that are waited for."""
+    """The held cursor that is furthest behind."""
 
     name: str
     seq: int
@@ -155,12 +159,12 @@ def trim(
     sizes: dict[int, int] | None = None,
     clock: AgeClock | None = None,
 ) -> Trimmed:
-    """Remove the oldest segments, as far as the limits ask for it and no held cursor needs them.
+    """Remove the oldest segments that exceed the limits and that no held cursor needs.
 
-    The newest segment stays. A log may be written to and read meanwhile. Who trims again and again
-    keeps the `sizes` of what is sealed, which do not change, and the `clock`.
+    The newest segment stays. Safe while the log is written and read. A caller that trims
+    repeatedly passes the same `sizes` (a cache of sealed segments' sizes) and `clock`.
 
-    :raises StorageError: the operating system refuses.
+    :raises StorageError: the operating system reports an error.
     """
     numbers = numbers_of(folder)
     sizes = _sizes(folder, numbers, {} if sizes is None else sizes)
@@ -191,12 +195,12 @@ def _sizes(folder: Path, numbers: list[int], known: dict[int, int]) -> dict[int,
             known[number] = disk_bytes(path_of(folder, number))
     sizes = {number: known[number] for number in numbers}
     known.clear()
-    known.update((number, sizes[number]) for number in numbers[:-2])  # the others may be in work
+    known.update((number, sizes[number]) for number in numbers[:-2])  # the last two may change
     return sizes
 
 
 class _Candidate(NamedTuple):
-    """A segment that gets no more messages."""
+    """A complete segment that may be removed."""
 
     end: int
     newest_ns: int | None
@@ -209,7 +213,7 @@ def _candidate(folder: Path, number: int, following: int) -> _Candidate | None:
         segment = look(folder, number)
     except NotFound:
         return None
-    except DamagedQueue:  # nobody can tell what is in it
+    except DamagedQueue:  # content unknown
         with contextlib.suppress(FileNotFoundError):
             changed = path_of(folder, number).stat().st_mtime_ns
             return _Candidate(following, changed, 0, is_empty=False)
@@ -220,7 +224,7 @@ def _candidate(folder: Path, number: int, following: int) -> _Candidate | None:
 
 
 def _oldest_ns(folder: Path, limits: Limits, clock: AgeClock | None) -> int | None:
-    """Return the moment from which on messages stay; None: they all do."""
+    """Return the time from which on messages are kept; None: no limit by time."""
     oldest = limits.before_ns
     if limits.retain_age is not None:
         now = AgeClock(folder).now_ns(keep=False) if clock is None else clock.now_ns()
@@ -231,7 +235,7 @@ def _oldest_ns(folder: Path, limits: Limits, clock: AgeClock | None) -> int | No
 
 def _must_go(segment: _Candidate, total: int, limits: Limits, oldest_ns: int | None) -> bool:
     if segment.is_empty:
-        return True  # somebody died while removing it
+        return True  # its removal was interrupted
     if limits.retain is not None and total > limits.retain:
         return True
     if limits.before_seq is not None and segment.end <= limits.before_seq:
@@ -242,9 +246,9 @@ def _must_go(segment: _Candidate, total: int, limits: Limits, oldest_ns: int | N
 
 
 def held_by(folder: Path, settings: Settings) -> Held | None:
-    """Return the cursor that is furthest behind, of those that a log holds; None: it holds none.
+    """Return the held cursor that is furthest behind; None: the log holds none.
 
-    One that is not there, or was last here in an earlier log, needs everything.
+    A cursor that is missing, or belongs to an earlier log, needs all messages.
     """
     names = settings.hold
     if not names:

@@ -1,60 +1,68 @@
-"""Which segments has a log, and how does a new one begin?"""
+"""Which segments has a log, and how does one begin and end?"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from penstock.core.errors import DamagedQueue, NotFound
+from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.whole_files import open_new, sync_names
 from penstock.queue.log.settings import SETTINGS
 from penstock.queue.storage import storage_errors
-from penstock.queue.wide.creation import boot_id
-from penstock.queue.wide.layout import (
-    ALIGN,
-    HEADER,
-    PAGE,
-    SLOT,
+from penstock.queue.wide.creation import new_header, write_new_file
+from penstock.queue.wide.file import (
+    SUFFIX,
     Geometry,
-    HeaderFlag,
-    State,
+    Header,
+    QueueFile,
+    boot_id,
     check_header,
-    state_of,
+    mark,
+    store_state,
+    unpack_slot,
 )
-from penstock.queue.wide.queue_file import SUFFIX, QueueFile, new_header, write_new_file
+from penstock.queue.wide.layout import PAGE, SLOT, HeaderFlag, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.queue.log.settings import Settings
-    from penstock.queue.wide.layout import Rows
+    from penstock.queue.wide.layout import Slot
 
 __all__ = [
     "Segment",
     "begin_segment",
     "disk_bytes",
+    "evict",
     "is_log",
     "look",
     "numbers_of",
     "open_segment",
     "path_of",
+    "remove_segment",
+    "seal",
 ]
+
+log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(rf"(\d{{20}}){re.escape(SUFFIX)}", re.ASCII)
 #: A sequence number has 63 bits.
 _NUMBERS_END: Final = 1 << 63
 _BLOCK: Final = 512
+#: Flags of `fallocate`: free the blocks of a range, and keep the file's size.
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment, as it was a moment ago."""
+    """A snapshot of a segment."""
 
     path: Path
     #: The number of its first message, which is its name.
@@ -64,14 +72,18 @@ class Segment:
     head: int
     state: State
     epoch: int
-    #: When its oldest and its newest message were appended; None when it has none.
+    #: Append times of its oldest and newest message; None if it is empty.
     oldest_ns: int | None
     newest_ns: int | None
-    #: Bytes of the buffer that messages have taken.
+    #: Bytes of the buffer in use.
     used: int
     #: Bytes on the disk.
     disk: int
     geometry: Geometry
+    #: Range of its messages' `time_ns`, if recorded.
+    source: tuple[int, int] | None = None
+    #: Range of its messages' `origin_ns`, if recorded.
+    origin: tuple[int, int] | None = None
 
     @property
     def count(self) -> int:
@@ -79,12 +91,12 @@ class Segment:
 
 
 def path_of(folder: Path, first: int) -> Path:
-    """Return the file of the segment that begins with this message."""
+    """Return the path of the segment that starts at `first`."""
     return folder / f"{first:020d}{SUFFIX}"
 
 
 def numbers_of(folder: Path) -> list[int]:
-    """Return the first message of every segment, in order; none if there is no directory."""
+    """Return the first number of every segment, in order; empty if there is no directory."""
     with storage_errors("looking at", str(folder)):
         try:
             names = os.listdir(folder)  # noqa: PTH208 - there may be many, and names will do
@@ -95,12 +107,12 @@ def numbers_of(folder: Path) -> list[int]:
 
 
 def is_log(folder: Path) -> bool:
-    """Tell whether a directory is a log: what is in it belongs to that."""
+    """Tell whether a directory is a log."""
     return (folder / SETTINGS).is_file() or bool(numbers_of(folder))
 
 
 def disk_bytes(path: Path) -> int:
-    """Return what a file takes of the disk; 0 when it is gone."""
+    """Return the disk usage of a file; 0 if it is missing."""
     try:
         return path.stat().st_blocks * _BLOCK
     except FileNotFoundError:
@@ -108,10 +120,10 @@ def disk_bytes(path: Path) -> int:
 
 
 def look(folder: Path, first: int) -> Segment:
-    """Look at a segment without mapping it.
+    """Inspect a segment without mapping it.
 
-    :raises NotFound: it is gone.
-    :raises DamagedQueue: it is no segment, or not the one of its name.
+    :raises NotFound: there is no such segment.
+    :raises DamagedQueue: the file is no segment, or has the wrong name.
     """
     path = path_of(folder, first)
     with storage_errors("looking at", str(path)):
@@ -126,7 +138,7 @@ def look(folder: Path, first: int) -> Segment:
 
 
 def _missing(path: Path) -> NotFound | DamagedQueue:
-    """Tell that a segment is gone, and not that its name leads nowhere: who would look again?"""
+    """Return the error for a missing segment; a dangling link is damage, which ends retries."""
     if path.is_symlink():
         return DamagedQueue(str(path), "the file", 0, "a segment", "a link to nothing")
     return NotFound(f"there is no segment {path}")
@@ -136,38 +148,35 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
     status = os.fstat(descriptor)
     page = os.pread(descriptor, PAGE, 0)
     geometry = check_header(str(path), page, status.st_size)
-    fields = np.frombuffer(page, HEADER, 1)
-    header = fields[0]
-    _check_first(path, first, int(header["first_seq"]))
-    tail, head = int(header["tail"]), int(header["head"])
+    header = Header(page)
+    _check_first(path, first, header["first_seq"])
+    tail, head = header["tail"], header["head"]
     oldest = newest = None
     used = 0
     if head > tail:
-        oldest = int(_slot(descriptor, geometry, tail)["created_ns"])
+        oldest = _slot(descriptor, geometry, tail).created_ns
         last = _slot(descriptor, geometry, head - 1)
-        newest = int(last["created_ns"])
-        end = int(last["position"]) + int(last["block"]) + int(last["length"])
-        used = min(-(-end // ALIGN) * ALIGN, geometry.buffer_size)
+        newest = last.created_ns
+        used = min(last.end, geometry.buffer_size)
     return Segment(
         path,
         first,
         tail,
         head,
-        State(state_of(fields)),
-        int(header["epoch"]),
+        State(header.state),
+        header["epoch"],
         oldest,
         newest,
         used,
         status.st_blocks * _BLOCK,
         geometry,
+        header.noted_times("source"),
+        header.noted_times("origin"),
     )
 
 
-def _slot(descriptor: int, geometry: Geometry, seq: int) -> np.void:
-    at = geometry.slots_offset + seq % geometry.slots * SLOT.itemsize
-    slot: Rows = np.frombuffer(os.pread(descriptor, SLOT.itemsize, at), SLOT, 1)
-    found: np.void = slot[0]
-    return found
+def _slot(descriptor: int, geometry: Geometry, seq: int) -> Slot:
+    return unpack_slot(os.pread(descriptor, SLOT.size, geometry.slot_offset(seq)))
 
 
 def _check_first(path: Path, first: int, found: int) -> None:
@@ -179,8 +188,8 @@ def _check_first(path: Path, first: int, found: int) -> None:
 def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFile:
     """Map a segment.
 
-    :raises NotFound: it is gone.
-    :raises DamagedQueue: it is no segment, or not the one of its name.
+    :raises NotFound: there is no such segment.
+    :raises DamagedQueue: the file is no segment, or has the wrong name.
     """
     path = path_of(folder, first)
     name = str(path)
@@ -197,10 +206,10 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
 
 
 def begin_segment(folder: Path, settings: Settings, first: int, *, sync: bool) -> QueueFile:
-    """Make the segment that begins with this message, and map it. The caller is the log's writer.
+    """Create the segment that starts at `first`, and map it. The caller is the log's writer.
 
-    It has its name only when it is whole. With `sync` both are on the disk when this returns. One
-    that is there and has no message, of a writer that died just then, is used.
+    The file gets its name when it is complete. With `sync`, file and name are synced to disk. An
+    existing empty segment, left by a writer that died, is reused.
 
     :raises StorageError: there is no space, or no permission.
     """
@@ -213,7 +222,7 @@ def begin_segment(folder: Path, settings: Settings, first: int, *, sync: bool) -
     geometry = settings.geometry
     unfinished = folder / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     with storage_errors("creating", str(path)):
-        # Who may look into the folder may read what is in it.
+        # The file gets the read and write permissions of the directory.
         descriptor = open_new(unfinished, folder.stat().st_mode & 0o666)
         try:
             write_new_file(descriptor, _header(settings, geometry, first), geometry, sparse=True)
@@ -237,6 +246,86 @@ def _header(settings: Settings, geometry: Geometry, first: int) -> bytes:
     page = bytearray(
         new_header(geometry, flags, settings.compress, settings.stream, first, settings.epoch)
     )
-    header = np.frombuffer(page, HEADER, 1)
-    header["boot_id"] = np.void(boot_id().ljust(16, b"\0"))
+    Header(page).boot_id = boot_id()
     return bytes(page)
+
+
+# --- the end of a segment -------------------------------------------------------------------------
+
+
+def seal(file: QueueFile) -> None:
+    """Seal a segment: it takes no more messages, and its unused space is freed. Idempotent.
+
+    The next segment exists already: a reader that finds this one sealed switches to it.
+    """
+    if file.field("state") == State.LIVE:
+        first, head = file.field("first_seq"), file.field("head")
+        if head > first:
+            from penstock.queue.wide import arrow  # noqa: PLC0415 - loads numpy
+
+            # A search by time can skip the whole segment.
+            file.header.note_times("source", arrow.source_times(file, first, head))
+            file.header.note_times("origin", arrow.origin_times(file, first, head))
+        mark(file, State.SEALED)
+    for start, end in _unused(file):
+        _punch(file, start, end)
+
+
+def _unused(file: QueueFile) -> Iterator[tuple[int, int]]:
+    """Yield the byte ranges of a segment that no message uses."""
+    geometry = file.geometry
+    first, head = file.field("first_seq"), file.field("head")
+    position = 0
+    if head > first:
+        position = file.slot(head - 1).end
+    if position < geometry.buffer_size:
+        yield geometry.buffer_offset + position, geometry.file_size
+    # The slots form a ring, which starts at the slot of the first message.
+    begin = head % geometry.slots
+    end = begin + geometry.slots - (head - first)
+    for start, stop in ((begin, min(end, geometry.slots)), (0, end - geometry.slots)):
+        if start < stop:
+            at = geometry.slots_offset
+            yield at + start * SLOT.size, at + stop * SLOT.size
+
+
+def evict(file: QueueFile, state: State) -> None:
+    """Remove all messages from a segment, and free its space even while it is mapped.
+
+    A reader in the middle of a copy notices afterwards, as if it had been overwritten.
+    """
+    store_state(file, state)  # first, so that a reader knows the reason
+    file.header["tail"] = file.field("head")
+    mark(file, state)
+    _punch(file, file.geometry.slots_offset, file.geometry.file_size)
+
+
+def remove_segment(path: Path, state: State = State.SEALED) -> None:
+    """Remove a complete segment. Idempotent.
+
+    :raises StorageError: the operating system reports an error.
+    """
+    try:
+        file = QueueFile.open(str(path), writable=True)
+    except NotFound:
+        return
+    except (DamagedQueue, Unsupported) as error:
+        log.warning("%s is removed as it is: %s", path, error)
+    else:
+        try:
+            evict(file, state)
+        finally:
+            file.close()
+    with storage_errors("removing", str(path)):
+        path.unlink(missing_ok=True)
+
+
+def _punch(file: QueueFile, start: int, end: int) -> None:
+    if end <= start:
+        return
+    # Errors are ignored: without hole punching, removal and unmapping free the space.
+    import ctypes  # noqa: PLC0415 - when a segment ends
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate(file.descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, end - start)

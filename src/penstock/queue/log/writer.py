@@ -8,7 +8,10 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import (
     DamagedQueue,
@@ -18,40 +21,45 @@ from penstock.core.errors import (
     StorageError,
     Unsupported,
 )
-from penstock.queue.liveness import LockFile
+from penstock.core.whole_files import sync_names
+from penstock.core.worker import Worker
 from penstock.queue.log.creation import open_to_write
-from penstock.queue.log.freeing import seal
-from penstock.queue.log.keeping import Keeper, Unsynced
 from penstock.queue.log.retention import AgeClock, Limits, trim
-from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of
+from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of, seal
 from penstock.queue.options import Creation
+from penstock.queue.storage import LockFile, no_thread, storage_errors
 from penstock.queue.wide import _ring
-from penstock.queue.wide.compressed import CompressingWriter
-from penstock.queue.wide.compression import Compression
-from penstock.queue.wide.layout import slots_of
+from penstock.queue.wide.compression import CompressingWriter
+from penstock.queue.wide.file import protect
+from penstock.queue.wide.layout import HEADER, Compression
 from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.queue_file import protect
-from penstock.queue.wide.space import Space
-from penstock.queue.wide.writer import WideWriter
+from penstock.queue.wide.writer import Space, WideWriter
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from penstock.queue.log.creation import Opened
     from penstock.queue.log.options import LogOptions
     from penstock.queue.log.recovery import Recovery
     from penstock.queue.log.settings import Settings
-    from penstock.queue.wide.queue_file import QueueFile
+    from penstock.queue.options import Sync
+    from penstock.queue.wide.file import QueueFile
 
 __all__ = ["LogWriter", "open_log_writer"]
 
 log = logging.getLogger(__name__)
 
+#: How often (seconds) retention is applied.
+_BETWEEN_TRIMS: Final = 60.0
+
+_HEAD_AT: Final = HEADER.fields["head"].offset
+_BOOT_ID_AT: Final = HEADER.fields["boot_id"].offset
+
 
 class LogWriter(WideWriter):
     """Appends to a log: to its newest segment, and to a new one when that is full.
 
-    A call goes on in the new segment where it was; what is written is as fast as in a queue.
+    A call continues in the new segment. Appending is as fast as to a wide queue.
     """
 
     def __init__(self, url: str, folder: Path, options: LogOptions, opened: Opened) -> None:
@@ -60,9 +68,9 @@ class LogWriter(WideWriter):
         self._settings = opened.settings
         self._log_lock = opened.lock
         self._keeper: Keeper | None = None
-        #: Segments that are to be sealed.
+        #: Full segments, to be sealed.
         self._full: list[tuple[QueueFile, LockFile]] = []
-        #: What was found when the log was opened, and what was done about it.
+        #: Result of the recovery when the log was opened.
         self.recovery: Recovery = opened.recovery
         wide = WideOptions(lock_timeout=options.lock_timeout, sync=options.sync)
         super().__init__(url, str(folder), wide, opened.file)
@@ -75,13 +83,13 @@ class LogWriter(WideWriter):
             raise self._damage()
         self._created_ns = max(self._created_ns, self._last_created_ns())
         self._space.begin()
-        self._tidying = _Tidying(self._folder, self._settings)
-        self._keeper = Keeper(self._file, self._options.sync, self._tidying)
+        self._retention = _Retention(self._folder, self._settings)
+        self._keeper = Keeper(self._file, self._options.sync, self._retention)
         weakref.finalize(self, self._keeper.stop).atexit = False
         self._retain()
 
     def _last_created_ns(self) -> int:
-        """Return when the last message of the log was appended, also when this segment has none."""
+        """Return the append time of the log's last message, even if this segment is empty."""
         for number in reversed(numbers_of(self._folder)):
             with contextlib.suppress(NotFound, DamagedQueue):
                 newest = look(self._folder, number).newest_ns
@@ -93,19 +101,19 @@ class LogWriter(WideWriter):
 
     def _make_room(self, code: int, size: int) -> None:
         if code == _ring.FULL and not self._file.is_named():
-            super()._look()  # its log was removed
+            super()._look()  # the log was removed
         elif code == _ring.FULL:
             self._roll()
         else:
             super()._make_room(code, size)
 
     def _roll(self) -> None:
-        """Go on in a new segment, and seal the one up to now.
+        """Switch to a new segment, and seal the current one.
 
-        The new one is there before the old one is sealed: whoever finds it sealed finds the next.
-        Whatever can be refused comes before the change.
+        The new one exists before the old one is sealed, so that a reader of a sealed segment finds
+        the next. All steps that can fail come before the switch.
 
-        :raises StorageError: there is no space, or no descriptor; the old one is as it was.
+        :raises StorageError: no space, or no descriptor; the current segment is unchanged.
         """
         assert self._keeper is not None
         before = self._file, self._locks, self._space
@@ -126,7 +134,7 @@ class LogWriter(WideWriter):
             undo.pop_all()
         try:
             self._resume()
-            self._created_ns = created_ns  # it never goes back, whatever the clock does
+            self._created_ns = created_ns  # append times never decrease, even if the clock does
             self._space.begin()
             self._keeper.roll(unsynced)
         finally:
@@ -134,10 +142,10 @@ class LogWriter(WideWriter):
         self._retain()
 
     def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:
-        """Go on in the segment up to now: refused, or a signal came at whatever moment.
+        """Return to the current segment after `_roll` failed or a signal interrupted it.
 
-        What fits into it gets the number that the new one is named by. So when that cannot be
-        removed, or the core may be in it, nothing more can be written.
+        Its next message has the number that names the new segment. So if that one cannot be
+        removed, or the C core may still use it, the writer is closed.
         """
         self._file, self._locks, self._space = before
         self._full = [full for full in self._full if full[0] is not self._file]
@@ -155,7 +163,7 @@ class LogWriter(WideWriter):
             self._space.begin()
 
     def _seal_full(self) -> None:
-        while self._full:  # more than one, if a signal came before
+        while self._full:  # more than one after a signal
             file, locks = self._full[0]
             seal(file)
             del self._full[0]
@@ -163,7 +171,7 @@ class LogWriter(WideWriter):
             file.close()
 
     def _retain(self) -> None:
-        """Remove what may go. That it cannot be removed is no reason not to write."""
+        """Apply retention. A failure is logged, and does not stop the writer."""
         assert self._keeper is not None
         try:
             self._keeper.tidy()
@@ -171,30 +179,29 @@ class LogWriter(WideWriter):
             log.warning("%s: old segments cannot be removed", self.url, exc_info=True)
 
     def _look(self, *_: int) -> None:
-        """Look around, once a second at most."""
+        """Follow the path, and roll a segment with expired messages; once a second at most."""
         super()._look()
         age = self._settings.retain_age
         if age is None or self._file.field("head") == self._file.field("first_seq"):
             return
-        slots = slots_of(self._file.mapping, self._file.geometry)
-        oldest = int(slots[self._file.field("first_seq") % len(slots)]["created_ns"])
+        oldest = self._file.slot(self._file.field("first_seq")).created_ns
         if oldest < time.time_ns() - int(age * 1e9) and self._is_past(oldest, age):
-            # It fills slowly, and would keep old messages for long.
+            # A slowly filling segment would keep expired messages.
             try:
                 self._roll()
             except PenstockError:
                 log.warning("%s: no new segment can be made", self.url, exc_info=True)
 
     def _is_past(self, created_ns: int, age: float) -> bool:
-        now = self._tidying.clock.now_ns()
+        now = self._retention.clock.now_ns()
         return now is not None and created_ns < now - int(age * 1e9)
 
     def _go_over(self) -> None:
-        """Make the log again, which was removed, and go on in it."""
+        """Recreate the removed log, and continue in it."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._give_up)
             self._let_go()
-            options = self._log_options.model_copy(update={"create": Creation.MISSING})
+            options = replace(self._log_options, create=Creation.MISSING)
             anew = self._settings.begun_anew(self._head)
             opened = open_to_write(self._folder, options, anew)
             kind, self._settings = self._settings.compress, opened.settings
@@ -213,7 +220,7 @@ class LogWriter(WideWriter):
         self._detach(False)
         self._is_closed = True
 
-    # --- as a queue, but for the names ------------------------------------------------------------
+    # --- overrides of the queue's writer ----------------------------------------------------------
 
     def _too_large(self, size: int) -> MessageTooLarge:
         return MessageTooLarge(
@@ -227,7 +234,7 @@ class LogWriter(WideWriter):
             self._keeper.sync()
 
     def flush(self) -> None:
-        """Bring everything written so far to the disk, unless the policy is `sync=none`."""
+        """Sync all messages so far to disk, unless `sync=none`."""
         self._check_open()
         if self._options.sync != "none":
             self.sync()
@@ -246,8 +253,8 @@ class CompressingLogWriter(LogWriter, CompressingWriter):
     """Appends to a log whose payloads are compressed."""
 
 
-class _Tidying:
-    """Applies a log's own retention, in the writer's thread and in the background."""
+class _Retention:
+    """Applies the retention of a log, in the writer's thread and in the background."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._folder = folder
@@ -271,10 +278,184 @@ class _Tidying:
             self._held_by = done.held_by
 
 
-def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:
-    """Open a writer, of the kind that the log needs; make the log if that is asked for.
+class Unsynced:
+    """A segment that is not synced yet, with a descriptor of its own."""
 
-    :raises NotFound: there is no such log.
+    def __init__(self, file: QueueFile) -> None:
+        """Duplicate the descriptor, so that the writer may close the segment.
+
+        :raises StorageError: no descriptor left.
+        """
+        self.path = file.path
+        with storage_errors("holding", file.path):
+            self._descriptor = os.dup(file.descriptor)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def head(self) -> bytes:
+        with storage_errors("reading", self.path):
+            return os.pread(self._descriptor, 8, _HEAD_AT)
+
+    def sync(self) -> None:
+        """Sync the segment to disk.
+
+        :raises StorageError: the sync fails.
+        """
+        with storage_errors("syncing", self.path):
+            os.fdatasync(self._descriptor)
+
+    def mark_synced(self) -> None:
+        """Clear the boot id: the segment is synced, and needs no check after a crash."""
+        with storage_errors("syncing", self.path):
+            os.pwrite(self._descriptor, bytes(16), _BOOT_ID_AT)
+
+    def close(self) -> None:
+        self._close()
+
+
+class Keeper:
+    """Syncs messages to disk, and calls `tidy` about once a minute.
+
+    It has descriptors of its own, so that the writer can close a segment before it is synced.
+    """
+
+    def __init__(self, file: QueueFile, sync: Sync, tidy: _Retention) -> None:
+        """Start with this segment.
+
+        :raises StorageError: no descriptor, or no thread left.
+        """
+        self._policy = sync
+        self.tidy = tidy
+        self._active = Unsynced(file)
+        self._synced_head = b""
+        #: The newest segment whose name is synced; None: names are synced at creation. With
+        #: `sync=none`, only an explicit `sync` does that.
+        self._named = "" if sync == "none" else None
+        self._sealed: deque[Unsynced] = deque()
+        self._failure: Exception | None = None
+        self._has_failed = False
+        self._rolling = threading.Lock()
+        #: Held during a sync, so that no other thread closes a segment. `roll` does not take it:
+        #: a write does not wait for the disk.
+        self._syncing = threading.Lock()
+        self._worker = Worker("penstock-log", self._run, log=log)
+        # Otherwise the thread starts at the first roll: many logs are rarely written.
+        if isinstance(sync, float) or tidy.has_limits:
+            try:
+                self._worker.start()
+            except RuntimeError as error:
+                self._active.close()
+                raise no_thread(file.path) from error
+
+    def roll(self, following: Unsynced) -> None:
+        """Switch to another segment; the current one is complete.
+
+        :raises StorageError: with `sync=batch`: the sync fails. The switch is done anyway.
+        """
+        with self._rolling:
+            self._sealed.append(self._active)
+            self._active = following
+        if self._policy == "batch":
+            self.sync()
+        else:
+            with contextlib.suppress(RuntimeError):  # no thread left: the next sync does it
+                self._worker.start()
+            self._worker.wake()
+
+    def sync(self) -> None:
+        """Sync all messages so far to disk.
+
+        :raises StorageError: the sync fails, now or earlier in the background.
+        """
+        failure, self._failure = self._failure, None
+        with self._syncing:
+            self._sync_all()
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Stop; unless `sync=none`, sync the rest and mark the log as synced.
+
+        :raises StorageError: the sync fails, now or earlier in the background.
+        """
+        self._worker.stop()
+        try:
+            if self._policy != "none" or self._failure is not None:
+                self.sync()
+                if self._policy != "none" and not self._has_failed:
+                    self._active.mark_synced()
+        finally:
+            for segment in (*self._sealed, self._active):
+                segment.close()
+            self._sealed.clear()
+
+    def stop(self) -> None:
+        """Ask the thread to stop; also for a writer that was never closed."""
+        self._worker.ask_to_stop()
+
+    def _sync_all(self, *, active: bool = True) -> None:
+        try:
+            self._sync_sealed()
+            if active:
+                self._sync_active()
+                self._sync_names()
+        except Exception:
+            self._has_failed = True
+            raise
+
+    def _sync_sealed(self) -> None:
+        """Sync sealed segments in order, and mark each as synced."""
+        while self._sealed:
+            segment = self._sealed.popleft()
+            try:
+                segment.sync()
+                segment.mark_synced()
+            finally:
+                segment.close()
+
+    def _sync_active(self) -> None:
+        with self._rolling:
+            segment = self._active
+        head = segment.path.encode() + segment.head  # two segments may have the same head
+        if head != self._synced_head:
+            segment.sync()
+            self._synced_head = head
+
+    def _sync_names(self) -> None:
+        path = self._active.path
+        if self._named not in (None, path):
+            with storage_errors("syncing", path):
+                sync_names(Path(path).parent)
+            self._named = path
+
+    def _run(self, worker: Worker) -> None:
+        interval = self._policy if isinstance(self._policy, float) else _BETWEEN_TRIMS
+        trim_at = time.monotonic() + _BETWEEN_TRIMS
+        while not worker.wait(min(interval, max(0.0, trim_at - time.monotonic()))):
+            self._try(self._sync_in_background)
+            if time.monotonic() >= trim_at:
+                trim_at = time.monotonic() + _BETWEEN_TRIMS
+                self._try(self.tidy)
+
+    def _sync_in_background(self) -> None:
+        try:
+            with self._syncing:
+                self._sync_all(active=isinstance(self._policy, float))
+        except Exception as error:
+            self._failure = error  # the next `sync` raises it
+            raise
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            log.exception("%s", self._active.path)
+
+
+def open_log_writer(url: str, folder: Path, options: LogOptions) -> LogWriter:
+    """Open a writer, plain or compressing; create the log as `options.create` says.
+
+    :raises NotFound: there is no log at this path.
     :raises LockTimeout: another process writes to it.
     """
     opened = open_to_write(folder, options)

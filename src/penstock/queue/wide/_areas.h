@@ -1,21 +1,21 @@
-/* What becomes of a process that touches a mapped file which got shorter?
+/* How does a process survive access to a mapped file that was truncated?
  *
  * A part of _ring.c.
  */
 #include <signal.h>
 
-/* A page behind the end of a file, or one that the disk has no space for, is no error but a signal. So
- * mapped queues are known here: where one of them has lost a page, the signal puts zeros in its place and
- * leaves a mark, and the call that met it raises. Every other signal is left to whoever had it before. */
+/* Access to a page past the end of a file, or without disk space, raises SIGBUS. So mapped queues are
+ * registered here: for a lost page of one, the handler maps zeros in its place and sets a mark, and the
+ * interrupted call raises an error. Every other SIGBUS goes to the previous handler. */
 typedef struct Area {
     uintptr_t base; /* 0: not in use */
     size_t size;
-    unsigned long long id; /* another for every mapping: addresses come again */
+    unsigned long long id; /* unique for every mapping: addresses are reused */
     int is_cut;
     struct Area *next;
 } Area;
 
-static Area *areas; /* grows only: the signal may come at any time */
+static Area *areas; /* only grows: the signal may come at any time */
 static struct sigaction signal_before;
 static size_t page_size;
 
@@ -39,10 +39,10 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     else if (signal_before.sa_handler != SIG_DFL && signal_before.sa_handler != SIG_IGN)
         signal_before.sa_handler(number);
     else
-        sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL); /* it comes again, and ends us */
+        sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_DFL}, NULL); /* raised again, it ends the process */
 }
 
-/* The area that memory is in, or NULL. */
+/* The area that starts at an address, or NULL. */
 static Area *area_of(const void *memory) {
     Area *a = areas;
     while (a != NULL && a->base != (uintptr_t)memory)
@@ -50,14 +50,14 @@ static Area *area_of(const void *memory) {
     return a;
 }
 
-/* watch(mapping): let a page that its file loses be an error. Returns what `unwatch` takes. */
+/* watch(mapping): make a lost page an error. Returns the id for `unwatch`. */
 static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
     Py_buffer memory;
     if (PyObject_GetBuffer(mapping, &memory, PyBUF_SIMPLE) != 0)
         return NULL;
     static unsigned long long last_id;
     uintptr_t base = (uintptr_t)memory.buf;
-    Area *a = area_of(memory.buf); /* of one that is gone, which nobody has told yet */
+    Area *a = area_of(memory.buf); /* of an unmapped one that is not unwatched yet */
     if (a != NULL)
         __atomic_store_n(&a->base, 0, __ATOMIC_RELEASE);
     for (a = areas; a != NULL && a->base != 0;)
@@ -81,7 +81,7 @@ static PyObject *watch(PyObject *Py_UNUSED(module), PyObject *mapping) {
     return a == NULL ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(a->id);
 }
 
-/* unwatch(id): that mapping is gone. */
+/* unwatch(id): the mapping was unmapped. */
 static PyObject *unwatch(PyObject *Py_UNUSED(module), PyObject *id) {
     unsigned long long wanted = PyLong_AsUnsignedLongLong(id);
     Area *a = areas;

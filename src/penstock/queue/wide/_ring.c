@@ -1,9 +1,9 @@
 /* How do messages get into and out of a wide queue at the speed of memory?
  *
  * The ring itself is in include/penstock/ring.h. This file gives it to Python: the bases of the
- * reader and the writer, with the regular case of every call in C. Whatever is irregular - a held
- * reader to wait for, disk space to get, messages that were lost - calls a method of the Python
- * class, which decides, and the call goes on.
+ * reader and the writer, with the regular case of every call in C. Irregular cases - a held
+ * reader to wait for, disk space to allocate, messages that were lost - call a method of the Python
+ * class, which decides, and the call continues.
  */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -15,19 +15,19 @@
 #include "_areas.h"
 
 enum {
-    LARGE = 256 << 10, /* from this size on the interpreter is left to others while bytes are copied */
-    RUN = 64           /* messages that are copied before a reader looks whether it was overtaken */
+    LARGE = 256 << 10, /* from this size on, copy without the interpreter's lock */
+    RUN = 64           /* messages copied before a reader checks whether they were overwritten */
 };
-/* A writer that was killed wakes nobody: look again this often. */
+/* Longest sleep: a killed writer wakes no reader. */
 #define SLICE PENSTOCK_SECOND
-/* While nothing comes, a reader looks this often whether its path names another queue by now. */
+/* How often an idle reader checks whether its path names another queue. */
 #define LOOK (PENSTOCK_SECOND / 4)
 
-static PyObject *message_type, *stream_id_type;
+static PyObject *message_type, *copied_type, *stream_id_type;
 
-/* Copy a payload. Large ones let other threads of the interpreter work meanwhile. */
+/* Copy a payload; a large one without the interpreter's lock. */
 static void copy_payload(void *to, const void *from, uint64_t n) {
-#ifdef PENSTOCK_FAULTS /* half of a payload is a state, too */
+#ifdef PENSTOCK_FAULTS /* a half-written payload is a state to test, too */
     penstock_copy(to, from, n / 2);
     PENSTOCK_FAULT_POINT();
     to = (char *)to + n / 2, from = (const char *)from + n / 2, n -= n / 2;
@@ -41,7 +41,7 @@ static void copy_payload(void *to, const void *from, uint64_t n) {
     Py_END_ALLOW_THREADS
 }
 
-/* A deadline for what callers give as a timeout: None is for ever. False: an error is set. */
+/* Convert a timeout to a deadline; None: forever. False: an error is set. */
 static bool parse_timeout(PyObject *timeout, int64_t *deadline) {
     *deadline = INT64_MAX;
     if (timeout == NULL || timeout == Py_None)
@@ -54,7 +54,7 @@ static bool parse_timeout(PyObject *timeout, int64_t *deadline) {
     return !(seconds == -1.0 && PyErr_Occurred());
 }
 
-/* Sort positional and named arguments into their places; those left out stay NULL. */
+/* Parse positional and named arguments; missing ones stay NULL. */
 static bool parse_arguments(const char *const *names, Py_ssize_t count, PyObject *const *args,
                             Py_ssize_t given, PyObject *keywords, PyObject **out) {
     if (given > count)
@@ -75,7 +75,7 @@ static bool parse_arguments(const char *const *names, Py_ssize_t count, PyObject
     return out[0] != NULL;
 }
 
-/* A number that is given, and fits. */
+/* Convert an integer argument within its range. */
 static bool int_argument(PyObject *value, const char *name, int64_t least, int64_t most, int64_t *out) {
     int overflow;
     if (value == NULL || value == Py_None)
@@ -94,9 +94,9 @@ static bool int_argument(PyObject *value, const char *name, int64_t least, int64
 typedef struct {
     PyObject_HEAD
     Py_buffer memory; /* .obj is NULL when closed */
-    const int *is_cut; /* whether its file has lost a page */
-    bool busy;        /* a thread is in here, maybe without the interpreter's lock */
-    bool closing;     /* it shall leave */
+    const int *is_cut; /* whether the file was truncated */
+    bool busy;        /* a thread is in a call, maybe without the interpreter's lock */
+    bool closing;     /* that thread must leave and close */
 } Mapped;
 
 static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
@@ -115,14 +115,14 @@ static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
 
 static bool is_cut(const Mapped *self) { return __atomic_load_n(self->is_cut, __ATOMIC_ACQUIRE) != 0; }
 
-/* Raise for a file that was cut off under us; an error that is set goes. */
+/* Raise for a file that was truncated while mapped; replaces an error that is set. */
 static PyObject *raise_cut(PyObject *self) {
     PyErr_Clear();
     Py_XDECREF(PyObject_CallMethod(self, "_raise_cut", NULL));
     return NULL;
 }
 
-/* Begin a call; false with an error set: it was closed, or another thread is in here. */
+/* Start a call; false with an error set: closed, or another thread is in a call. */
 static bool enter(Mapped *self) {
     if (self->memory.obj == NULL || self->closing)
         Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_raise_closed", NULL));
@@ -135,7 +135,7 @@ static bool enter(Mapped *self) {
     return false;
 }
 
-/* Close, as another thread asked for; an error that is set stays. */
+/* Close, as another thread requested; an error that is set stays. */
 static void close_now(PyObject *self) {
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -152,15 +152,16 @@ typedef struct {
     int64_t lock_timeout;
     bool sync_each, locked, reserved;
     penstock_slot pending; /* of the reservation */
-    int64_t looked;        /* when Python looked last whether this is still the queue of that name */
+    int64_t looked;        /* when the path was last checked by Python */
     uint64_t messages, bytes, refused;
 } Writer;
 
-/* A message on its way in. */
+/* A message to be appended. */
 typedef struct {
     penstock_slot slot;
     const uint8_t *stream, *attributes, *payload;
-    const uint8_t *block; /* stream and attributes as they are stored, or NULL */
+    const uint8_t *block; /* stream, attributes and origin as they are stored, or NULL */
+    int64_t origin_ns;    /* with PENSTOCK_HAS_ORIGIN */
 } Entry;
 
 static int hook(Writer *self, const char *name, long code, uint64_t bytes) {
@@ -209,13 +210,13 @@ static bool writer_enter(Writer *self) {
     return false;
 }
 
-/* Free a place for a message, put its block there, and return where its payload goes, or NULL. */
+/* Make room for a message, write its block, and return the address of its payload, or NULL. */
 static uint8_t *begin(Writer *self, const Entry *e) {
     const penstock_slot *slot = &e->slot;
     uint8_t *to;
     penstock_code code;
     while ((code = penstock_begin(&self->w, slot->block + slot->length, &to)) != PENSTOCK_OK) {
-        penstock_publish(&self->w); /* so that readers can move on */
+        penstock_publish(&self->w); /* so that held readers can advance */
         if (hook(self, "_make_room", code, slot->block + slot->length) != 0)
             return NULL;
     }
@@ -223,7 +224,11 @@ static uint8_t *begin(Writer *self, const Entry *e) {
     if (e->block != NULL) {
         memcpy(to, e->block, slot->block);
     } else if (slot->block > 0) {
-        memset(to + slot->block - 8, 0, 8); /* the bytes that fill it up */
+        uint32_t origin = slot->flags & PENSTOCK_HAS_ORIGIN ? 8 : 0, rest = slot->block - origin;
+        if (origin > 0)
+            memcpy(to + rest, &e->origin_ns, 8);
+        if (rest > 0)
+            memset(to + rest - 8, 0, 8); /* the padding */
         if (e->stream != NULL)
             memcpy(to, e->stream, 16);
         PENSTOCK_FAULT_POINT();
@@ -233,7 +238,7 @@ static uint8_t *begin(Writer *self, const Entry *e) {
     return to + slot->block;
 }
 
-/* Place one message, and leave it to the caller to publish it. */
+/* Place one message; the caller publishes it. */
 static int append(Writer *self, Entry *e) {
     uint8_t *to = begin(self, e);
     if (to == NULL)
@@ -245,9 +250,9 @@ static int append(Writer *self, Entry *e) {
     return 0;
 }
 
-/* End a call that offered messages: publish, count, sync. Returns the last number, or NULL. */
+/* End a write call: publish, count, sync. Returns the last number, or NULL. */
 static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t done) {
-    if (is_cut(&self->mapped)) { /* what was placed may be nowhere */
+    if (is_cut(&self->mapped)) { /* placed messages may be lost */
         done -= self->w.planned < done ? self->w.planned : done;
         self->w.planned = 0;
         raise_cut((PyObject *)self);
@@ -264,21 +269,22 @@ static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t d
         self->looked = now;
         hook(self, "_look", 0, 0);
     }
-    self->mapped.busy = false; /* not before: another thread that closes leaves it to this one */
+    self->mapped.busy = false; /* not earlier: a thread that closes meanwhile leaves that to this one */
     if (self->mapped.closing)
         close_now((PyObject *)self);
     return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(last);
 }
 
-/* The header fields of a message, from arguments type .. attributes. */
+/* The header fields of a message, from arguments type .. origin_ns. */
 static bool parse_header(PyObject **given, Entry *e) {
     int64_t type = 0, subtype = 0;
-    PyObject *stream = given[4], *attributes = given[5];
+    PyObject *stream = given[4], *attributes = given[5], *origin = given[6];
     e->slot.time_ns = e->slot.created_ns = penstock_clock(CLOCK_REALTIME);
     if (!int_argument(given[0], "type", INT32_MIN, INT32_MAX, &type) ||
         !int_argument(given[1], "subtype", INT32_MIN, INT32_MAX, &subtype) ||
         !int_argument(given[2], "time_ns", INT64_MIN, INT64_MAX, &e->slot.time_ns) ||
-        !int_argument(given[3], "created_ns", INT64_MIN, INT64_MAX, &e->slot.created_ns))
+        !int_argument(given[3], "created_ns", INT64_MIN, INT64_MAX, &e->slot.created_ns) ||
+        !int_argument(origin, "origin_ns", INT64_MIN, INT64_MAX, &e->origin_ns))
         return false;
     e->slot.type = (int32_t)type;
     e->slot.subtype = (int32_t)subtype;
@@ -297,6 +303,10 @@ static bool parse_header(PyObject **given, Entry *e) {
         e->slot.attributes = (uint32_t)PyBytes_GET_SIZE(attributes);
     }
     e->slot.block = (uint32_t)penstock_align(e->slot.block + e->slot.attributes, 8);
+    if (origin != NULL && origin != Py_None) {
+        e->slot.flags |= PENSTOCK_HAS_ORIGIN;
+        e->slot.block += 8;
+    }
     return true;
 }
 
@@ -319,10 +329,10 @@ static int offer(Writer *self, PyObject *payload, Entry *e) {
 
 static PyObject *writer_write(Writer *self, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
     static const char *const names[] = {"payload",    "type",   "subtype",   "time_ns",
-                                        "created_ns", "stream", "attributes"};
-    PyObject *given[7];
+                                        "created_ns", "stream", "attributes", "origin_ns"};
+    PyObject *given[8];
     Entry e = {0};
-    if (!parse_arguments(names, 7, args, n, keywords, given))
+    if (!parse_arguments(names, 8, args, n, keywords, given))
         return NULL;
     if (!parse_header(given + 1, &e) || !writer_enter(self))
         return self->refused++, NULL;
@@ -332,11 +342,11 @@ static PyObject *writer_write(Writer *self, PyObject *const *args, Py_ssize_t n,
 
 static PyObject *writer_write_many(Writer *self, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
     static const char *const names[] = {"payloads", "type", "subtype"};
-    PyObject *given[7] = {NULL};
+    PyObject *given[8] = {NULL};
     Entry e = {0};
     if (!parse_arguments(names, 3, args, n, keywords, given))
         return NULL;
-    PyObject *items = PySequence_Tuple(given[0]); /* nobody changes that meanwhile */
+    PyObject *items = PySequence_Tuple(given[0]); /* a private copy that no thread can change */
     if (items == NULL)
         return NULL;
     uint64_t count = (uint64_t)PyTuple_GET_SIZE(items), done = 0;
@@ -354,7 +364,36 @@ static PyObject *writer_write_many(Writer *self, PyObject *const *args, Py_ssize
     return self->refused += count, NULL;
 }
 
-/* _write_rows(slots, blocks, payloads): append messages that Python prepared, one behind the other. */
+/* write_split(data, ending, type, subtype): append the parts between endings, without an object for each. */
+static PyObject *writer_write_split(Writer *self, PyObject *const *args, Py_ssize_t n, PyObject *keywords) {
+    static const char *const names[] = {"data", "ending", "type", "subtype"};
+    PyObject *given[9] = {NULL};
+    Entry e = {0};
+    if (!parse_arguments(names, 4, args, n, keywords, given))
+        return NULL;
+    if (!PyBytes_Check(given[0]) || given[1] == NULL || !PyBytes_Check(given[1]) || PyBytes_GET_SIZE(given[1]) == 0)
+        return PyErr_SetString(PyExc_TypeError, "data and ending are bytes, and the ending has some"), NULL;
+    const char *at = PyBytes_AS_STRING(given[0]), *end = at + PyBytes_GET_SIZE(given[0]);
+    const char *ending = PyBytes_AS_STRING(given[1]), *found;
+    size_t size = (size_t)PyBytes_GET_SIZE(given[1]);
+    uint64_t offered = 0, done = 0;
+    bool ready = parse_header(given + 2, &e) && writer_enter(self);
+    int failed = !ready;
+    do { /* after a failure, the rest is only counted as refused */
+        found = size == 1 ? memchr(at, *ending, (size_t)(end - at)) : memmem(at, (size_t)(end - at), ending, size);
+        e.payload = (const uint8_t *)at;
+        e.slot.length = (uint64_t)((found == NULL ? end : found) - at);
+        failed = failed || append(self, &e) != 0;
+        done += failed == 0;
+        offered++;
+        at = found == NULL ? end : found + size;
+    } while (found != NULL);
+    if (ready)
+        return conclude(self, failed, offered, done);
+    return self->refused += offered, NULL;
+}
+
+/* _write_rows(slots, blocks, payloads): append messages that Python prepared, in order. */
 static PyObject *writer_write_rows(Writer *self, PyObject *args) {
     Py_buffer in, blocks, payloads;
     if (!PyArg_ParseTuple(args, "y*y*y*", &in, &blocks, &payloads))
@@ -383,14 +422,14 @@ static PyObject *writer_write_rows(Writer *self, PyObject *args) {
     return self->refused += count, NULL;
 }
 
-/* Free a place for a payload of so many bytes, and return where in the mapping it is. */
+/* Make room for a payload of `size` bytes, and return its offset in the mapping. */
 static PyObject *writer_reserve(Writer *self, PyObject *args) {
-    PyObject *given[6];
+    PyObject *given[7] = {NULL};
     Entry e = {0};
     long long size;
     if (!PyArg_ParseTuple(args, "LOOOOOO", &size, given, given + 1, given + 2, given + 3, given + 4, given + 5))
         return NULL;
-    e.slot.length = (uint64_t)size; /* a negative one is too large */
+    e.slot.length = (uint64_t)size; /* a negative size is too large */
     if (!parse_header(given, &e) || !writer_enter(self))
         return self->refused++, NULL;
     uint8_t *to = begin(self, &e);
@@ -398,13 +437,13 @@ static PyObject *writer_reserve(Writer *self, PyObject *args) {
         return conclude(self, 1, 1, 0);
     self->pending = e.slot;
     if (given[3] == Py_None)
-        self->pending.created_ns = INT64_MIN; /* when it is committed */
+        self->pending.created_ns = INT64_MIN; /* set at commit */
     self->reserved = true;
     self->mapped.busy = false;
     return PyLong_FromSsize_t(to - (uint8_t *)self->mapped.memory.buf);
 }
 
-/* Publish the reservation with so many of its bytes; -1 gives it up. */
+/* Publish the first `size` bytes of the reservation; -1 aborts it. */
 static PyObject *writer_commit(Writer *self, PyObject *argument) {
     Py_ssize_t length = PyLong_AsSsize_t(argument);
     if ((length == -1 && PyErr_Occurred()) || !enter(&self->mapped))
@@ -436,7 +475,7 @@ static PyObject *writer_attach(Writer *self, PyObject *args) {
     penstock_writer w;
     if (!PyArg_ParseTuple(args, "OiLp", &mapping, &fd, &lock_timeout, &sync_each))
         return NULL;
-    Mapped old = self->mapped; /* a log goes on in its next segment */
+    Mapped old = self->mapped; /* a log switches to its next segment */
     int error = EACCES;
     if (map_buffer(&self->mapped, mapping, &ring) && ring.writable)
         error = penstock_writer_claim(&w, ring, fd);
@@ -454,12 +493,12 @@ static PyObject *writer_attach(Writer *self, PyObject *args) {
     return PyLong_FromLong(0);
 }
 
-/* Go on behind the last message; False: the queue is damaged. Many writers do it at every write. */
+/* Resume after the last message; False: the queue is damaged. Many writers do it at every write. */
 static PyObject *writer_resume(Writer *self, PyObject *Py_UNUSED(ignored)) {
     return PyBool_FromLong(self->w.number != 0 || penstock_resume(&self->w));
 }
 
-/* Let go of the queue. False: a thread is writing. A forked process keeps off its parent's lock. */
+/* Detach from the queue. False: a thread is writing. A forked process leaves its parent's lock alone. */
 static PyObject *writer_detach(Writer *self, PyObject *is_forked) {
     self->mapped.closing = true;
     if (self->mapped.busy && is_forked != Py_True)
@@ -473,7 +512,7 @@ static PyObject *writer_detach(Writer *self, PyObject *is_forked) {
     Py_RETURN_TRUE;
 }
 
-/* _wait_for(rows, holders): these rows of the reader table, as 32-bit numbers, are waited for from now on. */
+/* _wait_for(rows, holders): set the rows of the reader table (32-bit numbers) to wait for. */
 static PyObject *writer_wait_for(Writer *self, PyObject *args) {
     Py_buffer rows;
     unsigned int holders;
@@ -494,7 +533,7 @@ static PyObject *writer_wait_for(Writer *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Sleep until a held reader moved, for so many seconds at most; whether one did. */
+/* Sleep up to `seconds` until a held reader moves; returns whether one did. */
 static PyObject *writer_sleep_for_room(Writer *self, PyObject *argument) {
     double seconds = PyFloat_AsDouble(argument);
     int error;
@@ -516,6 +555,7 @@ static void writer_dealloc(Writer *self) {
 
 static PyMethodDef writer_methods[] = {METHOD("write", writer_write, METH_FASTCALL | METH_KEYWORDS),
                                        METHOD("write_many", writer_write_many, METH_FASTCALL | METH_KEYWORDS),
+                                       METHOD("write_split", writer_write_split, METH_FASTCALL | METH_KEYWORDS),
                                        METHOD("_write_rows", writer_write_rows, METH_VARARGS),
                                        METHOD("_reserve", writer_reserve, METH_VARARGS),
                                        METHOD("_commit", writer_commit, METH_O),
@@ -555,15 +595,15 @@ typedef struct {
     uint32_t name_crc;    /* of its row */
     bool filters;         /* only messages of `type` are wanted */
     int32_t type;
-    uint64_t epoch;        /* that `next` counts in */
+    uint64_t epoch;        /* that `next` belongs to */
     uint64_t next;         /* number of the message to read next */
-    uint64_t head;         /* as last seen; saves a look at what the writer changes all the time */
+    uint64_t head;         /* cached, to avoid loads of the writer's busy cache line */
     uint64_t acknowledged; /* as in the table */
-    int64_t looked;        /* when Python looked last whether this is still the queue of that name */
+    int64_t looked;        /* when the path was last checked by Python */
     uint64_t messages, bytes, filtered;
 } Reader;
 
-/* Tell the table how far this reader is. Everything that was returned before this call is done. */
+/* Store this reader's position in the table: all messages returned before this call are done. */
 static void acknowledge(Reader *self) {
     if (self->entry < 0 || self->acknowledged == self->next)
         return;
@@ -578,12 +618,11 @@ static void acknowledge(Reader *self) {
         __atomic_store_n(&self->ring.readers[self->entry].position, self->next, __ATOMIC_RELAXED);
 }
 
-/* Make a message of its eight fields, which are its own then; NULL if one of them could not be made. */
-static PyObject *new_message(PyObject **fields) {
+/* Create a message from eight fields, which it takes over; NULL if one of them is NULL. */
+static PyObject *new_message(PyTypeObject *type, PyObject **fields) {
     bool whole = true;
     for (int i = 0; i < 8; i++)
         whole = whole && fields[i] != NULL;
-    PyTypeObject *type = (PyTypeObject *)message_type;
 #if PY_VERSION_HEX < 0x030E0000
     PyObject *message = whole ? type->tp_alloc(type, 8) : NULL;
     for (int i = 0; i < 8; i++)
@@ -591,7 +630,7 @@ static PyObject *new_message(PyObject **fields) {
             PyTuple_SET_ITEM(message, i, fields[i]);
         else
             Py_XDECREF(fields[i]);
-#else /* a tuple keeps its hash since 3.14: only its own constructor knows how that begins */
+#else /* since 3.14 a tuple caches its hash, which only its constructor initializes */
     PyObject *plain = whole ? PyTuple_New(8) : NULL, *arguments = NULL, *message = NULL;
     for (int i = 0; i < 8; i++)
         if (plain != NULL)
@@ -606,7 +645,7 @@ static PyObject *new_message(PyObject **fields) {
     return message;
 }
 
-/* Make the message of a slot, which may be overwritten meanwhile: the caller finds out. */
+/* Create the message of a slot. The caller checks whether it was overwritten meanwhile. */
 static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_place) {
     const uint8_t *from = penstock_bytes(&self->ring, slot);
     const char *block = (const char *)from;
@@ -627,13 +666,20 @@ static PyObject *make_message(Reader *self, const penstock_slot *slot, bool in_p
                            PyLong_FromLongLong(slot->created_ns),  PyLong_FromLong(slot->type),
                            PyLong_FromLong(slot->subtype),         stream,
                            attributes,                             payload};
-    PyObject *message = new_message(fields);
+    bool is_copy = slot->flags & PENSTOCK_HAS_ORIGIN;
+    PyObject *message = new_message((PyTypeObject *)(is_copy ? copied_type : message_type), fields);
+    if (message != NULL && is_copy) {
+        PyObject *origin = PyLong_FromLongLong(penstock_origin(slot, from));
+        if (origin == NULL || PyObject_SetAttrString(message, "origin_ns", origin) != 0)
+            Py_CLEAR(message);
+        Py_XDECREF(origin);
+    }
     if (message != NULL && !in_place)
-        PyObject_GC_UnTrack(message); /* it is in no cycle, and there are millions of them */
+        PyObject_GC_UnTrack(message); /* it is in no cycle, and there may be millions */
     return message;
 }
 
-/* Ask Python where to go on after messages from `first` up to `oldest` were overwritten. */
+/* Ask Python where to resume after messages from `first` up to `oldest` were overwritten. */
 static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resume) {
     PyObject *where = PyObject_CallMethod((PyObject *)self, "_lapped", "KK", first, oldest);
     *resume = where == NULL ? 0 : PyLong_AsUnsignedLongLong(where);
@@ -642,19 +688,19 @@ static int lapped(Reader *self, uint64_t first, uint64_t oldest, uint64_t *resum
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether numbers still mean what they did; recovery begins another epoch. */
+/* Whether the epoch is still the same; recovery starts another. */
 static bool is_renumbered(const Reader *self) {
     return __atomic_load_n(&self->ring.header->epoch, __ATOMIC_RELAXED) != self->epoch;
 }
 
-/* Let Python find its place again. */
+/* Let Python map the position to the new epoch. */
 static int renumbered(Reader *self) {
     Py_XDECREF(PyObject_CallMethod((PyObject *)self, "_renumbered", NULL));
     self->head = penstock_head(&self->ring);
     return PyErr_Occurred() ? -1 : 1;
 }
 
-/* A message that is there and is not right: Python raises, or steps over it. */
+/* A damaged message: Python raises, or skips it. */
 static int damaged(Reader *self, uint64_t seq, const char *what) {
     if (is_cut(&self->mapped))
         return raise_cut((PyObject *)self), -1;
@@ -662,8 +708,8 @@ static int damaged(Reader *self, uint64_t seq, const char *what) {
     return PyErr_Occurred() ? -1 : 1;
 }
 
-/* Copy a run of messages to `list`, up to `limit`. Returns 1; 0 when there is nothing new, or, with
- * `later`, when something has to be dealt with first, which the next call shall do; -1 with an error set. */
+/* Copy a run of messages to `list`, up to `limit`. Returns 1; 0 if there is no new message, or, with
+ * `later`, if an irregular case comes first, which is left to the next call; -1 with an error set. */
 static int take_run(Reader *self, PyObject **list, int *count, int limit, bool in_place, bool later) {
     uint64_t first = self->next, end;
     *count = 0;
@@ -678,7 +724,7 @@ static int take_run(Reader *self, PyObject **list, int *count, int limit, bool i
         penstock_load_slot(slot, &self->ring.slots[seq & self->ring.mask]);
         if (!penstock_slot_is_sane(&self->ring, slot, seq))
             fault = "slot";
-        else if (!penstock_crc_holds(&self->ring, slot)) /* before its type is believed */
+        else if (!penstock_crc_holds(&self->ring, slot)) /* before its type is used */
             fault = "crc32c";
         if (fault != NULL)
             break;
@@ -728,11 +774,11 @@ failed:
     return -1;
 }
 
-/* The next message that is wanted: NULL without an error when there is none now. */
+/* The next wanted message; NULL without an error: there is none now. */
 static PyObject *take_one(Reader *self, bool in_place) {
     PyObject *message;
     int count;
-    uint64_t stop = UINT64_MAX; /* where the queue ends by now: a filter may pass over for ever */
+    uint64_t stop = UINT64_MAX; /* the current end: otherwise a filter could run forever */
     while (self->next < stop && take_run(self, &message, &count, 1, in_place, false) > 0) {
         if (count > 0)
             return message;
@@ -741,7 +787,7 @@ static PyObject *take_one(Reader *self, bool in_place) {
     return NULL;
 }
 
-/* Append all that are there now to a list, up to `limit`. */
+/* Append available messages to a list, up to `limit`. */
 static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
     PyObject *run[RUN];
     int count, result = 1;
@@ -754,14 +800,14 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
         if (have == 0)
             before.messages = self->messages, before.bytes = self->bytes, before.filtered = self->filtered;
         result = take_run(self, run, &count, left < RUN ? (int)left : RUN, false, have > 0);
-        if (have == 0) /* where these begin: what was lost before them is lost, and counted */
+        if (have == 0) /* the start of these: losses before them stay counted */
             before.next = self->next - (uint64_t)count - (self->filtered - before.filtered);
         for (int i = 0; i < count; i++) {
             result = PyList_Append(messages, run[i]) == 0 ? result : -1;
             Py_DECREF(run[i]);
         }
     }
-    if (result < 0 && self->messages > before.messages) { /* nothing is handed out: again, then */
+    if (result < 0 && self->messages > before.messages) { /* nothing is returned: read them again later */
         self->next = before.next, self->messages = before.messages;
         self->bytes = before.bytes, self->filtered = before.filtered;
     }
@@ -770,15 +816,15 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
 
 static bool is_ready(const Reader *self) { return penstock_head(&self->ring) > self->next; }
 
-/* While nothing comes: let Python look for another queue, or a next part. As wait_for_next; 2 means
- * to go on waiting. */
+/* While idle: let Python check for another queue or segment. Returns as wait_for_next; 2: keep
+ * waiting. */
 static int look_around(Reader *self) {
     PyObject *result = PyObject_CallMethod((PyObject *)self, "_idle", NULL);
     Py_XDECREF(result);
     return result == NULL ? -1 : is_ready(self) ? 1 : result == Py_False ? 0 : 2;
 }
 
-/* The same, unless that was done so many nanoseconds ago, in whichever call. */
+/* The same, if the last check in any call is at least `between` nanoseconds ago. */
 static int look_if_due(Reader *self, int64_t between) {
     int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
     if (now - self->looked < between)
@@ -787,10 +833,10 @@ static int look_if_due(Reader *self, int64_t between) {
     return look_around(self);
 }
 
-/* Wait for a message: 1 there is one, 0 the time is over, -1 an error is set. */
+/* Wait for a message: 1 there is one, 0 timeout, -1 an error is set. */
 static int wait_for_next(Reader *self, int64_t deadline) {
     int result = 2;
-    acknowledge(self); /* what was passed over, too: the writer may wait for that */
+    acknowledge(self); /* also skipped messages: the writer may wait for them */
     if (penstock_state(self->ring.header) != PENSTOCK_LIVE &&
         (result = look_around(self)) != 2)
         return result;
@@ -813,7 +859,7 @@ static int wait_for_next(Reader *self, int64_t deadline) {
     return 1;
 }
 
-/* End a call; one that was closed by another thread meanwhile raises. */
+/* End a call; raise if another thread closed the reader meanwhile. */
 static PyObject *leave(Reader *self, PyObject *result) {
     self->mapped.busy = false;
     if (is_cut(&self->mapped)) {
@@ -851,7 +897,7 @@ static PyObject *reader_read(Reader *self, PyObject *const *args, Py_ssize_t n, 
     return take_or_wait(self, timeout, false);
 }
 
-/* The next message, with its payload where it lies in the queue. */
+/* The next message, with its payload in place in the queue. */
 static PyObject *reader_peek(Reader *self, PyObject *timeout) { return take_or_wait(self, timeout, true); }
 
 static PyObject *reader_take(Reader *self, PyObject *argument) {
@@ -867,10 +913,24 @@ static PyObject *reader_take(Reader *self, PyObject *argument) {
         Py_CLEAR(messages);
     if (PyErr_Occurred())
         Py_CLEAR(messages);
+    if (messages != NULL && PyList_GET_SIZE(messages) == 0)
+        acknowledge(self); /* also skipped messages: the writer may wait for them */
     return leave(self, messages);
 }
 
-/* Wait for the next message; False when the time is over. */
+/* _take_more(limit): more available messages, after some that are not returned to the caller yet. So
+ * it neither acknowledges those, nor switches to another queue. */
+static PyObject *reader_take_more(Reader *self, PyObject *argument) {
+    Py_ssize_t limit = PyLong_AsSsize_t(argument);
+    if ((limit == -1 && PyErr_Occurred()) || !enter(&self->mapped))
+        return NULL;
+    PyObject *messages = PyList_New(0);
+    if (messages != NULL && take_all(self, messages, limit) < 0)
+        Py_CLEAR(messages);
+    return leave(self, messages);
+}
+
+/* Wait for the next message; False: timeout. */
 static PyObject *reader_wait(Reader *self, PyObject *timeout) {
     int64_t deadline;
     if (!parse_timeout(timeout, &deadline) || !enter(&self->mapped))
@@ -880,7 +940,7 @@ static PyObject *reader_wait(Reader *self, PyObject *timeout) {
     return leave(self, PyErr_Occurred() ? NULL : PyBool_FromLong(ready > 0));
 }
 
-/* _look_if_due(seconds): look for another queue, unless that was done so long ago. */
+/* _look_if_due(seconds): check for another queue, if the last check is at least that long ago. */
 static PyObject *reader_look_if_due(Reader *self, PyObject *seconds) {
     double between = PyFloat_AsDouble(seconds);
     if (PyErr_Occurred() || !enter(&self->mapped))
@@ -889,9 +949,9 @@ static PyObject *reader_look_if_due(Reader *self, PyObject *seconds) {
     return leave(self, result < 0 ? NULL : Py_NewRef(Py_None));
 }
 
-/* _columns(first, limit, most_bytes, out): the numbers of up to `limit` messages from there on, a column
- * behind the other: seq, time_ns, created_ns (64 bits), type, subtype, offsets of the payloads (32 bits,
- * one more). Returns how many were right, the bytes of their payloads, and all of their flags. */
+/* _columns(first, limit, most_bytes, out): numbers of up to `limit` messages from `first` on, column after
+ * column: seq, time_ns, created_ns (64 bits), type, subtype, offsets of the payloads (32 bits,
+ * one more). Returns the count of valid messages, their payload bytes, and the union of their flags. */
 static PyObject *reader_columns(Reader *self, PyObject *args) {
     unsigned long long first, limit, most;
     Py_buffer out;
@@ -919,7 +979,7 @@ static PyObject *reader_columns(Reader *self, PyObject *args) {
     return PyErr_Occurred() ? NULL : Py_BuildValue("KKI", count, bytes, flags);
 }
 
-/* _payloads(first, count, out): copy them, or only check (`out` is empty); the first that is not right. */
+/* _payloads(first, count, out): copy payloads, or only check (`out` is empty); returns the first bad one. */
 static PyObject *reader_payloads(Reader *self, PyObject *args) {
     unsigned long long first, count;
     Py_buffer out;
@@ -944,7 +1004,7 @@ static PyObject *reader_attach(Reader *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OipOOO", &mapping, &entry, &holds, &type, &stream, &view) ||
         !int_argument(type, "type", INT32_MIN, INT32_MAX, &number))
         return NULL;
-    Mapped old = self->mapped; /* a queue that was created anew takes its place */
+    Mapped old = self->mapped; /* a recreated queue replaces it */
     if (!map_buffer(&self->mapped, mapping, &ring)) {
         self->mapped = old;
         return NULL;
@@ -964,7 +1024,7 @@ static PyObject *reader_attach(Reader *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* False: a thread is reading; it leaves and closes. */
+/* Detach. False: a thread is reading; it will leave and close. */
 static PyObject *reader_detach(Reader *self, PyObject *Py_UNUSED(ignored)) {
     self->mapped.closing = true;
     if (self->mapped.busy) {
@@ -988,7 +1048,7 @@ static PyObject *reader_acknowledge(Reader *self, PyObject *Py_UNUSED(ignored)) 
     return leave(self, Py_NewRef(Py_None));
 }
 
-/* The number of the oldest message that is there, or (`head`) of the next one to come. */
+/* The number of the oldest message, or (`head`) of the next one. */
 static PyObject *reader_end(Reader *self, void *head) {
     if (self->mapped.memory.obj == NULL)
         return PyLong_FromLong(0);
@@ -1004,6 +1064,7 @@ static void reader_dealloc(Reader *self) {
 static PyMethodDef reader_methods[] = {METHOD("read", reader_read, METH_FASTCALL | METH_KEYWORDS),
                                        METHOD("acknowledge", reader_acknowledge, METH_NOARGS),
                                        METHOD("_take", reader_take, METH_O), METHOD("_peek", reader_peek, METH_O),
+                                       METHOD("_take_more", reader_take_more, METH_O),
                                        METHOD("_wait", reader_wait, METH_O),
                                        METHOD("_look_if_due", reader_look_if_due, METH_O),
                                        METHOD("_columns", reader_columns, METH_VARARGS),
@@ -1027,7 +1088,7 @@ static PyTypeObject reader_type =
          .tp_members = reader_members, .tp_getset = reader_getset);
 
 /* wait_for_any(readers, bell, timeout): sleep until one of up to 127 readers may have a message, the
- * bell (a writable buffer of 4 bytes) is not 0, or a second is over. False: the time is over. */
+ * bell (a writable buffer of 4 bytes) is not 0, or a second has passed. False: the timeout is over. */
 static PyObject *wait_for_any(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *readers, *timeout;
     Py_buffer bell;
@@ -1062,7 +1123,7 @@ static PyObject *wait_for_any(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyBool_FromLong(error != ETIMEDOUT);
 }
 
-/* wake(memory, offset): count up the word there, and wake everybody who sleeps on it. */
+/* wake(memory, offset): increment the word there, and wake all sleepers on it. */
 static PyObject *wake(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
     Py_ssize_t offset;
@@ -1077,7 +1138,7 @@ static PyObject *wake(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* crc32c(data, portable=False): as the processor does it, or without its instruction. */
+/* crc32c(data, portable=False): by the processor's instruction, or portable. */
 static PyObject *crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer data;
     int portable = 0;
@@ -1107,8 +1168,9 @@ static PyObject *imported(const char *module_name, const char *name) {
 
 PyMODINIT_FUNC PyInit__ring(void) {
     message_type = imported("penstock.core.message", "Message");
+    copied_type = imported("penstock.core.message", "CopiedMessage");
     stream_id_type = imported("penstock.core.stream_id", "StreamId");
-    if (message_type == NULL || stream_id_type == NULL || PyType_Ready(&writer_type) != 0 ||
+    if (message_type == NULL || copied_type == NULL || stream_id_type == NULL || PyType_Ready(&writer_type) != 0 ||
         PyType_Ready(&reader_type) != 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);

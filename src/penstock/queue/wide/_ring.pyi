@@ -1,4 +1,4 @@
-# The native core; `_ring.c` says what each does. Names with an underscore are for the Python
+# The native core, documented in `_ring.c`. Names with an underscore are for the Python
 # classes built on these, and so are the methods that those have to have: `_make_room`, `_sync`,
 # `_lock_timed_out`, `_lapped`, `_renumbered`, `_damaged`, `_idle`,
 # `_raise_closed`, `_raise_cut` and `close`.
@@ -13,7 +13,7 @@ from penstock.core.interfaces import BytesLike
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 
-# numpy's arrays are buffers, and do not say so.
+# numpy arrays are buffers, but are not typed so.
 Buffer: TypeAlias = _Buffer | np.ndarray[Any, Any]
 
 # Codes that `_make_room` is called with.
@@ -45,9 +45,13 @@ class RingWriter:
         created_ns: int | None = None,
         stream: StreamId | None = None,
         attributes: bytes | None = None,
+        origin_ns: int | None = None,
     ) -> int: ...
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None: ...
+    def write_split(
+        self, data: bytes, ending: bytes, type: int = 0, subtype: int = 0
     ) -> int | None: ...
     def _write_rows(self, slots: Buffer, blocks: Buffer, payloads: Buffer) -> int: ...
     def _reserve(
@@ -84,6 +88,7 @@ class RingReader:
     def read(self, timeout: float | None = None) -> Message | None: ...
     def acknowledge(self) -> None: ...
     def _take(self, limit: int) -> list[Message]: ...
+    def _take_more(self, limit: int) -> list[Message]: ...
     def _peek(self, timeout: float | None) -> Message | None: ...
     def _wait(self, timeout: float | None) -> bool: ...
     def _look_if_due(self, seconds: float, /) -> None: ...

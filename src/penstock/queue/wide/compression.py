@@ -1,84 +1,232 @@
-"""How are payloads made smaller in a wide queue?"""
+"""How are payloads compressed and expanded on their way through a wide queue?"""
 
 from __future__ import annotations
 
 import struct
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Final, NoReturn
 
-import pyarrow as pa
+from penstock.core.capabilities import InPlaceReader, InPlaceWriter
+from penstock.core.errors import DamagedQueue, PenstockError, Unsupported
+from penstock.core.message import CopiedMessage
+from penstock.queue.wide.layout import Compression
+from penstock.queue.wide.reader import WideReader
+from penstock.queue.wide.writer import WideWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
+    from penstock.core.message import Message
+    from penstock.core.stream_id import StreamId
+    from penstock.queue.wide.writer import Reservation
 
-__all__ = ["Compression"]
+__all__ = ["CompressedReader", "CompressingWriter", "compress", "decompress"]
 
-#: The length of the payload comes first.
+#: The length of the payload, before the compressed bytes.
 _LENGTH: Final = struct.Struct("<Q")
 
 
-class Compression(StrEnum):
-    """How every payload of a queue is stored."""
+class CompressedReader(WideReader):
+    """Reads a queue whose payloads are compressed."""
 
-    NONE = "none"
-    LZ4 = "lz4"
-    ZSTD = "zstd"
+    lacks = (InPlaceReader,)
 
-    @classmethod
-    def parse(cls, value: object) -> object:
-        """Accept `off` and `false` for none, and `true` for zstd."""
-        if value in {"gzip", "bzip2"}:
-            raise ValueError("should be none, lz4 or zstd; gzip and bzip2 are for layout=classic")
-        return {"off": "none", "false": "none", "true": "zstd", "on": "zstd"}.get(str(value), value)
+    def read(self, timeout: float | None = None) -> Message | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (message := super().read(timeout)) is not None:
+            if whole := self._expanded([message]):
+                return whole[0]
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return None
 
-    @property
-    def code(self) -> int:
-        """The number in the header."""
-        return _CODES.index(self)
+    def _take(self, limit: int) -> list[Message]:
+        whole: list[Message] = []
+        end, take = self._head, super()._take
+        while True:
+            try:
+                messages = take(limit - len(whole))
+            except DamagedQueue:
+                if not whole:
+                    raise
+                break  # it is for the next call, which meets it again
+            whole += self._expanded(messages)
+            if not messages or (whole and self._next <= messages[-1].seq):
+                break  # nothing more, or a damaged one, which is for the next call
+            if len(whole) >= limit or self._next >= end:
+                break  # a filter may pass over for ever
+            if whole:
+                take = super()._take_more  # acknowledge nothing before these are returned
+        return whole
 
-    @classmethod
-    def of_code(cls, code: int) -> Compression:
-        """Return the way of that number.
+    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
 
-        :raises ValueError: there is none.
+        return batch_from_messages(self.read_many(n, timeout), origins=origins)
+
+    def _expanded(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with decompressed payloads, up to a damaged one.
+
+        The next call reads the damaged one again, and skips it or raises.
         """
-        if not 0 <= code < len(_CODES):
-            raise ValueError(f"no compression has the number {code}")
-        return _CODES[code]
+        kind, limit = self._file.compression, self._file.geometry.buffer_size
+        wanted = self._options.type
+        whole: list[Message] = []
+        for i, message in enumerate(messages):
+            self._messages -= 1
+            self._bytes -= len(message.payload)
+            if wanted is not None and message.type != wanted:
+                self._filtered += 1
+                continue
+            try:
+                payload = decompress(kind, message.payload, limit)
+            except ValueError as error:
+                rest = messages[i + 1 :]
+                self._messages -= len(rest)
+                self._bytes -= sum(len(m.payload) for m in rest)
+                self._next = message.seq
+                if not whole:
+                    self._damaged(message.seq, f"payload ({error})")
+                break
+            self._messages += 1
+            self._bytes += len(payload)
+            whole.append(message._replace(payload=payload))
+        return whole
 
-    def compress(self, payload: BytesLike) -> bytes:
-        codec = pa.Codec(self.value)
-        small: bytes = codec.compress(payload, asbytes=True)
-        return _LENGTH.pack(memoryview(payload).nbytes) + small
+    def _wanted_type(self) -> None:
+        # `_expanded` filters: messages after a damaged one are read again, but count once.
+        return None
 
-    def decompress(self, stored: bytes, limit: int) -> bytes:
-        """Return the payload again, unless it says that it is longer than the limit.
+    def view(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
+        raise self._no_views()
 
-        :raises ValueError: these are not bytes that `compress` made.
-        """
-        if len(stored) < _LENGTH.size:
-            raise ValueError("it is too short to be compressed")
-        (length,) = _LENGTH.unpack_from(stored)
-        if length > limit:
-            raise ValueError(f"it says that it has {length} bytes")
-        if length == 0:
-            return b""
+    def view_batch(self, n: int, timeout: float | None = 0) -> NoReturn:  # noqa: ARG002
+        raise self._no_views()
+
+    def _no_views(self) -> Unsupported:
+        return Unsupported(f"{self.url} is compressed: its messages cannot be used in place")
+
+
+class CompressingWriter(WideWriter):
+    """Appends to a queue whose payloads are compressed."""
+
+    lacks = (InPlaceWriter,)
+
+    def write(
+        self,
+        payload: BytesLike,
+        type: int = 0,
+        subtype: int = 0,
+        time_ns: int | None = None,
+        created_ns: int | None = None,
+        stream: StreamId | None = None,
+        attributes: bytes | None = None,
+        origin_ns: int | None = None,
+    ) -> int:
         try:
-            payload = self._expand(memoryview(stored)[_LENGTH.size :], length)
-        except (OSError, pa.ArrowException) as error:
-            raise ValueError(str(error)) from error
-        if len(payload) != length:
-            raise ValueError(f"it has {len(payload)} bytes, and says {length}")
-        return payload
+            small = self._compressed(payload)
+        except BaseException:
+            self._refused += 1
+            raise
+        header = type, subtype, time_ns, created_ns, stream, attributes, origin_ns
+        seq = super().write(small, *header)
+        self._bytes += memoryview(payload).nbytes - len(small)
+        return seq
 
-    def _expand(self, small: memoryview, length: int) -> bytes:
-        if self is Compression.ZSTD:
-            whole: bytes = pa.Codec(self.value).decompress(small, length, asbytes=True)
-            return whole
-        # The codec of lz4 fills up what a length that is too large promises; a stream does not.
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(small)), self.value) as stream:
-            return bytes(stream.read(length + 1))
+    def write_many(
+        self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
+    ) -> int | None:
+        offered = list(payloads)
+        small: list[bytes] = []
+        failure: Exception | None = None
+        for payload in offered:
+            try:
+                small.append(self._compressed(payload))
+            except (PenstockError, TypeError) as error:  # those before it are written
+                failure = error
+                self._refused += len(offered) - len(small)
+                break
+        written = self._messages
+        try:
+            last = super().write_many(small, type, subtype)
+        finally:
+            done = self._messages - written
+            self._bytes += sum(memoryview(payload).nbytes for payload in offered[:done])
+            self._bytes -= sum(map(len, small[:done]))
+        if failure is not None:
+            raise failure
+        return last
+
+    def write_split(
+        self, data: bytes, ending: bytes, type: int = 0, subtype: int = 0
+    ) -> int | None:
+        return self.write_many(data.split(ending), type, subtype)
+
+    def write_batch(self, batch: Batch) -> int | None:
+        from penstock.core.batch import messages_from_batch  # noqa: PLC0415 - loads Arrow
+
+        last = None
+        for m in messages_from_batch(batch):
+            origin_ns = m.origin_ns if isinstance(m, CopiedMessage) else None
+            header = m.type, m.subtype, m.time_ns, None, m.stream, m.attributes
+            last = self.write(m.payload, *header, origin_ns)
+        return last
+
+    def reserve(self, size: int, *_: object, **__: object) -> Reservation:
+        raise Unsupported(
+            f"{self.url} is compressed: {size} bytes of it cannot be used in place",
+            hint="use write()",
+        )
+
+    def _compressed(self, payload: BytesLike) -> bytes:
+        size, limit = memoryview(payload).nbytes, self._file.geometry.buffer_size
+        if size > limit:  # so that a reader can detect an invalid length
+            raise self._too_large(size)
+        return compress(self._file.compression, payload)
 
 
-#: In the order of their numbers.
-_CODES: Final = (Compression.NONE, Compression.LZ4, Compression.ZSTD)
+# --- one payload ----------------------------------------------------------------------------------
+
+
+def compress(kind: Compression, payload: BytesLike) -> bytes:
+    """Compress a payload, preceded by its length."""
+    import pyarrow as pa  # noqa: PLC0415 - only for compressed queues
+
+    codec = pa.Codec(kind.value)
+    small: bytes = codec.compress(payload, asbytes=True)
+    return _LENGTH.pack(memoryview(payload).nbytes) + small
+
+
+def decompress(kind: Compression, stored: bytes, limit: int) -> bytes:
+    """Decompress a stored payload of up to `limit` bytes.
+
+    :raises ValueError: the bytes are damaged, or the payload is too long.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    if len(stored) < _LENGTH.size:
+        raise ValueError("it is too short to be compressed")
+    (length,) = _LENGTH.unpack_from(stored)
+    if length > limit:
+        raise ValueError(f"it says that it has {length} bytes")
+    if length == 0:
+        return b""
+    try:
+        payload = _expand(kind, memoryview(stored)[_LENGTH.size :], length)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(str(error)) from error
+    if len(payload) != length:
+        raise ValueError(f"it has {len(payload)} bytes, and says {length}")
+    return payload
+
+
+def _expand(kind: Compression, small: memoryview, length: int) -> bytes:
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    if kind is Compression.ZSTD:
+        whole: bytes = pa.Codec(kind.value).decompress(small, length, asbytes=True)
+        return whole
+    # The lz4 codec pads its output to a wrong, larger length; a stream does not.
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(small)), kind.value) as stream:
+        return bytes(stream.read(length + 1))

@@ -1,53 +1,78 @@
-"""What becomes of a queue when it is made, and when its machine went down while it was written?"""
+"""How is a wide queue created?"""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from penstock.core.closing import Closable
-from penstock.core.errors import AlreadyExists, InvalidOption
-from penstock.core.interfaces import Ancestor, Bounds
-from penstock.core.options import parse_options
-from penstock.core.url import URL
-from penstock.queue.storage import storage_errors
-from penstock.queue.wide.layout import LINEAGE, LIVE_WRITER, Geometry, HeaderFlag, check_of
-from penstock.queue.wide.options import WideOptions
-from penstock.queue.wide.queue_file import (
-    QueueFile,
-    create_queue,
-    new_header,
-    reader_table,
-    write_new_file,
+from penstock.core.errors import (
+    AlreadyExists,
+    DamagedQueue,
+    InvalidOption,
+    LockTimeout,
+    NotFound,
 )
-from penstock.queue.wide.verification import copy_aside, whole_run
+from penstock.core.interfaces import Closable
+from penstock.core.url import URL
+from penstock.core.whole_files import open_new, sync_names
+from penstock.queue.storage import LockFile, storage_errors
+from penstock.queue.wide.file import (
+    IN_MEMORY,
+    Geometry,
+    Header,
+    QueueFile,
+    file_of,
+    mark,
+    state_word,
+)
+from penstock.queue.wide.layout import (
+    COMPRESSIONS,
+    LIVE_WRITER,
+    MAGIC,
+    PAGE,
+    VERSION,
+    Compression,
+    HeaderFlag,
+    State,
+)
+from penstock.queue.wide.options import WideOptions
 
 if TYPE_CHECKING:
-    from penstock.queue.liveness import LockFile
+    from penstock.core.stream_id import StreamId
 
-__all__ = ["MemoryQueue", "boot_id", "create_from_options", "needs_recovery", "recover"]
+__all__ = [
+    "MemoryQueue",
+    "create_from_options",
+    "create_queue",
+    "is_written",
+    "new_header",
+    "write_new_file",
+]
 
-log = logging.getLogger(__name__)
-
-#: While another writer looks through the queue, ask this often (seconds).
-_LOOK_FOR_RECOVERY = 0.01
+#: Default permissions of a new file: the owner's only.
+_PRIVATE: Final = 0o600
+_NO_FLAGS: Final = HeaderFlag(0)
 
 
 def create_from_options(
-    path: str, options: WideOptions, *, replace: bool, exclusive: bool = False
+    path: str,
+    options: WideOptions,
+    *,
+    replace: bool,
+    exclusive: bool = False,
+    writers_follow: bool = False,
 ) -> None:
-    """Make the queue that the options ask for.
+    """Create a queue by its options; an existing one stays, unless `replace`.
 
-    :raises AlreadyExists: with `exclusive`: there is one. Otherwise that is fine.
-    :raises StorageError: there is no space, or no permission.
-    :raises LockTimeout: it is to be replaced, and somebody writes to it.
+    :param writers_follow: all writers of a `writers=many` queue are the caller's, and switch to
+        the new one
+    :raises AlreadyExists: the queue exists, with `exclusive`.
+    :raises StorageError: no space, or no permission.
+    :raises LockTimeout: a process writes to the queue to be replaced.
     """
     if options.sparse and options.writers == "many":
         raise InvalidOption("sparse", "true", "is for queues with one writer")
@@ -60,6 +85,7 @@ def create_from_options(
             stream=options.stream,
             replace=replace,
             mode=options.mode,
+            writers_follow=writers_follow,
         )
 
 
@@ -75,18 +101,18 @@ def flags_of(options: WideOptions) -> HeaderFlag:
 
 
 class MemoryQueue(Closable):
-    """A queue in memory that has no name: it is handed to child processes, and ends with them.
+    """An unnamed queue in memory (memfd), passed to child processes by descriptor.
 
     with MemoryQueue(slots=1024, size=1 << 20) as queue:
         subprocess.run([..., queue.url], pass_fds=[queue.fd])
     """
 
     def __init__(self, **options: object) -> None:
-        """Make one, with the options that `fmq:` has for queues that it creates.
+        """Create a queue; `options` are those of `fmq:`.
 
-        :raises InvalidOption: there is no such option, or its value does not fit.
+        :raises InvalidOption: an option is unknown, or its value is invalid.
         """
-        chosen = parse_options(URL.parse("fmq:/memory", options), WideOptions)
+        chosen = WideOptions.of(URL.parse("fmq:/memory", options))
         geometry = Geometry.fitting(chosen.slots, chosen.size, chosen.readers)
         header = new_header(geometry, flags_of(chosen), chosen.compress, chosen.stream)
         self.fd = os.memfd_create("penstock")
@@ -99,7 +125,7 @@ class MemoryQueue(Closable):
 
     @property
     def url(self) -> str:
-        """What this process and children that got the descriptor open it by."""
+        """The URL for this process, and for children that inherit the descriptor."""
         return f"fmq:/dev/fd/{self.fd}"
 
     def close(self) -> None:
@@ -108,85 +134,131 @@ class MemoryQueue(Closable):
             self.fd = -1
 
 
-def needs_recovery(file: QueueFile) -> bool:
-    """Tell whether the machine went down while somebody wrote to a queue."""
-    written, boot = bytes(file.header["boot_id"][0]), boot_id()
-    return bool(boot) and any(written) and written != boot
+def create_queue(
+    path: str,
+    geometry: Geometry,
+    *,
+    flags: HeaderFlag = _NO_FLAGS,
+    compression: Compression = Compression.NONE,
+    stream: StreamId | None = None,
+    first_seq: int = 0,
+    replace: bool = False,
+    mode: int | None = None,
+    writers_follow: bool = False,
+) -> None:
+    """Create a queue atomically, with its disk space allocated unless it is sparse.
 
+    Permissions are `mode`, or those of the replaced queue, or the owner's only.
 
-def recover(path: str, file: QueueFile, locks: LockFile) -> None:
-    """Cut off messages that the disk did not get before the machine went down.
-
-    A process that dies leaves a whole queue. A machine that does may have brought the header to
-    the disk, and not yet all that it counts. The caller is a writer of the queue.
-
-    :raises StorageError: whole messages cannot stay, and there is no space for a copy of them.
+    :raises AlreadyExists: the queue exists, without `replace`.
+    :raises LockTimeout: a process writes to the queue to be replaced.
+    :raises StorageError: no space, or no permission.
     """
-    boot = boot_id()
-    if not boot or bytes(file.header["boot_id"][0]) == boot:
-        return
-    if HeaderFlag.MANY_WRITERS not in file.flags:
-        _recover(path, file, boot)
-        return
-    while not locks.try_lock(LIVE_WRITER):  # another of the writers is at it
-        time.sleep(_LOOK_FOR_RECOVERY)
+    file = file_of(path)
+    old = _to_be_replaced(path, writers_follow=writers_follow) if replace else None
+    header = new_header(geometry, flags, compression, stream, first_seq)
+    folder = Path(file).parent
+    with storage_errors("creating", file):
+        if not replace and os.path.lexists(file):
+            raise AlreadyExists(
+                f"there is a queue at {path} already", hint="penstock create --replace empties it"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = open_new(made, _PRIVATE)
+        try:
+            if mode is None and old is not None:
+                mode = old.mode
+            os.fchmod(descriptor, _PRIVATE if mode is None else mode)
+            write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
+            is_on_disk = not file.startswith(IN_MEMORY)
+            if is_on_disk:  # a power failure leaves the complete queue, or none
+                os.fsync(descriptor)
+            if replace:
+                made.rename(file)
+            else:
+                _link(made, file, path)
+            if is_on_disk:
+                sync_names(folder)
+        finally:
+            os.close(descriptor)
+            made.unlink(missing_ok=True)
+    if old is not None:
+        mark(old, State.REPLACED)
+        old.close()
+
+
+def write_new_file(descriptor: int, header: bytes, geometry: Geometry, *, sparse: bool) -> None:
+    """Set the size of a new file, allocate its space, and write its header."""
+    if sparse:
+        os.ftruncate(descriptor, geometry.file_size)
+        os.posix_fallocate(descriptor, 0, geometry.slots_offset)
+    else:
+        os.posix_fallocate(descriptor, 0, geometry.file_size)
+    os.pwrite(descriptor, header, 0)
+
+
+def _link(made: Path, file: str, path: str) -> None:
+    """Link the complete file to its name, unless that exists."""
     try:
-        if bytes(file.header["boot_id"][0]) != boot:
-            _recover(path, file, boot)
-    finally:
-        locks.unlock(LIVE_WRITER)
+        os.link(made, file)
+    except FileExistsError:
+        raise AlreadyExists(f"there is a queue at {path} already") from None
 
 
-def _recover(path: str, file: QueueFile, boot: bytes) -> None:
-    if any(bytes(file.header["boot_id"][0])):
-        run = whole_run(file)
-        lost = file.field("head") - file.field("tail") - (run.end - run.start)
-        if lost:
-            log.warning("%s: %s messages did not get to the disk", path, f"{lost:,}")
-        if run.dropped:
-            # Those stand apart from the others. They cannot stay, but somebody may want them.
-            copy = copy_aside(file.path)
-            what = f"{run.dropped:,} of them are whole"
-            log.warning("%s: %s; the queue as it was: %s", path, what, copy)
-        _begin_epoch(file, run.end)
-        # In this order, so that a writer that is killed here leaves a queue that opens.
-        file.header["tail"] = run.start
-        file.header["head"] = run.end
-        if run.start == run.end:  # there is no message to go on behind
-            file.header["first_seq"] = run.end
-        file.header["guard"] = file.header["guard_next"] = 0
-        file.header["check"] = check_of(file.header)
-    file.header["boot_id"] = np.void(boot)
-    if not file.is_memory:
-        # Before a message comes. Else a power failure might forget the epoch that it is known by,
-        # or leave a queue that looks as clean as it is now.
-        with storage_errors("syncing", file.path):
-            os.fdatasync(file.descriptor)
-
-
-def _begin_epoch(file: QueueFile, end: int) -> None:
-    """Give what comes from here on other numbers than what was there before, and may be known.
-
-    Also if nothing seems to be missing: readers may have seen more than the disk. Whoever is
-    killed in here leaves a queue whose next writer does it again.
-    """
-    old, header = file.field("epoch"), file.header
-    header["check"] = 0  # until all of it is as it shall be
-    before = [ancestor for ancestor in file.lineage if ancestor.epoch != old]
-    lineage = (*before, Ancestor(old, end))[-LINEAGE:]
-    header["lineage"][0] = 0
-    header["lineage"][0][: len(lineage)] = lineage
-    header["epoch"] = epoch = secrets.randbits(63) | 1
-    bounds = Bounds(epoch, 0, end, lineage)
-    with reader_table(file) if file.geometry.readers else contextlib.nullcontext() as table:
-        if table is not None:
-            table.renumber(epoch, bounds.successor)
-
-
-def boot_id() -> bytes:
-    """Return what this run of the machine is told by, or nothing where it has no such number."""
+def _to_be_replaced(path: str, *, writers_follow: bool) -> QueueFile | None:
     try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        return bytes.fromhex(text.strip().replace("-", ""))
-    except (OSError, ValueError):
-        return b""
+        old = QueueFile.open(path, writable=True)
+    except (NotFound, DamagedQueue):
+        return None
+    locks = LockFile(old.descriptor)
+    has_writer = locks.is_locked(*((LIVE_WRITER, 1) if writers_follow else old.writer_locks))
+    locks.close()
+    if not has_writer:
+        return old
+    error = is_written(path, old, "end it first; what it writes would be lost")
+    old.close()
+    raise error
+
+
+def is_written(path: str, file: QueueFile, hint: str) -> LockTimeout:
+    """Return the error for a queue that a process has open for writing."""
+    is_many = HeaderFlag.MANY_WRITERS in file.flags  # the pid is that of the last one to write
+    who = "a process" if is_many else f"process {file.field('writer_pid')}"
+    return LockTimeout(f"{who} writes to {path} now", hint=hint)
+
+
+def new_header(
+    geometry: Geometry,
+    flags: HeaderFlag = _NO_FLAGS,
+    compression: Compression = Compression.NONE,
+    stream: StreamId | None = None,
+    first_seq: int = 0,
+    epoch: int | None = None,
+) -> bytes:
+    """Return the header page of an empty queue; `epoch=None`: a new random epoch."""
+    page = bytearray(PAGE)
+    header = Header(page)
+    for name, value in {
+        "magic": MAGIC,
+        "version": VERSION,
+        "flags": flags,
+        "epoch": secrets.randbits(63) | 1 if epoch is None else epoch,
+        "slots": geometry.slots,
+        "buffer_size": geometry.buffer_size,
+        "readers": geometry.readers,
+        "compression": COMPRESSIONS.index(compression),
+        "slots_offset": geometry.slots_offset,
+        "buffer_offset": geometry.buffer_offset,
+        "file_size": geometry.file_size,
+        "created_ns": time.time_ns(),
+        "first_seq": first_seq,
+        "head": first_seq,
+        "tail": first_seq,
+        "state_check": state_word(State.LIVE),
+    }.items():
+        header[name] = value
+    if stream is not None:
+        header.stream = stream
+    header["check"] = header.checksum()
+    return bytes(page)

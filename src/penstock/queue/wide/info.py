@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
-
-from penstock.core.info import StreamInfo
-from penstock.core.stream_id import StreamId
+from penstock.core.interfaces import StreamInfo
 from penstock.queue.groups.leases import describe_groups
-from penstock.queue.liveness import LockFile
-from penstock.queue.wide.layout import ALIGN, LIVE_WRITER, SLOT, HeaderFlag, State, slots_of
-from penstock.queue.wide.queue_file import QueueFile, groups_of, reader_table
+from penstock.queue.storage import LockFile
+from penstock.queue.wide.file import QueueFile, groups_of
+from penstock.queue.wide.layout import LIVE_WRITER, HeaderFlag, Slot, State
+from penstock.queue.wide.readers import reader_table
 
 __all__ = ["describe_wide"]
 
-#: A fast writer may overwrite what is looked at each time; then it is shown as it was last.
+#: Attempts at a consistent snapshot beside a fast writer; then the last one counts.
 _LOOKS: Final = 100
 
 
 def describe_wide(url: str, path: str) -> StreamInfo:
-    """Look at a queue without touching it.
+    """Describe a queue without changing it.
 
-    :raises NotFound: there is none.
-    :raises DamagedQueue: its header is not right.
+    :raises NotFound: there is no queue at this path.
+    :raises DamagedQueue: its header is damaged.
     """
     file = QueueFile.open_to_read(path)
     try:
@@ -34,22 +32,18 @@ def describe_wide(url: str, path: str) -> StreamInfo:
 
 def _describe(url: str, file: QueueFile) -> StreamInfo:
     geometry = file.geometry
-    slots = slots_of(file.mapping, geometry)
-    first = last = np.zeros(1, SLOT)[0]
+    first = last = Slot()
     for _ in range(_LOOKS):
         oldest, head = file.field("tail"), file.field("head")
         count = head - oldest
         if count == 0:  # its slots may have no space on the disk yet
             break
-        first, last = slots[oldest % len(slots)].copy(), slots[(head - 1) % len(slots)].copy()
+        first, last = file.slot(oldest), file.slot(head - 1)
         if file.field("tail") == oldest:
-            break  # else the oldest was overwritten while it was looked at
-    used = 0
-    if count:
-        end = int(last["position"]) + int(last["block"]) + int(last["length"])
-        used = -(-end // ALIGN) * ALIGN - int(first["position"])
-    stream = bytes(file.header["stream"][0])
-    flags = file.flags
+            break  # otherwise the oldest was overwritten meanwhile
+    used = last.end - first.position if count else 0
+    readers = _readers(file)
+    stream, flags = file.header.stream, file.flags
     return StreamInfo(
         url=url,
         layout="wide",
@@ -60,13 +54,13 @@ def _describe(url: str, file: QueueFile) -> StreamInfo:
         youngest_seq=head - 1 if count else None,
         count=count,
         bytes=used,
-        oldest_time_ns=int(first["created_ns"]) if count else None,
-        youngest_time_ns=int(last["created_ns"]) if count else None,
+        oldest_time_ns=first.created_ns if count else None,
+        youngest_time_ns=last.created_ns if count else None,
         fill=round(max(count / geometry.slots, used / geometry.buffer_size), 4),
-        blocking=any(reader["holds"] for reader in _readers(file)),
+        blocking=any(reader["holds"] for reader in readers),
         details={
             "epoch": file.field("epoch"),
-            "stream": str(StreamId(stream)) if any(stream) else None,
+            "stream": None if stream is None else str(stream),
             "compression": file.compression.value,
             "crc": HeaderFlag.CRC in flags,
             "sparse": HeaderFlag.SPARSE in flags,
@@ -74,14 +68,15 @@ def _describe(url: str, file: QueueFile) -> StreamInfo:
             "state": State(file.field("state")).name.lower(),
             "created_ns": file.field("created_ns"),
             "writer_pid": _writer_pid(file),
-            "readers": _readers(file),
+            "has_writer": file.has_writer(),
+            "readers": readers,
             "groups": describe_groups(groups_of(file.path), head),
         },
     )
 
 
 def _writer_pid(file: QueueFile) -> int | None:
-    """Return the process that writes now; None when there is none, or many may."""
+    """Return the pid of the writer; None: no writer, or a queue for many writers."""
     if not file.writable or HeaderFlag.MANY_WRITERS in file.flags:
         return None
     locks = LockFile(file.descriptor)

@@ -6,59 +6,104 @@ import logging
 import os
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Held, InPlaceReader, Replayable
-from penstock.core.closing import Concluding
+from penstock.core.capabilities import (
+    Held,
+    InPlaceReader,
+    OriginTimed,
+    Replayable,
+    SourceTimed,
+)
 from penstock.core.errors import (
     Closed,
     DamagedQueue,
+    InvalidOption,
+    NotFound,
     Overrun,
     PenstockError,
     Unsupported,
 )
-from penstock.core.interfaces import Bounds, Reader
+from penstock.core.interfaces import Bounds, Concluding, Reader
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
-from penstock.core.statistics import Loss, ReaderStatistics
-from penstock.core.stream_id import StreamId
-from penstock.queue.cursor_entries import POSITION_AT
-from penstock.queue.losses import LoggedLosses
+from penstock.core.statistics import LoggedLosses, Loss, ReaderStatistics
+from penstock.queue.cursors import POSITION_AT
 from penstock.queue.waiting import RingWaitGroup
 from penstock.queue.wide import _ring
-from penstock.queue.wide.columns import EMPTY_BATCH, Run, copied_run
-from penstock.queue.wide.creation import needs_recovery
-from penstock.queue.wide.layout import PAGE, READER_SIZE, Rows, slots_of
-from penstock.queue.wide.lending import View, lent_batch
-from penstock.queue.wide.queue_file import QueueFile
-from penstock.queue.wide.reader_rows import claim_row, tell_writers
+from penstock.queue.wide.file import QueueFile
+from penstock.queue.wide.layout import PAGE, READER_SIZE, Compression
+from penstock.queue.wide.readers import claim_row, tell_writers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.queue.cursors import Cursor, CursorTable
+    from penstock.queue.wide.arrow import Run
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["WideReader"]
+__all__ = ["WideReader", "open_wide_reader"]
 
 log = logging.getLogger(__name__)
 
-#: While nothing comes, look this often (seconds) whether the path names another queue.
+#: Poll interval (seconds) while waiting for a queue to appear.
+_LOOK_FOR_QUEUE: Final = 0.02
+#: How often (seconds) an idle reader checks whether the path names another queue.
 _BETWEEN_LOOKS: Final = 0.25
-#: A writer whose queue was removed goes over to the new one within this time (seconds).
+#: A writer whose queue was removed switches to the new one within this time (seconds).
 _WRITER_NOTICES: Final = 2.0
 
 
-class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, Reader):
-    """Reads a wide queue while others write to it. It takes no lock and slows nobody.
+def open_wide_reader(url: str, path: str, start: Position, options: WideOptions) -> WideReader:
+    """Open a reader, plain or decompressing.
 
-    With `hold=NAME` the writer waits for it: what a call returned is given back by the next call,
-    so a message that was being worked on when the process died comes again.
+    :raises NotFound: there is no queue at this path.
+    :raises DamagedQueue: it is not readable.
+    """
+    if len(options.hold) > 1:
+        raise InvalidOption("hold", ",".join(options.hold), "a reader has one name")
+    path = os.path.abspath(path)  # noqa: PTH100 - the process may change its directory
+    file = _open_when_there(path, options.wait)
+    if file.compression is Compression.NONE:
+        return WideReader(url, path, start, options, file)
+    from penstock.queue.wide.compression import CompressedReader  # noqa: PLC0415 - a subclass: import cycle
+
+    return CompressedReader(url, path, start, options, file)
+
+
+def _open_when_there(path: str, patience: float) -> QueueFile:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return QueueFile.open_to_read(path)
+        except NotFound:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_FOR_QUEUE)
+
+
+class WideReader(
+    _ring.RingReader,
+    Concluding,
+    Replayable,
+    SourceTimed,
+    OriginTimed,
+    Held,
+    InPlaceReader,
+    Reader,
+):
+    """Reads a wide queue while others write to it, without locks and without slowing them.
+
+    With `hold=NAME` the writer waits for it: the next call confirms the messages of a call, so a
+    message in work when the process dies is redelivered.
     """
 
     def __init__(
@@ -69,7 +114,7 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         self._options = options
         self._restarts = 0
         self._removed_at: float | None = None
-        #: The queue that was removed, while somebody may write to it, and how far that is known.
+        #: The removed queue, while it may still be written, and the end up to which it is counted.
         self._left: tuple[QueueFile, int] | None = None
         self._losses = LoggedLosses(url, log)
         self._table: CursorTable | None = None
@@ -83,10 +128,10 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             raise
         _readers.add(self)
 
-    # --- where it stands --------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------
 
     def _meet(self, start: Position) -> None:
-        """Begin with a queue: take a row in its reader table, and stand where it says."""
+        """Start with a queue: claim a row in its reader table, and resume there or at `start`."""
         file = self._file
         if self._options.trace or self._options.hold:
             self._table, self._cursor = claim_row(self.url, file, self._options.hold)
@@ -104,15 +149,15 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             tell_writers(self._file)
 
     def _known_place(self, cursor: Cursor) -> int | None:
-        """Return where a reader goes on that left its place here; None: in an earlier queue.
+        """Return the position to resume at; None: it belongs to an earlier queue at this path.
 
-        :raises DamagedQueue: there was never such a message.
+        :raises DamagedQueue: the position is beyond the end of the queue.
         """
         bounds = self._bounds()
         place = bounds.successor(cursor.epoch, cursor.seq)
         if place is None or place <= bounds.end:
             return place
-        if needs_recovery(self._file):  # the disk got its place, and not the messages
+        if self._file.needs_recovery():  # the disk has the position, but not the messages
             return bounds.end
         raise DamagedQueue(
             self._path,
@@ -124,7 +169,7 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         )
 
     def _renumbered(self) -> None:
-        """Find the place again after another writer recovered the queue under this reader."""
+        """Adopt the new epoch after a writer recovered the queue under this reader."""
         bounds = self._bounds()
         place = bounds.successor(self._numbers_of, self._next)
         self._numbers_of = bounds.epoch
@@ -138,34 +183,32 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
 
     def _bounds(self) -> Bounds:
         while True:
-            epoch, lineage = self._file.field("epoch"), self._file.lineage
+            epoch, lineage = self._file.field("epoch"), self._file.header.lineage
             bounds = Bounds(epoch, self._oldest, self._head, lineage)
-            if epoch == self._file.field("epoch"):  # else it is recovered this moment
+            if epoch == self._file.field("epoch"):  # otherwise a recovery is under way
                 return bounds
 
     def _read_from(self, file: QueueFile) -> None:
-        """Lay the reader over a queue."""
-        # Where nothing may be written, no mark can be left for the writer to wake us: it is polled.
+        """Attach the C core to a queue."""
+        # A read-only reader cannot ask the writer to wake it: it polls.
         leaves_marks = file.writable and (self._options.trace or bool(self._options.hold))
         self.wait_group = RingWaitGroup if leaves_marks else None
         plain = memoryview(file.mapping).toreadonly()
-        self._slots: Rows = slots_of(file.mapping, file.geometry)
-        own = bytes(file.header["stream"][0])
         self._attach(
             file.mapping if leaves_marks else plain,
             -1 if self._cursor is None else self._cursor.index,
             bool(self._options.hold),
             self._wanted_type(),
-            StreamId(own) if any(own) else None,
+            file.header.stream,
             plain,
         )
 
     def _wanted_type(self) -> int | None:
-        """Return the type that the core is to filter by."""
+        """Return the type that the C core filters by."""
         return self._options.type
 
     def _goes_on(self) -> bool:
-        """Tell whether a read would go on elsewhere; for those who wait for many readers."""
+        """Tell whether a read would switch to another file; for `Waiter`."""
         return False
 
     def seek(self, position: PositionLike) -> None:
@@ -194,25 +237,38 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             self._cursor.move(self._next, self._file.field("epoch"))
 
     def _numbered(self, seq: int) -> int:
-        """Return the number of a message that is there, was there, or is the next to come.
+        """Check that `seq` is at most the end of the queue, and return it.
 
-        :raises PositionError: it is none of these.
+        :raises PositionError: it is beyond the end.
         """
         return check_seek(self.url, seq, self._oldest, self._head)
 
     def _first_at(self, created_ns: int) -> int:
-        """Find the first message that was appended at this time or later: halve, and halve."""
-        created = self._slots["created_ns"]
-        mask = self._file.geometry.slots - 1
+        """Find the first message appended at `created_ns` or later, by binary search."""
+        slot = self._file.slot
         low, high = self._oldest, self._head
         while low < high:
             middle = (low + high) // 2
-            if created[middle & mask] < created_ns and middle >= self._oldest:
+            if slot(middle).created_ns < created_ns and middle >= self._oldest:
                 low = middle + 1
             else:
                 high = middle
             low = max(low, min(self._oldest, high))
         return low
+
+    def next_happened(self, seq: int, start_ns: int, end_ns: int) -> int | None:
+        from penstock.queue.wide import arrow  # noqa: PLC0415 - loads numpy
+
+        self._check_open()
+        messages = max(seq, self._oldest), self._head
+        return arrow.first_in_time(arrow.source_times, self._file, messages, start_ns, end_ns)
+
+    def next_originated(self, seq: int, start_ns: int, end_ns: int) -> int | None:
+        from penstock.queue.wide import arrow  # noqa: PLC0415 - as above
+
+        self._check_open()
+        messages = max(seq, self._oldest), self._head
+        return arrow.first_in_time(arrow.origin_times, self._file, messages, start_ns, end_ns)
 
     def newest_seq(self) -> int | None:
         self._check_open()
@@ -228,9 +284,42 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
     def hold(self) -> str | None:
         return next(iter(self._options.hold), None)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def backlog(self) -> int:
+        """Number of unread messages; 0 after `close`."""
+        return 0 if self._is_closed else max(0, self._head - self._next)
+
+    @property
+    def writer_pid(self) -> int:
+        """The pid of the current or last writer; 0 before the first."""
+        self._check_open()
+        return self._file.field("writer_pid")
+
+    def append_times(self, n: int) -> NDArray[np.int64]:
+        """Return `created_ns` of up to `n` next messages, without reading them."""
+        from penstock.queue.wide.arrow import append_times  # noqa: PLC0415 - loads numpy
+
+        self._check_open()
+        first = max(self._next, self._oldest)
+        return append_times(self._file, first, min(first + n, self._head))
+
+    def skip(self, n: int, reason: DropReason) -> None:
+        """Skip up to `n` existing messages, and count them as lost."""
+        self._check_open()
+        if self._oldest > self._next:
+            self._next = self._lapped(self._next, self._oldest)
+        n = min(n, self._head - self._next)
+        if n > 0:
+            self._lose(self._next, self._next + n - 1, reason)
+            self._next += n
+
     def bounds(self) -> Bounds:
         self._check_open()
-        if self._head <= self._next:  # else there is something left in this one
+        if self._head <= self._next:  # otherwise this queue has unread messages
             self._idle()
         return self._bounds()
 
@@ -251,12 +340,22 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         return messages
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        return self._read_columns(n, timeout, origins=False)
+
+    def read_batch_with_origins(self, n: int, timeout: float | None = 0) -> Batch:
+        return self._read_columns(n, timeout, origins=True)
+
+    def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
+        from penstock.core import batch as batches  # noqa: PLC0415 - loads Arrow
+        from penstock.queue.wide.arrow import EMPTY_BATCH, copied_run  # noqa: PLC0415 - as above
+
         if self._options.type is not None:
-            return batch_from_messages(self.read_many(n, timeout))
+            return batches.batch_from_messages(self.read_many(n, timeout), origins=origins)
+        schema = batches.ORIGIN_SCHEMA if origins else batches.BATCH_SCHEMA
         deadline = None if timeout is None else time.monotonic() + timeout
         while limit := self._wait_for_run(n, deadline):
             first = self._next
-            run = copied_run(self, self._file, first, limit)
+            run = copied_run(self, self._file, first, limit, schema)
             if isinstance(run, int):
                 n = self._meet_bad(run) or n
             elif self._is_renumbered():
@@ -266,20 +365,20 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             else:
                 self._pass(first, run)
                 return run.batch
-        return EMPTY_BATCH
+        return batches.with_origins(EMPTY_BATCH) if origins else EMPTY_BATCH
 
     def _is_renumbered(self) -> bool:
         return self._file.field("epoch") != self._numbers_of
 
     def _pass(self, first: int, run: Run) -> None:
-        """Count the messages of a run as delivered, or filtered."""
+        """Advance past a run, and count its messages as delivered or filtered."""
         self._next = first + run.count
         self._messages += len(run.batch)
         self._bytes += run.size
         self._filtered += run.count - len(run.batch)
 
     def _wait_for_run(self, n: int, deadline: float | None) -> int:
-        """Return how many of up to `n` messages are there; wait for the first."""
+        """Wait for a message until `deadline`; return how many are there, up to `n`."""
         self._check_open()
         self.acknowledge()
         while n > 0:
@@ -294,11 +393,13 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         return 0
 
     def _meet_bad(self, seq: int) -> int:
-        """Deal with a message that is not right; return how many come before it.
+        """Handle a bad message; return how many good ones precede it, to be delivered first.
 
-        Those are delivered first. It may be that the writer just overtook us.
+        It may be overwritten by the writer, or renumbered by a recovery.
         """
-        if self._oldest > self._next:
+        if self._is_renumbered():
+            self._renumbered()
+        elif self._oldest > self._next:
             self._next = self._lapped(self._next, self._oldest)
         elif seq > self._next:
             return seq - self._next
@@ -309,24 +410,24 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
     # --- reading in place ---------------------------------------------------------------------
 
     def view(self, timeout: float | None = None) -> AbstractContextManager[Message | None]:
-        return View(self, timeout)
+        return _View(self, timeout)
 
     def view_batch(self, n: int, timeout: float | None = 0) -> AbstractContextManager[Batch]:
-        return lent_batch(self, n, timeout)
+        return _lent_batch(self, n, timeout)
 
     def _take_back(self, first: int, last: int, count: int, size: int) -> None:
-        """Count as lost what was lent out, and raise."""
+        """Count lent messages as lost instead of delivered, and raise."""
         self._messages -= count
         self._bytes -= size
         self._lose(first, last, DropReason.OVERRUN)
         raise Overrun(first, last, hint="copy with read(), or let the writer wait: hold=NAME")
 
-    # --- what does not go as usual; called by the C core -----------------------------------------
+    # --- irregular cases; called by the C core ---------------------------------------------------
 
     def _lapped(self, first: int, oldest: int) -> int:
-        """Count the messages from `first` on as overwritten, and say where to go on.
+        """Count the messages from `first` on as overwritten; return where to resume.
 
-        :raises DamagedQueue: the header says so, and cannot be right.
+        :raises DamagedQueue: `tail` is beyond `head`.
         """
         if oldest > self._head:
             raise DamagedQueue(self._path, "tail", 192, f"up to {self._head}", oldest)
@@ -337,25 +438,24 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         return resume
 
     def _damaged(self, seq: int, what: str) -> None:
-        """Step over a damaged message, or raise."""
+        """Skip a damaged message and count it as lost, or raise."""
         geometry = self._file.geometry
         is_header = self._head - self._oldest > geometry.slots
         if self._options.damaged == "skip" and not is_header:
             self._lose(seq, seq, DropReason.DAMAGED)
             self._next = seq + 1
             return
-        offset = geometry.slots_offset + (seq & (geometry.slots - 1)) * self._slots.itemsize
         raise DamagedQueue(
             self._path,
             f"{what} of message {seq}",
-            offset,
+            geometry.slot_offset(seq),
             "as its writer made it",
             "something else",
             hint="damaged=skip counts it as lost and goes on",
         )
 
     def _idle(self) -> bool:
-        """Look, while nothing comes, whether the path means another queue by now."""
+        """While idle, check whether the path names another queue."""
         if self._is_renumbered():
             self._renumbered()
         self._look_behind()
@@ -366,21 +466,21 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
         return True
 
     def _is_over(self) -> bool:
-        """Tell whether nothing more is to be expected in a queue that was removed.
+        """Tell whether a removed queue will get no more messages.
 
-        Its writer notices within a second, if it writes at all.
+        An active writer notices the removal within a second.
         """
         now = time.monotonic()
         self._removed_at = now if self._removed_at is None else self._removed_at
         return now - self._removed_at > _WRITER_NOTICES or not self._file.has_writer()
 
     def _go_over(self) -> None:
-        """Read the queue that the path names now, from the first message that was ever in it."""
+        """Switch to the queue that the path names now, at its first message."""
         try:
             new = QueueFile.open_to_read(self._path)
         except PenstockError:
-            return  # removed, or being made: wait
-        if self._head > self._next:  # a last one, before its writer left
+            return  # removed, or under creation: wait
+        if self._head > self._next:  # a last message of the leaving writer
             new.close()
             return
         if new.compression is not self._file.compression:
@@ -388,23 +488,28 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             raise Unsupported(
                 f"{self.url} was created anew with other compression", hint="open it again"
             )
-        log.warning("%s was created anew; reading it from its start", self.url)
-        self._restarts += 1
+        is_same = new.field("epoch") == self._numbers_of  # resized, with the same messages
+        if not is_same:
+            log.warning("%s was created anew; reading it from its start", self.url)
+            self._restarts += 1
         self._removed_at = None
         left, self._file = (self._file, self._next), new
+        place = max(self._next, new.field("tail")) if is_same else new.field("first_seq")
         try:
             self._let_go_of_row(left[0])
-            self._meet(Position.sequence(new.field("first_seq")))
+            self._meet(Position.sequence(place))
+            if is_same:  # a named row there has an older position
+                self._stand_at(Position.sequence(place))
         except BaseException:
             left[0].close()
-            self.close()  # there is nothing that could be read
+            self.close()  # there is no queue to read
             raise
         self._look_behind()
         self._left = left
         self._look_behind()
 
     def _look_behind(self) -> None:
-        """Count what somebody still writes to the queue that was removed, which nobody reads."""
+        """Count messages that are still written to the removed queue as lost."""
         if self._left is None:
             return
         file, end = self._left
@@ -418,12 +523,12 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
     def _lose(self, first: int, last: int, reason: DropReason) -> None:
         self._losses.add(Loss(first, last, reason))
 
-    # --- books and closing --------------------------------------------------------------------
+    # --- counters and closing -----------------------------------------------------------------
 
     def statistics(self) -> ReaderStatistics:
-        # With what is overwritten by now: that is not known to be lost before it is looked for.
+        # Overwritten unread messages count as backlog until a read finds them lost.
         self._look_behind()
-        backlog = 0 if self._is_closed else max(0, self._head - self._next)
+        self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
@@ -431,7 +536,7 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
             filtered=self._filtered,
             restarts=self._restarts,
             next_seq=self._next,
-            backlog=backlog,
+            backlog=self.backlog,
             losses=self._losses.ranges(),
         )
 
@@ -447,27 +552,26 @@ class WideReader(_ring.RingReader, Concluding, Replayable, Held, InPlaceReader, 
 
     def _close(self, *, finished: bool) -> None:
         if not self._is_closed and finished and self._cursor is not None:
-            # Another thread is reading, and leaves now; or the file was cut off.
+            # Another thread is reading, or the file was truncated.
             with suppress(RuntimeError, Closed, DamagedQueue):
                 self.acknowledge()
         if not self._detach():
             return
         self._is_closed = True
         self._look_behind()
+        self._losses.tell(at_once=True)
         if self._left is not None:
             self._left[0].close()
             self._left = None
-        if hasattr(self, "_slots"):
-            del self._slots
         if hasattr(self, "_file"):
             self._let_go_of_row(self._file)
             self._file.close()
             del self._file
 
     def leave_to_parent(self) -> None:
-        """Let the row in the reader table be the parent's alone, in a forked process.
+        """Leave the row in the reader table to the parent, in a forked process.
 
-        A held reader is closed there: the writer waits for one of them, not for two.
+        A held reader is closed in the child: the writer waits for one reader of a name.
         """
         self._entry = -1
         self._cursor = self._table = None
@@ -494,3 +598,54 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+# --- messages in place; parts of the reader -------------------------------------------------------
+# ruff: noqa: SLF001
+
+
+class _View:
+    """A message on loan. Not a generator-based context manager, which would cost too much."""
+
+    __slots__ = ("_message", "_reader", "_timeout")
+
+    def __init__(self, reader: WideReader, timeout: float | None) -> None:
+        self._reader = reader
+        self._timeout = timeout
+        self._message: Message | None = None
+
+    def __enter__(self) -> Message | None:
+        self._message = message = self._reader._peek(self._timeout)
+        return message
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        message, reader = self._message, self._reader
+        if message is not None and reader._oldest > message.seq and kind is None:
+            reader._take_back(message.seq, message.seq, 1, len(message.payload))
+
+
+@contextmanager
+def _lent_batch(reader: WideReader, n: int, timeout: float | None) -> Iterator[Batch]:
+    """Lend up to `n` messages; see `WideReader.view_batch`."""
+    from penstock.queue.wide.arrow import EMPTY_BATCH, lent_run  # noqa: PLC0415 - as above
+
+    run: Run | int = 0
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while limit := reader._wait_for_run(n, deadline):
+        first = reader._next
+        run = lent_run(reader, reader._file, first, limit, reader._options.type)
+        if isinstance(run, int):
+            n = reader._meet_bad(run) or n
+            continue
+        reader._pass(first, run)
+        if len(run.batch):
+            break
+        run = 0  # all were filtered out: continue
+    if isinstance(run, int):
+        yield EMPTY_BATCH
+        return
+    yield run.batch
+    if reader._oldest > first:
+        # All of them: it is unknown which ones the caller had used before.
+        reader._filtered -= run.count - len(run.batch)
+        reader._take_back(first, first + run.count - 1, len(run.batch), run.size)

@@ -5,52 +5,98 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
-from penstock.core.capabilities import InPlaceWriter
+from penstock.core.capabilities import InPlaceWriter, KeepsOrigin
 from penstock.core.errors import (
     AlreadyExists,
     Closed,
     DamagedQueue,
     LockTimeout,
     MessageTooLarge,
+    NotFound,
     StorageError,
     Unsupported,
 )
 from penstock.core.interfaces import Writer
 from penstock.core.overflow import QueueFull
+from penstock.core.retry import Backoff
 from penstock.core.statistics import WriterStatistics
-from penstock.core.stream_id import StreamId
-from penstock.queue.liveness import LockFile
+from penstock.core.worker import Worker
 from penstock.queue.options import Creation
+from penstock.queue.storage import LockFile, no_thread, storage_errors
 from penstock.queue.wide import _ring
-from penstock.queue.wide.columns import rows_of
-from penstock.queue.wide.creation import recover
-from penstock.queue.wide.holding import Holding
-from penstock.queue.wide.layout import HeaderFlag
-from penstock.queue.wide.queue_file import QueueFile, create_queue, protect
-from penstock.queue.wide.reservation import Reservation
-from penstock.queue.wide.space import Space
-from penstock.queue.wide.syncing import Syncing
+from penstock.queue.wide.creation import create_from_options, create_queue
+from penstock.queue.wide.file import QueueFile, protect
+from penstock.queue.wide.layout import ALIGN, PAGE, SLOT, Compression, HeaderFlag, State
+from penstock.queue.wide.readers import HeldReaders, check_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from penstock.core.batch import Batch
+    from penstock.core.stream_id import StreamId
+    from penstock.queue.options import Sync
     from penstock.queue.wide.options import WideOptions
 
-__all__ = ["WideWriter"]
+__all__ = ["DiskSync", "Reservation", "Space", "WideWriter", "open_wide_writer"]
 
 log = logging.getLogger(__name__)
 
-#: While another writer is there, look again this often (seconds).
+#: Poll interval (seconds) while waiting for a queue to appear.
+_LOOK_FOR_QUEUE: Final = 0.02
+#: Poll interval (seconds) while another process writes to the queue.
 _LOOK_FOR_WRITER: Final = 0.01
+#: No limit of a sequence number or position. As `guard`: everything may be overwritten.
+_EVERYTHING: Final = 2**64 - 1
+#: Disk space allocated ahead (bytes): as much as is in use, between these limits.
+_LEAST_AHEAD: Final = 64 << 10
+_AHEAD: Final = 4 << 20
+#: Longest pause (seconds) before a failed sync is retried.
+_LONGEST_PAUSE: Final = 1.0
 
 
-class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
+def open_wide_writer(url: str, path: str, options: WideOptions) -> WideWriter:
+    """Open a writer, plain or compressing; create the queue as `options.create` says.
+
+    :raises NotFound: there is no queue at this path.
+    :raises LockTimeout: another process writes to it.
+    """
+    path = os.path.abspath(path)  # noqa: PTH100 - the process may change its directory
+    file = _open_or_make(path, options)
+    if file.compression is Compression.NONE:
+        return WideWriter(url, path, options, file)
+    from penstock.queue.wide.compression import CompressingWriter  # noqa: PLC0415 - a subclass: import cycle
+
+    return CompressingWriter(url, path, options, file)
+
+
+def _open_or_make(path: str, options: WideOptions) -> QueueFile:
+    if options.create is Creation.ALWAYS:
+        create_from_options(path, options, replace=True)
+    deadline = time.monotonic() + options.wait
+    while True:
+        try:
+            file = QueueFile.open(path, writable=True)
+        except NotFound:
+            if options.create is Creation.MISSING:
+                create_from_options(path, options, replace=False)
+            elif time.monotonic() >= deadline:
+                raise
+            else:
+                time.sleep(_LOOK_FOR_QUEUE)
+            continue
+        if file.field("state") != State.REPLACED or file.is_current():
+            return file
+        file.close()  # replaced meanwhile
+
+
+class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     """Appends to a wide queue. `write` and `write_many` are in C."""
 
     def __init__(self, url: str, path: str, options: WideOptions, file: QueueFile) -> None:
@@ -59,11 +105,11 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
         self._options = options
         self._file = file
         self._waited = 0.0
-        self._seen = 0  # messages, when the path was looked at last
+        self._seen = 0  # count of messages at the last check of the path
         self._reservation: Callable[[], Reservation | None] = lambda: None
         self._is_closed = False
-        self._holding: Holding | None = None
-        self._syncing: Syncing | None = None
+        self._held: HeldReaders | None = None
+        self._disk: DiskSync | None = None
         try:
             self._locks = LockFile(file.descriptor)
             self._space = Space(self, file)
@@ -76,20 +122,27 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
     def _open(self) -> None:
         options, file = self._options, self._file
         self._begin_writing()
-        recover(self._path, file, self._locks)
-        protect(file)
+        if options.hold:
+            check_held(file, options)
+        if file.needs_recovery():
+            from penstock.queue.wide.recovery import recover  # noqa: PLC0415 - loads numpy
+
+            recover(self._path, file, self._locks)
+        elif not any(file.header.boot_id):
+            file.begin_boot()
         if not self._resume():
             raise self._damage()
+        protect(file)
         file.prefault()
         self._space.begin()
         if options.hold:
-            self._holding = Holding(self, file, options)
-        self._syncing = Syncing(self, file, "none" if file.is_memory else options.sync)
+            self._held = HeldReaders(self, file, options)
+        self._disk = DiskSync(self, file, "none" if file.is_memory else options.sync)
 
     def _begin_writing(self) -> None:
-        """Become the writer, when the one before has left.
+        """Become the writer; wait up to `lock_timeout` for another one.
 
-        :raises LockTimeout: it did not leave.
+        :raises LockTimeout: another process still writes.
         """
         deadline = time.monotonic() + self._options.lock_timeout
         began = time.monotonic()
@@ -109,7 +162,9 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
     # --- writing --------------------------------------------------------------------------------
 
     def write_batch(self, batch: Batch) -> int | None:
-        rows, blocks, payloads = rows_of(batch)
+        from penstock.queue.wide.arrow import rows_of  # noqa: PLC0415 - loads Arrow
+
+        rows, blocks, payloads = rows_of(batch, self._file.geometry.buffer_size)
         if not len(rows):
             return None
         rows["created_ns"] = time.time_ns()
@@ -136,19 +191,19 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
         return reservation
 
     def _abort(self) -> None:
-        """Give up the reservation under way."""
+        """Abort the open reservation."""
         self._commit(-1)
 
     def flush(self) -> None:
-        """With a `sync` policy, as `sync`. Otherwise readers see everything already: nothing."""
+        """Sync, unless `sync=none`. Readers see all messages without it."""
         self._check_open()
-        if self._syncing is not None and self._syncing.policy != "none":
+        if self._disk is not None and self._disk.policy != "none":
             self.sync()
 
     def sync(self) -> None:
-        """Return when everything written so far is on the disk, where the queue is on one.
+        """Sync all messages so far to disk; no effect for a queue in memory.
 
-        :raises StorageError: the device refuses.
+        :raises StorageError: the sync fails.
         """
         self._check_open()
         if not self._file.is_memory:
@@ -164,25 +219,25 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
             last_seq=self._head - 1 if self._messages else None,
         )
 
-    # --- what does not go as usual; called by the C core ------------------------------------------
+    # --- irregular cases; called by the C core ----------------------------------------------------
 
     def _make_room(self, code: int, size: int) -> None:
-        """Do what it takes before a message of `size` bytes can be placed, or raise."""
+        """Handle the reason `code` why a message of `size` bytes cannot be placed yet, or raise."""
         match code:
             case _ring.TOO_LARGE:
                 raise self._too_large(size)
             case _ring.FULL if HeaderFlag.KEEPS in self._file.flags:
                 raise QueueFull(self._file.geometry.slots, hint="nothing is overwritten in a log")
-            case _ring.FULL | _ring.CHANGED if self._holding:
+            case _ring.FULL | _ring.CHANGED if self._held:
                 began = time.monotonic()
                 try:
-                    self._holding.make_room(is_full=code == _ring.FULL)
+                    self._held.make_room(is_full=code == _ring.FULL)
                 finally:
                     self._waited += time.monotonic() - began
             case _ring.NO_SPACE:
                 self._space.make_room(size)
-            case _ring.GUARDED if self._syncing is not None:
-                self._syncing.make_room()
+            case _ring.GUARDED if self._disk is not None:
+                self._disk.make_room()
             case _ring.CLOSED:
                 raise Closed(
                     f"{self.url} was sealed or created anew; it takes no more messages",
@@ -220,11 +275,11 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
         )
 
     def _sync(self, *_: int) -> None:
-        if self._syncing is not None and not self._file.is_memory:
-            self._syncing.sync()
+        if self._disk is not None and not self._file.is_memory:
+            self._disk.sync()
 
     def _look(self, *_: int) -> None:
-        """Go over to another queue, once a second at most, when the path names another or none."""
+        """Switch to another queue if the path does not name this one; once a second at most."""
         if not self._file.is_named():
             since = self._messages - self._seen
             log.warning("%s was removed, with the last %s messages in it", self.url, f"{since:,}")
@@ -232,30 +287,29 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
         self._seen = self._messages
 
     def _go_over(self) -> None:
-        """Write to the queue that the path names now; make one like this if it names none."""
+        """Switch to the queue that the path names now; recreate it if there is none."""
         try:
             new = self._successor()
             self._let_go()
-            self._holding = self._syncing = None
+            self._held = self._disk = None
             self._file = new
             self._locks = LockFile(new.descriptor)
             self._space = Space(self, new)
             self._open()
         except BaseException:
-            self.close()  # there is nothing that could be written to
+            self.close()  # there is no queue to write to
             raise
 
     def _successor(self) -> QueueFile:
         old = self._file
         if self._options.create is not Creation.NEVER:
-            stream = bytes(old.header["stream"][0])
             with suppress(AlreadyExists):
                 create_queue(
                     self._path,
                     old.geometry,
                     flags=old.flags,
                     compression=old.compression,
-                    stream=StreamId(stream) if any(stream) else None,
+                    stream=old.header.stream,
                     mode=old.mode,
                 )
         new = QueueFile.open(self._path, writable=True)
@@ -288,17 +342,17 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, Writer):
 
     def _let_go(self) -> None:
         try:
-            if self._syncing is not None:
-                self._syncing.close()
+            if self._disk is not None:
+                self._disk.close()
         finally:
-            if self._holding is not None:
-                self._holding.close()
+            if self._held is not None:
+                self._held.close()
             if hasattr(self, "_locks"):
                 self._locks.close()
             self._file.close()
 
     def leave_to_parent(self) -> None:
-        """Stop being a writer in a forked process: the queue has one, the parent."""
+        """Close in a forked process: the parent stays the writer."""
         self._is_closed = True
         self._detach(True)
 
@@ -312,3 +366,281 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+# --- reservations: messages written in place ------------------------------------------------------
+
+
+class Reservation:
+    """Memory of a queue for one payload, invisible to readers until `commit`.
+
+    As a context manager it commits at the end, and aborts on an exception.
+    """
+
+    __slots__ = ("__weakref__", "_is_open", "_writer", "buffer")
+
+    def __init__(self, buffer: memoryview, writer: WideWriter) -> None:
+        #: Writable memory of the payload.
+        self.buffer = buffer
+        self._writer = writer
+        self._is_open = True
+
+    def commit(self, size: int | None = None) -> int:
+        """Append the message with the first `size` bytes of the buffer, or all; return its number.
+
+        :raises ValueError: committed or aborted before, or `size` is out of range.
+        """
+        if not self._is_open:
+            raise ValueError("this reservation was committed or aborted before")
+        if size is not None and not 0 <= size <= self.buffer.nbytes:
+            raise ValueError(f"{size} bytes of a reservation of {self.buffer.nbytes}")
+        size = self.buffer.nbytes if size is None else size
+        self._is_open = False  # done, even if a step after the append fails
+        self.buffer.release()
+        seq = self._writer._commit(size)  # noqa: SLF001 - a part of it
+        assert seq is not None
+        return seq
+
+    def abort(self) -> None:
+        """Discard the message. Idempotent; no effect after `commit`."""
+        if self._is_open:
+            self._is_open = False
+            self.buffer.release()
+            with suppress(Closed):  # the writer has aborted it
+                self._writer._abort()  # noqa: SLF001
+
+    def give_up(self) -> None:
+        """Release the memory, because the writer was closed."""
+        self._is_open = False
+        with suppress(BufferError):  # the caller still has a view of it
+            self.buffer.release()
+
+    def __del__(self) -> None:
+        self.abort()  # an open reservation blocks the writer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._is_open:
+            self.commit()
+
+
+# --- disk space -----------------------------------------------------------------------------------
+
+
+class Space:
+    """Allocates disk space of a sparse queue, because a write without it raises SIGBUS."""
+
+    def __init__(self, writer: _ring.RingWriter, file: QueueFile) -> None:
+        self._writer: _ring.RingWriter = weakref.proxy(writer)  # it owns this object
+        self._file = file
+
+    def begin(self) -> None:
+        """Determine which space is allocated already."""
+        if HeaderFlag.SPARSE not in self._file.flags:
+            return
+        writer, geometry = self._writer, self._file.geometry
+        written = writer._head - self._file.field("first_seq")  # noqa: SLF001 - a part of it
+        around = writer._position >= geometry.buffer_size  # noqa: SLF001
+        writer._ready_position = _EVERYTHING if around else writer._position  # noqa: SLF001
+        writer._ready_seq = (  # noqa: SLF001
+            _EVERYTHING if written >= geometry.slots else writer._head  # noqa: SLF001
+        )
+
+    def make_room(self, size: int) -> None:
+        """Allocate space for the next message, and more ahead.
+
+        :raises StorageError: no space.
+        """
+        writer, geometry = self._writer, self._file.geometry
+        position = writer._position  # noqa: SLF001 - the writer's own part
+        end = position + -(-size // ALIGN) * ALIGN
+        if end > writer._ready_position:  # noqa: SLF001
+            # A message that does not fit before the end goes to the start; allocate up to the end
+            # anyway, for a smaller one of a later round.
+            goal = min(end, geometry.buffer_size)
+            got = self._get(geometry.buffer_offset, position, goal, geometry.buffer_size)
+            writer._ready_position = (  # noqa: SLF001
+                _EVERYTHING if got >= geometry.buffer_size else got
+            )
+        next_seq = writer._head  # noqa: SLF001
+        if next_seq >= writer._ready_seq:  # noqa: SLF001
+            # The slot of `first_seq` may be in the middle of the table.
+            start = next_seq % geometry.slots * SLOT.size
+            table = geometry.slots * SLOT.size
+            got = self._get(geometry.slots_offset, start, start + SLOT.size, table)
+            ready = next_seq + (got - start) // SLOT.size
+            around = ready - self._file.field("first_seq") >= geometry.slots
+            writer._ready_seq = _EVERYTHING if around else ready  # noqa: SLF001
+
+    def _get(self, base: int, start: int, goal: int, limit: int) -> int:
+        """Allocate from `start` to at least `goal`; return the end of the allocated space."""
+        start = start // PAGE * PAGE
+        ahead = min(max(start, _LEAST_AHEAD), _AHEAD)
+        for end in (min(limit, max(goal, start + ahead)), goal):
+            try:
+                os.posix_fallocate(self._file.descriptor, base + start, end - start)
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT} or end == goal:
+                    raise StorageError(
+                        "getting space for",
+                        self._file.path,
+                        error,
+                        hint="free some space; the message was not written",
+                    ) from error
+            else:
+                return end
+        raise AssertionError("the goal was tried last")
+
+
+# --- sync to disk ---------------------------------------------------------------------------------
+
+
+class DiskSync:
+    """Syncs a queue's messages to disk: after every call, or at an interval.
+
+    Synced messages must survive a power failure, even while the writer overwrites. So `tail` may
+    pass only messages below `guard`, which is on disk. A sync advances `guard` ahead of need, but
+    never past the messages that an earlier sync brought to disk.
+    """
+
+    def __init__(self, writer: _ring.RingWriter, file: QueueFile, policy: Sync) -> None:
+        self._writer: _ring.RingWriter = weakref.proxy(writer)  # it owns this object
+        self._file = file
+        self.policy: Final = policy
+        #: `head` and `tail` at the last sync; -1: none yet.
+        self._synced, self._freed = -1, 0
+        #: How often the writer had to wait for `guard` since then.
+        self._overrun = 0
+        self._failure: Exception | None = None
+        self._has_failed = False
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        if policy == "none":
+            return
+        self.sync()
+        if isinstance(policy, float):
+            self._worker = Worker(
+                f"syncing {file.path}",
+                self._sync_in_background,
+                log=log,
+                every=policy,
+                backoff=Backoff(initial=policy, maximum=max(policy, _LONGEST_PAUSE)),
+                on_failure=self._note_failure,
+            )
+            try:
+                self._worker.start()
+            except RuntimeError as error:
+                raise no_thread(file.path) from error
+
+    def sync(self) -> None:
+        """Sync all messages so far to disk.
+
+        :raises StorageError: the sync fails, now or earlier in the background.
+        """
+        failure, self._failure = self._failure, None
+        with self._lock:
+            self._sync(self._next_guard(may_overwrite=False))
+        if failure is not None:
+            raise failure
+
+    def make_room(self) -> None:
+        """Advance `guard` on disk, so that more messages may be overwritten.
+
+        :raises StorageError: the sync fails.
+        """
+        with self._lock:
+            self._overrun += 1
+            if self.policy == "batch":
+                self._sync(self._next_guard())
+            else:
+                # The writer wraps around between two syncs: synced messages are overwritten anyway.
+                self._drop_guard()
+
+    def _next_guard(self, *, may_overwrite: bool = True) -> int:
+        """Return the next `guard`; with `may_overwrite` it may stay without limit.
+
+        An explicit sync does not allow that: it promises that its messages are safe.
+        """
+        tail = self._file.field("tail")
+        count = self._file.field("head") - tail
+        guard, freed = self._file.field("guard"), tail - self._freed
+        if self._synced < 0:
+            goal = tail
+        else:
+            ahead = max(count // 4, 2 * freed, 1) << min(self._overrun, 40)
+            goal = min(tail + ahead, self._synced)
+        is_overwritten = guard == _EVERYTHING and self._synced >= 0 and freed > count // 2
+        if is_overwritten and may_overwrite:
+            return guard
+        if guard in (0, _EVERYTHING):  # none before: start here
+            guard = max(goal, 1)
+            self._store(guard)
+        return max(goal, guard)
+
+    def _drop_guard(self) -> None:
+        """Remove the limit of overwriting, after `guard_next`, the end of the sync, is on disk.
+
+        After a power failure, the remaining synced messages precede that number. The writer waits
+        meanwhile, so nothing changes between the two syncs.
+        """
+        self._sync(self._file.field("guard"))
+        self._file.header["guard_next"] = self._synced
+        self._bring_to_disk()
+        self._store(_EVERYTHING)
+
+    def _sync(self, guard: int) -> None:
+        head, tail = self._file.field("head"), self._file.field("tail")
+        if guard != _EVERYTHING:
+            self._file.header["guard_next"] = guard
+        self._bring_to_disk()
+        if guard == _EVERYTHING:
+            self._file.header["guard_next"] = head
+        self._store(guard)
+        if tail > self._freed:
+            self._overrun = 0
+        self._synced, self._freed = head, tail
+
+    def _bring_to_disk(self) -> None:
+        try:
+            with storage_errors("syncing", self._file.path):
+                os.fdatasync(self._file.descriptor)
+        except StorageError:
+            self._has_failed = True
+            raise
+
+    def _store(self, guard: int) -> None:
+        # The writer first: `tail` shows what it passed before.
+        self._writer._guard = guard  # noqa: SLF001 - a part of it
+        self._file.header["guard"] = guard
+
+    def _sync_in_background(self, _: Worker) -> None:
+        if self._file.field("head") != self._synced:
+            with self._lock:
+                self._sync(self._next_guard())
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = error  # the next `sync` raises it
+
+    def close(self) -> None:
+        """Stop, and sync the rest unless `sync=none`.
+
+        :raises StorageError: the sync fails, now or earlier in the background.
+        """
+        if self._worker is not None:
+            self._worker.stop()
+        if self.policy == "none":
+            return
+        self.sync()
+        if HeaderFlag.MANY_WRITERS not in self._file.flags and not self._has_failed:
+            # All is synced: a crash of the machine before the next writer needs no recovery.
+            # Not after a failure: the kernel may have dropped pages that it could not write.
+            self._file.header.boot_id = bytes(16)

@@ -1,4 +1,4 @@
-"""A router between clients and a target that loses, delays, garbles and cuts as it is told."""
+"""A router between clients and a target that injects loss, delay, corruption and cuts."""
 
 from penstock.relay.faults.addresses import parse_address
 from penstock.relay.faults.counters import ClientCounters, Counters, DirectionCounters

@@ -18,10 +18,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Place(NamedTuple):
-    """An address as the operating system takes it."""
+    """A resolved socket address."""
 
     family: socket.AddressFamily
-    #: (host, port), and two numbers more for IPv6.
+    #: (host, port), and two more numbers for IPv6.
     address: tuple[Any, ...]
 
     def __str__(self) -> str:
@@ -29,9 +29,9 @@ class Place(NamedTuple):
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Take `host:port`, `[::1]:port` or `:port` (on this machine) apart.
+    """Parse `host:port`, `[::1]:port` or `:port` (this machine).
 
-    :raises InvalidOption: it is something else
+    :raises InvalidOption: the text is not an address
     """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:
@@ -40,10 +40,10 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
 
 
 def resolve(where: tuple[str, int], option: str, kind: socket.SocketKind) -> Place:
-    """Look an address up.
+    """Resolve an address.
 
-    :raises InvalidOption: it has no such port
-    :raises StorageError: the name is not known
+    :raises InvalidOption: the port is out of range
+    :raises StorageError: the host is unknown
     """
     host, port = where
     lowest = 0 if option == "listen" else 1
@@ -66,6 +66,6 @@ def is_loopback(place: Place) -> bool:
 
 
 def shown(address: tuple[Any, ...]) -> str:
-    """Write an address as people do."""
+    """Format an address for people."""
     host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
     return f"{host}:{address[1]}"

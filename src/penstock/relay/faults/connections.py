@@ -24,17 +24,17 @@ __all__ = ["ConnectionRouter"]
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
-#: Connections accepted before others have their turn.
+#: Connections accepted before other events are handled.
 _TURN: Final = 64
-#: The target has so long (seconds) to answer.
+#: Timeout (seconds) of a connection to the target.
 _CONNECTING: Final = 10.0
-#: A peer of a connection that is cut in good order has so long (seconds) to end it as well.
+#: Time (seconds) for a peer to close its side after an orderly cut.
 _FAREWELL: Final = 1.0
 _READ: Final = 64 << 10
 
 
 class _Connection:
-    """A client's connection, and ours to the target."""
+    """A client's connection, and the router's to the target."""
 
     def __init__(self, index: int, client: socket.socket) -> None:
         self.index = index
@@ -44,18 +44,18 @@ class _Connection:
         self.task: asyncio.Task[None] | None = None
         self.born = 0.0
         self.cut_timer: asyncio.TimerHandle | None = None
-        #: How it is to be cut; None: it is not.
+        #: How to cut it; None: it is not cut.
         self.cut: Cut | None = None
-        #: Whether the target could be reached; true as long as it is not known.
+        #: Whether the target could be reached; True while unknown.
         self.is_reached = True
-        #: Whether it ended in good order.
+        #: Whether it ended orderly.
         self.has_ended = False
-        #: Silent for good, in place of being cut.
+        #: Half open for good, instead of being cut.
         self.is_silenced = False
 
 
 class ConnectionRouter:
-    """Passes connections on to a target. All of it runs in one event loop."""
+    """Forwards connections to a target. Runs in one event loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ConnectionRouter:
         self._max_clients = max_clients
         self._books = Counters("bytes")
         self._connections: dict[int, _Connection] = {}
-        #: Connections that are cut in good order, and not closed yet.
+        #: Connections with an orderly cut, not closed yet.
         self._farewells: set[asyncio.Task[None]] = set()
         self._is_listening = False
         self._is_paused = False
@@ -96,7 +96,7 @@ class ConnectionRouter:
         self._open_gates()
 
     def pause(self) -> None:
-        """Let nothing pass: TCP itself makes the senders wait."""
+        """Forward nothing: TCP flow control makes the senders wait."""
         self._is_paused = True
         self._open_gates()
 
@@ -105,7 +105,7 @@ class ConnectionRouter:
         self._open_gates()
 
     async def cut_all(self) -> int:
-        """Cut all connections, in the way that the faults say."""
+        """Cut all connections, as the faults specify."""
         connections = list(self._connections.values())
         for connection in connections:
             self._cut(connection)
@@ -123,7 +123,7 @@ class ConnectionRouter:
         return books
 
     async def close(self) -> Counters:
-        """End, and return the last state of the books."""
+        """Close, and return the final counters."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._listener.close()
@@ -146,7 +146,7 @@ class ConnectionRouter:
             self._listener.listen(_BACKLOG)
             self._loop.add_reader(self._listener, self._accept)
         elif self._is_listening and not should_listen:
-            # The kernel refuses connections to a port that is taken and not listened at.
+            # The kernel refuses connections to a port that is bound but not listening.
             self._loop.remove_reader(self._listener)
             family = self._listener.family
             self._listener.close()
@@ -159,7 +159,7 @@ class ConnectionRouter:
                 client, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # too many open files: it stays readable, so look away
+            except OSError as error:  # too many open files: the listener stays readable, so pause
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(self._scarcity.wait_after(error), self._accept_again)
                 return
@@ -188,7 +188,7 @@ class ConnectionRouter:
         connection.task.add_done_callback(lambda _: self._forget(connection))
 
     def _make_room(self) -> bool:
-        """Cut the oldest silenced connection, which its client may have left long ago."""
+        """Cut the oldest silenced connection, whose client may have left long ago."""
         for connection in self._connections.values():
             if connection.is_silenced and connection.cut is None:
                 self._cut(connection)
@@ -209,7 +209,7 @@ class ConnectionRouter:
         except* OSError as errors:
             log.debug("connection %d: %s", connection.index, errors.exceptions[0])
         except* asyncio.CancelledError:
-            # By us: it is cut, or the router closes, which is a good end if nothing is lost by it.
+            # By the router: a cut, or its `close`, which is an orderly end if nothing is lost.
             connection.has_ended = not any(line.held for line in connection.lines)
 
     async def _reach_target(self, connection: _Connection) -> bool:
@@ -283,7 +283,7 @@ class ConnectionRouter:
             line.source.shutdown(socket.SHUT_WR)
 
     async def _read_to_the_end(self, line: Line) -> None:
-        """Read what still comes: the kernel resets the connection of who leaves it unread."""
+        """Read the remaining data: closing with unread data would reset the connection."""
         with contextlib.suppress(OSError):
             async with asyncio.timeout(_FAREWELL):
                 while data := await self._loop.sock_recv(line.source, _READ):
@@ -318,7 +318,7 @@ class ConnectionRouter:
             self._open_gates(connection)
 
     def _open_gates(self, *connections: _Connection) -> None:
-        """Open or shut the gates of some connections, or of all."""
+        """Open or shut the gates of the given connections, or of all."""
         for connection in connections or self._connections.values():
             is_silent = connection.is_silenced or self._faults.is_silent_from_the_start
             for line in connection.lines:

@@ -1,4 +1,4 @@
-"""What passed through a router, and what became of the rest?"""
+"""What passed through a router, and what happened to the rest?"""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = ["ClientCounters", "Counters", "DirectionCounters"]
 
 @dataclass(slots=True)
 class DirectionCounters:
-    """Books of one direction: datagrams for UDP, bytes for TCP.
+    """Counters of one direction: datagrams for UDP, bytes for TCP.
 
-    `arrived` is the sum of `passed` to `held`. Those after it say what happened on the way to
-    some of the passed ones.
+    `arrived` is the sum of `passed` to `held`. The later fields count faults among the passed
+    ones.
     """
 
     #: Sent to the router.
     arrived: int = 0
-    #: Handed on, whole or garbled.
+    #: Forwarded, intact or garbled.
     passed: int = 0
-    #: Not handed on, because a drop was asked for.
+    #: Dropped on purpose.
     dropped: int = 0
-    #: Thrown away by the kernel because the router did not keep up. UDP.
+    #: Dropped by the kernel because the router did not keep up. UDP.
     overflowed: int = 0
-    #: From a client for whom there was no room. UDP.
+    #: From a client beyond the limit. UDP.
     refused: int = 0
-    #: More under way (by delay or rate) than the router keeps. UDP.
+    #: Beyond the most that the router holds for delay or rate. UDP.
     congested: int = 0
-    #: Could not be handed on: the receiver is gone, or the operating system refused.
+    #: Could not be forwarded: the receiver is gone, or the operating system refused.
     failed: int = 0
-    #: Under way when its client was cut off, or the router closed.
+    #: In transit when its client was cut off, or the router closed.
     discarded: int = 0
-    #: Under way now.
+    #: In transit now.
     held: int = 0
 
-    #: Copies made and handed on, beside those in `passed`.
+    #: Duplicates forwarded, beside those in `passed`.
     duplicated: int = 0
     #: Held back for a delay.
     delayed: int = 0
@@ -53,7 +53,7 @@ class DirectionCounters:
 
     @property
     def accounted(self) -> int:
-        """The sum of all that can become of what arrived."""
+        """The sum of all outcomes of what arrived."""
         return (
             self.passed
             + self.dropped
@@ -68,44 +68,44 @@ class DirectionCounters:
 
 @dataclass(slots=True)
 class ClientCounters:
-    """Books of the clients: `seen` is the sum of `refused` to `active`."""
+    """Counters of the clients: `seen` is the sum of `refused` to `active`."""
 
-    #: Clients (UDP: addresses) or connections (TCP) that came.
+    #: Clients (UDP: addresses) or connections (TCP) so far.
     seen: int = 0
-    #: Turned away: by the fault, or because there was no room.
+    #: Refused: by the fault, or because of the limit.
     refused: int = 0
     #: The target could not be reached for them.
     unreachable: int = 0
     #: Cut off by the router.
     cut: int = 0
-    #: Ended by themselves or by the target, or with the router.
+    #: Ended by the client, by the target, or with the router.
     ended: int = 0
-    #: Not heard of for too long. UDP.
+    #: Idle for too long. UDP.
     expired: int = 0
-    #: Here now.
+    #: Active now.
     active: int = 0
 
-    #: Made half open in place of being cut.
+    #: Made half open instead of being cut.
     silenced: int = 0
 
     @property
     def accounted(self) -> int:
-        """The sum of all that can become of a client."""
+        """The sum of all outcomes of clients."""
         return self.refused + self.unreachable + self.cut + self.ended + self.expired + self.active
 
 
 @dataclass(slots=True)
 class Counters:
-    """Books of a router."""
+    """Counters of a router."""
 
-    #: What `up` and `down` count.
+    #: The unit of `up` and `down`.
     unit: Literal["datagrams", "bytes"]
     up: DirectionCounters = field(default_factory=DirectionCounters)
     down: DirectionCounters = field(default_factory=DirectionCounters)
     clients: ClientCounters = field(default_factory=ClientCounters)
 
     def of(self, direction: Direction) -> DirectionCounters:
-        """Return the books of a direction."""
+        """Return the counters of a direction."""
         return self.up if direction == "up" else self.down
 
     @property
@@ -116,5 +116,5 @@ class Counters:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
+        """Return all counters for JSON."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""How do UDP datagrams pass, each with its own fate, for many clients at once?"""
+"""How are UDP datagrams forwarded, each with its own fate, for many clients at once?"""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["DatagramRouter"]
 
 log = logging.getLogger(__name__)
 
-#: Datagrams taken from one socket before the others have their turn.
+#: Datagrams read from one socket before the others have their turn.
 _TURN: Final = 128
 
 
 class _Client:
-    """A client's address, and the socket that stands for it at the target."""
+    """A client's address, and its socket to the target."""
 
     def __init__(self, address: tuple[Any, ...], sock: socket.socket, up: Flow, down: Flow) -> None:
         self.address = address
@@ -42,7 +42,7 @@ class _Client:
 
 
 class DatagramRouter:
-    """Passes datagrams between clients and a target. All of it runs in one event loop."""
+    """Forwards datagrams between clients and a target. Runs in one event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class DatagramRouter:
         self._idle = idle
         self._books = Counters("datagrams")
         self._clients: dict[tuple[Any, ...], _Client] = {}
-        #: What the kernel dropped at sockets that are closed by now.
+        #: Datagrams dropped by the kernel at sockets that are closed now.
         self._overflowed_before = 0
         self._schedule = Schedule(loop)
         self._sweep: asyncio.TimerHandle | None = None
@@ -97,7 +97,7 @@ class DatagramRouter:
         self._schedule.resume()
 
     async def cut_all(self) -> int:
-        """Forget all clients, as a router does that starts anew: they get new ports."""
+        """Forget all clients, like a restarted router: they get new ports."""
         clients = list(self._clients.values())
         for client in clients:
             self._cut(client)
@@ -115,7 +115,7 @@ class DatagramRouter:
         return books
 
     async def close(self) -> Counters:
-        """End, and return the last state of the books."""
+        """Close, and return the final counters."""
         if self._sweep is not None:
             self._sweep.cancel()
         self._loop.remove_reader(self._listener)
@@ -139,8 +139,8 @@ class DatagramRouter:
                 undo.callback(sock.close)
                 sock.connect(self._target.address)
                 undo.pop_all()
-        except OSError as error:  # too many open files, or no way to the target
-            # Each datagram of a client that is turned away comes by here.
+        except OSError as error:  # too many open files, or no route to the target
+            # Reached by each datagram of a refused client.
             level = logging.DEBUG if self._has_warned else logging.WARNING
             log.log(level, "no socket for another client: %s", error.strerror)
             self._has_warned = True
@@ -227,7 +227,7 @@ class DatagramRouter:
                 data = client.socket.recv(LARGEST_DATAGRAM)
             except BlockingIOError:
                 return
-            except OSError as error:  # what the target's machine answered to an earlier datagram
+            except OSError as error:  # the ICMP reply to an earlier datagram
                 log.debug("target: %s", error.strerror)
                 continue
             self._take(client.down, data, now)

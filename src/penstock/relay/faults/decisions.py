@@ -1,4 +1,4 @@
-"""What happens to the n-th thing that passes? Knows no sockets and no clock."""
+"""What happens to the n-th datagram, block or connection? Uses no sockets and no clock."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["BLOCK", "Dice", "Fate", "StreamPieces", "datagram_fate", "garbled", 
 
 #: Bytes of a stream that one decision is about.
 BLOCK: Final = 1024
-#: A datagram is overtaken by one to so many of those behind it.
+#: The most later datagrams that overtake one.
 _FARTHEST: Final = 3
 
 _NUMBER = struct.Struct("<Q")
-#: One draw for each question, so that asking for one fault more changes no other's answer.
+#: One draw per decision, so that enabling one fault does not change the others.
 _DRAWS = struct.Struct("<8Q")
 _DROP, _DUPLICATE, _DELAY, _REORDER, _DISTANCE, _GARBLE, _PLACE, _MASK = range(8)
 _REFUSE = 0
@@ -28,11 +28,11 @@ class Fate(NamedTuple):
 
     is_dropped: bool = False
     is_duplicated: bool = False
-    #: Seconds under way.
+    #: Seconds of delay.
     delay: float = 0.0
-    #: How many of those behind it go first.
+    #: How many later datagrams go first.
     overtaken_by: int = 0
-    #: Which byte is changed (of as many as there are, by remainder) and what is XORed to it.
+    #: The index of the changed byte (modulo the length) and the value XORed to it.
     garble: tuple[int, int] | None = None
 
 
@@ -40,10 +40,10 @@ PASSES: Final = Fate()
 
 
 class Dice:
-    """Draws for one client and direction: the n-th depend on nothing but n and what is given here.
+    """Random draws for one client and direction: the n-th depend only on n and the arguments here.
 
-    They come from a hash, and not from a generator with a state, so that a thread, a reconnect
-    or another client makes no difference to them.
+    They come from a hash instead of a stateful generator, so that threads, reconnects and other
+    clients do not affect them.
     """
 
     def __init__(self, seed: int, client: int, what: Direction | str) -> None:
@@ -52,13 +52,13 @@ class Dice:
         )
 
     def draws(self, n: int) -> tuple[int, ...]:
-        """Return the eight numbers of 64 bits for the n-th thing."""
+        """Return the eight 64-bit numbers of the n-th item."""
         one = self._hash.copy()
         one.update(_NUMBER.pack(n))
         return _DRAWS.unpack(one.digest())
 
     def refuses(self, share: float) -> bool:
-        """Tell whether a connection is refused, when such a share of them is."""
+        """Tell whether a connection is refused, with probability `share`."""
         return bool(share) and _hits(self.draws(0)[_REFUSE], share)
 
 
@@ -79,7 +79,7 @@ def datagram_fate(dice: Dice, n: int, faults: Faults) -> Fate:
 
 
 def garbled(data: bytes, garble: tuple[int, int]) -> bytes:
-    """Return a datagram with one byte changed; an empty one has none to change."""
+    """Return a datagram with one byte changed; an empty one stays as it is."""
     if not data:
         return data
     changed = bytearray(data)
@@ -88,19 +88,19 @@ def garbled(data: bytes, garble: tuple[int, int]) -> bytes:
 
 
 class StreamPieces(NamedTuple):
-    """What is left of a run of a stream's bytes."""
+    """What remains of a run of a stream's bytes."""
 
     pieces: list[bytes]
     dropped: int
     garbled: int
-    #: Seconds under way.
+    #: Seconds of delay.
     delay: float
 
 
 def stream_pieces(dice: Dice, offset: int, data: bytes, faults: Faults) -> StreamPieces:
-    """Decide about the bytes of a stream that begin at `offset`.
+    """Decide about the bytes of a stream from `offset` on.
 
-    Each block of the stream has one fate, however many runs its bytes come in.
+    Each block of the stream has one fate, however its bytes are split into runs.
     """
     first = offset // BLOCK
     delay = _delay(dice.draws(first), faults) if faults.jitter else faults.delay

@@ -1,4 +1,4 @@
-"""How do the bytes of one direction of a TCP connection pass?"""
+"""How are the bytes of one direction of a TCP connection forwarded?"""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["CutOff", "Line"]
 
 _READ: Final = 64 << 10
-#: Bytes under way in one direction of a connection; then its sender waits.
+#: The most bytes in transit in one direction of a connection; then its sender waits.
 _MOST_HELD: Final = 4 << 20
 
 
 class CutOff(Exception):
-    """As many bytes have passed as were to pass."""
+    """The limit of forwarded bytes is reached."""
 
 
 class Line:
-    """One direction of a connection: a half that reads and a half that writes."""
+    """One direction of a connection: a reading and a writing half."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Line:
         silence: Callable[[], None],
     ) -> None:
         self.direction = direction
-        #: Open while bytes, ends and errors pass.
+        #: Open while bytes, ends and errors are forwarded.
         self.gate = asyncio.Event()
-        #: Bytes read and neither passed on nor otherwise accounted for.
+        #: Bytes read and neither forwarded nor otherwise counted.
         self.held = 0
         self._loop = loop
         self._dice = dice
@@ -57,7 +57,7 @@ class Line:
         self._silence = silence
         self._offset = 0
         self._passed = 0
-        #: When the line is free again by its rate, and when the last bytes are due.
+        #: When the rate allows the next bytes, and when the last bytes are due.
         self._free_at = self._last_due = 0.0
         #: (due, bytes); no bytes mean the end of the stream.
         self._queue: deque[tuple[float, bytes]] = deque()
@@ -66,22 +66,22 @@ class Line:
         self._room = asyncio.Event()
 
     def end(self) -> None:
-        """Account for what is still under way."""
+        """Count the bytes in transit as discarded."""
         self._tally.discarded += self.held
         self.held = 0
 
     def discard(self, size: int) -> None:
-        """Account for bytes that came after the end."""
+        """Count bytes that arrived after the end as discarded."""
         self._tally.arrived += size
         self._tally.discarded += size
 
     # --- the half that reads -----------------------------------------------------------------
 
     async def read(self) -> None:
-        """Take bytes from the source until it ends.
+        """Read bytes from the source until it ends.
 
         :raises OSError: the connection broke
-        :raises CutOff: as many bytes have passed as were to pass
+        :raises CutOff: the limit of forwarded bytes is reached
         """
         while data := await self._receive():
             self._tally.arrived += len(data)
@@ -128,10 +128,10 @@ class Line:
     # --- the half that writes -----------------------------------------------------------------
 
     async def write(self) -> None:
-        """Pass on what is due, and then the end of the stream.
+        """Forward the bytes that are due, and then the end of the stream.
 
         :raises OSError: the connection broke
-        :raises CutOff: as many bytes have passed as were to pass
+        :raises CutOff: the limit of forwarded bytes is reached
         """
         while True:
             while not self._queue:

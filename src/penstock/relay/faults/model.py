@@ -1,4 +1,4 @@
-"""Which faults can be asked for, and how are they written?"""
+"""Which faults are there, and how are they written?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["NO_FAULTS", "Cut", "Direction", "Faults", "parse_delay", "parse_shar
 
 #: `up` is from a client to the target, `down` is from the target to a client.
 Direction = Literal["up", "down"]
-#: How a connection is cut: `rst` drops it (a reset), `fin` closes it in good order.
+#: How a connection is cut: `rst` by a reset, `fin` by an orderly close.
 Cut = Literal["rst", "fin"]
 
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})\s*(%?)")
@@ -23,36 +23,36 @@ _PERCENT = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What a router does to what passes; nothing, unless asked for.
+    """The faults of a router; by default none.
 
-    Shares are from 0 to 1 and times are in seconds. They are of datagrams for UDP. A TCP stream
-    has no datagrams: there they are of its kilobytes, by their place in the stream, so that it
-    makes no difference how the network cuts it into pieces.
+    Shares are from 0 to 1 and times are in seconds. For UDP, a share is of datagrams. For TCP, it
+    is of the stream's kilobytes, by their offset, so that the segmentation of the network makes no
+    difference.
     """
 
-    #: Share that is not passed on.
+    #: Share that is dropped.
     drop: float = 0.0
-    #: Share that is passed on twice. UDP.
+    #: Share that is forwarded twice. UDP.
     duplicate: float = 0.0
-    #: Share that is overtaken by one to three of those behind it. UDP.
+    #: Share that is overtaken by one to three later datagrams. UDP.
     reorder: float = 0.0
     #: Share in which one byte is changed.
     garble: float = 0.0
-    #: How long everything is under way.
+    #: Delay of everything.
     delay: float = 0.0
-    #: The delay varies evenly by this much, up and down. UDP datagrams overtake each other by it.
+    #: The delay varies uniformly by plus or minus this. It may reorder UDP datagrams.
     jitter: float = 0.0
-    #: Bytes a second for each client and direction.
+    #: Bytes per second for each client and direction.
     rate: int | None = None
-    #: The faults happen in this direction only; the other one passes everything.
+    #: The faults apply to this direction only.
     one_way: Direction | None = None
     #: A client's connection is cut when it is this old; for UDP, its port at the target changes.
     cut_every: float | None = None
-    #: A connection is cut when so many bytes have passed in one direction. TCP.
+    #: A connection is cut after this many bytes in one direction. TCP.
     cut_after: int | None = None
     #: How connections are cut. TCP.
     cut: Cut = "rst"
-    #: Connections stay open, but nothing passes: from the first byte, or, with `cut_every` or
+    #: Connections stay open, but nothing is forwarded: from the first byte, or, with `cut_every` or
     #: `cut_after`, from where they would have been cut. TCP.
     half_open: bool = False
     #: Share of connections that are reset as soon as they are made; at 1 they are refused. TCP.
@@ -82,7 +82,7 @@ class Faults:
             raise InvalidOption("cut", self.cut, "must be rst or fin")
 
     def affects(self, direction: Direction) -> bool:
-        """Tell whether the faults happen in this direction."""
+        """Tell whether the faults apply to this direction."""
         return self.one_way is None or self.one_way == direction
 
     @property
@@ -91,9 +91,9 @@ class Faults:
         return self.half_open and self.cut_every is None and self.cut_after is None
 
     def refuse_for(self, transport: Literal["udp", "tcp"]) -> None:
-        """Check that the transport can have these faults.
+        """Check that the transport supports these faults.
 
-        :raises InvalidOption: it cannot.
+        :raises InvalidOption: it does not.
         """
         names, reason, hint = (
             (
@@ -135,7 +135,7 @@ class Faults:
         return words
 
 
-#: A router without faults: everything passes.
+#: No faults: everything is forwarded.
 NO_FAULTS = Faults()
 
 

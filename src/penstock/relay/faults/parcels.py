@@ -1,4 +1,4 @@
-"""When does a datagram that is under way go on?"""
+"""When is a datagram in transit forwarded?"""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ __all__ = ["Flow", "Parcel", "Schedule", "send"]
 
 log = logging.getLogger(__name__)
 
-#: Bytes kept for delay and rate, by all clients together.
+#: The most bytes held for delay and rate, over all clients.
 _MOST_HELD: Final = 64 << 20
-#: What a datagram under way costs beside its bytes.
+#: Memory of a held datagram beside its bytes.
 _OVERHEAD: Final = 256
-#: A datagram to be overtaken goes after this time (seconds) also when nothing comes behind it.
+#: A datagram to be overtaken is sent after this time (seconds) even if none follows.
 _PATIENCE: Final = 0.2
-#: When the kernel takes no more, try again after this time (seconds).
+#: Retry after this time (seconds) when the kernel's buffer is full.
 _AGAIN: Final = 0.001
 
 
 class Parcel:
-    """A datagram under way."""
+    """A datagram in transit."""
 
     __slots__ = ("copies", "data", "date", "due", "flow", "overtaken_at")
 
     def __init__(self, flow: Flow, data: bytes, copies: int, due: float) -> None:
         self.flow = flow
         self.data = data
-        #: To be sent beside the datagram itself.
+        #: Number of duplicates to send.
         self.copies = copies
         self.due = due
-        #: It goes after the datagram of this number.
+        #: It is sent after the datagram with this number.
         self.overtaken_at = 0
-        #: Which of its dates in the schedule counts.
+        #: The number of its valid entry in the schedule.
         self.date = 0
 
 
@@ -62,7 +62,7 @@ class Flow:
         self.tally = tally
         self.send = send
         self.n = 0
-        #: When the line is free again, by its rate.
+        #: When the rate allows the next datagram.
         self.free_at = 0.0
         #: Those that wait to be overtaken.
         self.waiting: list[Parcel] = []
@@ -71,11 +71,11 @@ class Flow:
 
 
 class Schedule:
-    """What is under way, and when it goes on. All of it runs in one event loop."""
+    """The datagrams in transit, by due time. Runs in one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: (when, number of the date, what).
+        #: (due time, number of the entry, datagram).
         self._dates: list[tuple[float, int, Parcel]] = []
         self._numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class Schedule:
         self._send_due()
 
     def close(self) -> None:
-        """Account for what is still under way."""
+        """Count the datagrams in transit as discarded."""
         self.pause()
         self._arm()
         for _, date, parcel in self._dates:
@@ -99,7 +99,7 @@ class Schedule:
         self._dates.clear()
 
     def hold(self, parcel: Parcel, now: float, *, overtaken_at: int | None = None) -> None:
-        """Keep a datagram until it is due, or until so many others have overtaken it."""
+        """Hold a datagram until it is due, or until datagram `overtaken_at` has overtaken it."""
         flow = parcel.flow
         size = len(parcel.data) + _OVERHEAD
         if self._held_bytes + size > _MOST_HELD:
@@ -111,7 +111,7 @@ class Schedule:
         if parcel.due > now:
             flow.tally.delayed += 1
         if overtaken_at is None:
-            # What is due already is here because the kernel took no more.
+            # A datagram that is already due is here because the kernel's buffer was full.
             self._plan(parcel, parcel.due if parcel.due > now else now + _AGAIN)
         else:
             parcel.overtaken_at = overtaken_at
@@ -119,7 +119,7 @@ class Schedule:
             self._plan(parcel, parcel.due + _PATIENCE)
 
     def let_overtaken_go(self, flow: Flow, n: int, now: float) -> None:
-        """Let those go that waited for the n-th datagram."""
+        """Release the datagrams that waited for the n-th."""
         ready = [parcel for parcel in flow.waiting if parcel.overtaken_at <= n]
         for parcel in ready:
             flow.waiting.remove(parcel)
@@ -149,13 +149,13 @@ class Schedule:
             _, date, parcel = heapq.heappop(self._dates)
             if date != parcel.date:
                 continue
-            if parcel in parcel.flow.waiting:  # nothing came to overtake it
+            if parcel in parcel.flow.waiting:  # no datagram overtook it
                 parcel.flow.waiting.remove(parcel)
             self._let_go(parcel)
         self._arm()
 
     def _let_go(self, parcel: Parcel) -> None:
-        """Send what was held, unless its client is gone."""
+        """Send a held datagram, unless its client is gone."""
         if parcel.flow.is_closed:
             self._discard(parcel)
         elif send(parcel):
@@ -174,7 +174,7 @@ class Schedule:
 
 
 def send(parcel: Parcel) -> bool:
-    """Send a datagram and its copies; False: the kernel takes none just now."""
+    """Send a datagram and its duplicates; False: the kernel's buffer is full."""
     flow = parcel.flow
     try:
         _send_through(flow, parcel.data)
@@ -187,7 +187,7 @@ def send(parcel: Parcel) -> bool:
     flow.tally.passed += 1
     flow.tally.passed_bytes += len(parcel.data)
     for _ in range(parcel.copies):
-        with contextlib.suppress(OSError):  # a copy that is not made is no loss
+        with contextlib.suppress(OSError):  # a missing duplicate is no loss
             flow.send(parcel.data)
             flow.tally.duplicated += 1
     return True
@@ -197,4 +197,4 @@ def _send_through(flow: Flow, data: bytes) -> None:
     try:
         flow.send(data)
     except ConnectionRefusedError:
-        flow.send(data)  # that was the answer to an earlier one, and this one was not sent
+        flow.send(data)  # the reply to an earlier one; this one was not sent

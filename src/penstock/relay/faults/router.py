@@ -1,4 +1,4 @@
-"""How is a fault router run beside a program, and steered from it?"""
+"""How is a fault router run beside a program, and controlled by it?"""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
-from penstock.core.closing import Closable
 from penstock.core.errors import Closed, InvalidOption, StorageError
+from penstock.core.interfaces import Closable
 from penstock.core.worker import Worker
 from penstock.relay.faults.addresses import Place, is_loopback, resolve, shown
 from penstock.relay.faults.connections import ConnectionRouter
@@ -32,16 +32,16 @@ _LOOPBACK: Final = ("127.0.0.1", 0)
 #: Each UDP client takes one file, each TCP connection two; processes often have 1024.
 _CLIENTS: Final = 256
 _MOST_CLIENTS: Final = 100_000
-#: Seconds after which a UDP client that is quiet is forgotten.
+#: Seconds after which an idle UDP client is forgotten.
 _IDLE: Final = 60.0
-#: The router's thread has so long (seconds) to answer; it never does anything long.
+#: Timeout (seconds) of a call to the router's thread.
 _ANSWER: Final = 30.0
 
 _Answer = TypeVar("_Answer")
 
 
 class _Transport(Protocol):
-    """What both kinds of router can do, within their event loop."""
+    """The interface of both routers, within their event loop."""
 
     def start(self) -> None: ...
     def set(self, faults: Faults) -> None: ...
@@ -53,11 +53,10 @@ class _Transport(Protocol):
 
 
 class FaultRouter(Closable):
-    """Stands between clients and a target, and does harm as it is told.
+    """Forwards between clients and a target, and injects faults.
 
-    Use `FaultRouter.tcp` or `FaultRouter.udp`. It works in a thread of its own, from when it is
-    made until it is closed. All methods may be called from any thread, and have taken effect
-    when they return.
+    Use `FaultRouter.tcp` or `FaultRouter.udp`. It runs in a thread of its own, from construction
+    until `close`. All methods are thread-safe, and have taken effect when they return.
     """
 
     def __init__(
@@ -111,10 +110,10 @@ class FaultRouter(Closable):
         max_clients: int = _CLIENTS,
         idle: float = _IDLE,
     ) -> FaultRouter:
-        """Start a router for datagrams; port 0 takes any that is free.
+        """Start a router for datagrams; port 0 picks a free one.
 
-        :raises InvalidOption: the faults are not for UDP, or a limit does not fit
-        :raises StorageError: the address cannot be used
+        :raises InvalidOption: the faults are not for UDP, or a limit is out of range
+        :raises StorageError: the address is in use or not available
         """
         if not 0 < idle <= 86_400:  # noqa: PLR2004 - a day
             raise InvalidOption("idle", idle, "must be above 0 and at most a day")
@@ -147,10 +146,10 @@ class FaultRouter(Closable):
         listen: tuple[str, int] = _LOOPBACK,
         max_clients: int = _CLIENTS,
     ) -> FaultRouter:
-        """Start a router for connections; port 0 takes any that is free.
+        """Start a router for connections; port 0 picks a free one.
 
-        :raises InvalidOption: the faults are not for TCP, or a limit does not fit
-        :raises StorageError: the address cannot be used
+        :raises InvalidOption: the faults are not for TCP, or a limit is out of range
+        :raises StorageError: the address is in use or not available
         """
         faults.refuse_for("tcp")
         target, listener = _places(to, listen, max_clients, "tcp")
@@ -171,7 +170,7 @@ class FaultRouter(Closable):
         return self._faults
 
     def set(self, faults: Faults) -> None:
-        """Have other faults from now on, also for those who are connected.
+        """Set the faults, also for connected clients.
 
         :raises InvalidOption: the faults are not for this transport
         :raises Closed: the router is closed
@@ -181,35 +180,35 @@ class FaultRouter(Closable):
         self._faults = faults
 
     def pause(self) -> None:
-        """Let nothing pass until `resume`; whoever sends TCP has to wait, and UDP piles up.
+        """Forward nothing until `resume`; TCP senders wait, and UDP is buffered by the kernel.
 
         :raises Closed: the router is closed
         """
         self._call(self._router.pause)
 
     def resume(self) -> None:
-        """Let everything pass again, first of all what has piled up.
+        """Forward again, starting with what was buffered.
 
         :raises Closed: the router is closed
         """
         self._call(self._router.resume)
 
     def cut_all(self) -> int:
-        """Cut off all clients now, and return how many; they may come again.
+        """Cut off all clients now, and return how many; they may reconnect.
 
         :raises Closed: the router is closed
         """
         return self._wait(self._router.cut_all())
 
     def counters(self) -> Counters:
-        """Return the books as they are now, or as they were at the end."""
+        """Return the current counters, or the final ones after `close`."""
         with self._lock:
             if self._last is not None:
                 return self._last
         return self._call(self._router.snapshot)
 
     def close(self) -> None:
-        """Cut off all clients and end. A second time it does nothing."""
+        """Cut off all clients and end. Idempotent."""
         with self._lock:
             if self._last is not None:
                 return
@@ -268,6 +267,6 @@ def _places(
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what went wrong in a callback: nobody waits for it who could be told."""
+    """Log an error in a callback, which has no caller to raise it to."""
     del loop
     log.error("fault router: %s", context["message"], exc_info=context.get("exception"))

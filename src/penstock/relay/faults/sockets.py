@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 __all__ = ["LARGEST_DATAGRAM", "close", "drain", "kernel_drops", "tcp_socket", "udp_socket"]
 
 LARGEST_DATAGRAM: Final = 65_535
-#: What is asked of the kernel for each socket; it may give less.
+#: Requested buffer size of each socket; the kernel may grant less.
 _BUFFER: Final = 8 << 20
 #: Datagrams counted at a socket that is about to close; its buffer holds fewer.
 _MOST_DRAINED: Final = 50_000
 
-#: Linux: counters of a socket's memory; the last of nine is what was dropped for want of it.
+#: Linux: memory counters of a socket; the last of nine is the number of drops.
 _SO_MEMINFO: Final = 55
 _MEMINFO = struct.Struct("=9I")
 #: Linux: as SO_RCVBUF, but also beyond the system's limit. For root.
 _SO_RCVBUFFORCE: Final = 33
-#: Close without a farewell: what is not sent yet is dropped, and the peer sees a reset.
+#: Close by a reset: unsent data is discarded.
 _ABRUPT: Final = struct.pack("ii", 1, 0)
 
 
 def udp_socket(family: int, address: tuple[Any, ...] | None = None) -> socket.socket:
-    """Return a UDP socket that does not wait, with as much room as the kernel gives.
+    """Return a non-blocking UDP socket with a large buffer.
 
     :raises OSError: the operating system refuses
     """
@@ -49,20 +49,20 @@ def udp_socket(family: int, address: tuple[Any, ...] | None = None) -> socket.so
 
 
 def kernel_drops(sock: socket.socket) -> int:
-    """Return how many datagrams the kernel dropped at a socket for want of room."""
+    """Return how many datagrams the kernel dropped at a socket because its buffer was full."""
     try:
         drops: int = _MEMINFO.unpack(
             sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
         )[-1]
-    except (OSError, struct.error):  # not Linux: it does not say
+    except (OSError, struct.error):  # not Linux: unknown
         return 0
     return drops
 
 
 def drain(sock: socket.socket, tally: DirectionCounters) -> None:
-    """Count what a socket holds that is about to close."""
+    """Count the datagrams left in a socket that is about to close."""
     with contextlib.suppress(OSError):
-        for _ in range(_MOST_DRAINED):  # whoever goes on sending does not hold us up for ever
+        for _ in range(_MOST_DRAINED):  # bounded, even if the peer keeps sending
             size = len(sock.recv(LARGEST_DATAGRAM))
             tally.arrived += 1
             tally.arrived_bytes += size
@@ -70,7 +70,7 @@ def drain(sock: socket.socket, tally: DirectionCounters) -> None:
 
 
 def tcp_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
-    """Return a TCP socket that has a port and does not listen yet.
+    """Return a TCP socket that is bound, but not listening yet.
 
     :raises OSError: the operating system refuses
     """
@@ -86,7 +86,7 @@ def tcp_socket(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 
 def close(sock: socket.socket, how: Cut) -> None:
-    """Close a connection: with a reset, or in good order."""
+    """Close a connection: by a reset, or orderly."""
     with contextlib.suppress(OSError):  # the peer may have been faster
         if how == "rst":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABRUPT)

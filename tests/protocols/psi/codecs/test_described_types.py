@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import InvalidOption
 from penstock.protocols.psi import CodecLibrary, DateTime, DateTimeKind, known_schemas
 from penstock.protocols.psi.codecs import make_schema, parse_type_name, schema_id
-from penstock.protocols.psi.exporter import RemoteExporter
+from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.metadata import SchemaFlags, TypeSchema
 
 OWN = "App, Version=1.0.0.0"

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from penstock.core.clock import ManualClock
-from penstock.protocols.uprotocol.transports.handed_over import HandedOver
 from penstock.protocols.uprotocol.transports.in_process import InProcessBus, InProcessLeg
+from penstock.protocols.uprotocol.transports.interface import HandedOver
 
 
 class Unsure(InProcessLeg):

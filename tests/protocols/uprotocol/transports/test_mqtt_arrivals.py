@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.protocols.uprotocol import UMessage, UUri, notification, publish
-from penstock.protocols.uprotocol.transports import pumping
+from penstock.protocols.uprotocol.transports import pump
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
+from penstock.protocols.uprotocol.transports.mqtt_link import identifier
 from penstock.protocols.uprotocol.transports.mqtt_packets import Packing
-from penstock.protocols.uprotocol.transports.mqtt_subscriptions import identifier
 from support.mosquitto import Mosquitto, mosquitto
 from support.mqtt_client import PlainClient
 from support.until import until
@@ -73,7 +73,7 @@ def test_who_is_slow_has_a_bounded_number_of_bytes_waiting(
     broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 1 << 20
-    defaults = pumping.Pump.__init__.__kwdefaults__ or {}
+    defaults = pump.Pump.__init__.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "most_bytes", most)
     slow = Slow()
     options = MqttBroker.parse(broker.url, client_id="cloud", keepalive=1)

@@ -16,8 +16,7 @@ from penstock.core.endpoints import open_reader
 from penstock.core.errors import ConnectionLost
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UStatusError, UUri, publish
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
-from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink
-from penstock.protocols.uprotocol.transports.mqtt_subscriptions import Subscriptions
+from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink, Subscriptions
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until
 

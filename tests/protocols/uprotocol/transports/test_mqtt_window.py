@@ -12,7 +12,7 @@ import pytest
 from penstock.protocols.uprotocol import UMessage, UUri, notification, publish
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg
 from penstock.protocols.uprotocol.transports.mqtt_packets import Packet, Packing
-from penstock.protocols.uprotocol.transports.mqtt_window import Flight, Window
+from penstock.protocols.uprotocol.transports.mqtt_publisher import Flight, Window
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until
 

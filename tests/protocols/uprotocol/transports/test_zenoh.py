@@ -19,8 +19,7 @@ from penstock.protocols.uprotocol import (
     publish,
     request,
 )
-from penstock.protocols.uprotocol.transports.handed_over import HandedOver
-from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, HandedOver
 from penstock.protocols.uprotocol.transports.zenoh import ZenohLeg, ZenohLink, ZenohTransport
 from penstock.protocols.uprotocol.zenoh_wire import encode_attachment, key_of
 from support.mosquitto import free_port

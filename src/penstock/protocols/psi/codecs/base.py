@@ -1,4 +1,7 @@
-"""What can every codec do, and what does it know of the message it is in? (spec psi 6)"""
+"""What can every codec do, and what does it know of its payload?
+
+(docs/specs/psi.md 6)
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Codec", "Decoded", "RawCodec", "ValueReader", "ValueWriter", "refuse"]
 
 _WHAT: Final = "psi payload"
-#: Objects within objects. psi has no limit; Python's own is not far beyond.
+#: Most nested objects. psi has no limit; Python's own is not far beyond.
 _DEEPEST: Final = 100
 #: Objects that a payload may hold for each of its bytes, and in any case: a schema from outside
 #: can describe many that take no bytes at all.
@@ -30,7 +33,7 @@ _UNFINISHED: Final = object()
 
 
 class Decoded(NamedTuple):
-    """A value, and how many bytes of the payload it took: what is behind is stale."""
+    """A value, and its bytes in the payload; bytes after them are stale."""
 
     value: Any
     size: int
@@ -50,9 +53,9 @@ class ValueReader(Cursor):
         self._allowed = _OBJECTS_ANYWAY + _OBJECTS_PER_BYTE * len(data)
 
     def enter(self) -> None:
-        """Begin an object.
+        """Start an object.
 
-        :raises Malformed: there are too many, or too many within each other.
+        :raises Malformed: there are too many objects, or they are nested too deep.
         """
         self._depth += 1
         self._allowed -= 1
@@ -71,9 +74,9 @@ class ValueReader(Cursor):
         return len(self.objects) - 1
 
     def existing(self, number: int) -> Any:
-        """Return an object that was there before.
+        """Return an earlier object by its number.
 
-        :raises Malformed: there is none with that number, or it is not finished.
+        :raises Malformed: no object has this number, or it is incomplete.
         """
         if not number < len(self.objects):
             raise Malformed(_WHAT, "reference", f"below {len(self.objects)}", number)
@@ -97,9 +100,9 @@ class ValueWriter:
         self._numbers: dict[int, tuple[int, Any]] = {}
 
     def enter(self, value: Any) -> None:
-        """Begin an object.
+        """Start an object.
 
-        :raises InvalidOption: there are too many within each other.
+        :raises InvalidOption: the objects are nested too deep.
         """
         self._depth += 1
         if self._depth > _DEEPEST:
@@ -110,10 +113,9 @@ class ValueWriter:
         self._depth -= 1
 
     def number_of(self, value: Any) -> int | None:
-        """Give an object its number, or return the one that it has already.
+        """Assign a number to an object; return the number if it has one already, else None.
 
-        Only what Python can share and change is looked for: of texts and numbers there are as many
-        as are written.
+        Only mutable objects are shared; equal texts and numbers are written each time.
         """
         if isinstance(value, (dict, list)):
             number, _ = self._numbers.setdefault(id(value), (self._objects, value))
@@ -124,19 +126,19 @@ class ValueWriter:
 
 
 def refuse(value: Any, reason: str) -> NoReturn:
-    """Say that a value cannot be put into bytes."""
+    """Raise the error for a value that cannot be encoded."""
     text = repr(value)
     raise InvalidOption("value", text if len(text) < 200 else f"{text[:200]}…", reason)  # noqa: PLR2004
 
 
 class Codec(ABC):
-    """Turns payloads of one type into Python's values, and back."""
+    """Decodes payloads of one type to Python values, and encodes them."""
 
-    #: A payload stays the bytes that it is: nobody knows the type.
+    #: The type is unknown: payloads stay bytes.
     is_raw = False
     #: Values are dicts of members.
     is_record = False
-    #: What numpy calls it, where every value has the same size.
+    #: numpy's type, if every value has the same size.
     dtype: np.dtype[Any] | None = None
 
     def __init__(self, type_name: str, library: CodecLibrary) -> None:
@@ -147,23 +149,23 @@ class Codec(ABC):
     def decode(self, payload: BytesLike) -> Any:
         """Return the value at the start of a payload.
 
-        :raises Malformed: the payload does not hold one.
-        :raises UnknownType: it holds a type of which there is no schema.
+        :raises Malformed: the payload does not hold a value of the type.
+        :raises UnknownType: it holds a type without a schema.
         """
         return self.decode_sized(payload).value
 
     def decode_sized(self, payload: BytesLike) -> Decoded:
         """Return the value at the start of a payload, and its size.
 
-        :raises Malformed: the payload does not hold one.
-        :raises UnknownType: it holds a type of which there is no schema.
+        :raises Malformed: the payload does not hold a value of the type.
+        :raises UnknownType: it holds a type without a schema.
         """
         data = payload if isinstance(payload, bytes) else bytes(payload)
         reader = ValueReader(data, self.library)
         return Decoded(self.read(reader), reader.at)
 
     def trim(self, payload: BytesLike) -> bytes:
-        """Return the payload without the stale bytes behind its value.
+        """Return the payload without the stale bytes after its value.
 
         :raises Malformed: the payload does not hold a value.
         """
@@ -179,19 +181,19 @@ class Codec(ABC):
     def encode(self, value: Any) -> bytes:
         """Return the payload of a value, of exactly its size.
 
-        :raises InvalidOption: it is not of this type, or does not fit.
+        :raises InvalidOption: it is not of this type, or out of range.
         """
         writer = ValueWriter(self.library)
         self.write(writer, value)
         return b"".join(writer.parts)
 
     def default(self) -> Any:
-        """Return what .NET has where nothing was set: all bits are 0."""
+        """Return .NET's default value: all bits are 0."""
         return self.decode(bytes(_LARGEST_DEFAULT))
 
     @abstractmethod
     def read(self, reader: ValueReader) -> Any:
-        """Read a value where it stands in a payload."""
+        """Read a value at the current place in a payload."""
 
     @abstractmethod
     def write(self, writer: ValueWriter, value: Any) -> None:
@@ -202,7 +204,7 @@ class Codec(ABC):
 
 
 class RawCodec(Codec):
-    """For types that nobody knows: the payload as it is, with whatever is behind the value."""
+    """For unknown types: the payload unchanged, stale bytes included."""
 
     is_raw = True
 

@@ -1,4 +1,7 @@
-"""How are values of one size stored: numbers, times, ids and plain structs? (spec psi 6.1)"""
+"""How are values of one size stored: numbers, times, ids and plain structs?
+
+(docs/specs/psi.md 6.1)
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class FixedCodec(Codec):
 
     @abstractmethod
     def unpack(self, data: BytesLike, at: int) -> Any:
-        """Return the value at a place, whose bytes are all there."""
+        """Return the value at a place; the caller has checked the size."""
 
     @abstractmethod
     def pack(self, value: Any) -> bytes:
@@ -88,13 +91,13 @@ class FixedCodec(Codec):
         writer.parts.append(self.pack(value))
 
     def to_numpy(self, data: bytes, at: int = 0, count: int = -1) -> Any:
-        """Return the values that lie one behind the other, as numpy or Python has them best."""
+        """Return contiguous values as the best type of numpy or Python."""
         return np.frombuffer(data, self.dtype, count, at)
 
     def from_many(self, values: Any) -> tuple[int, bytes]:
-        """Return how many values there are, and the bytes of all.
+        """Return the number of values, and the bytes of all.
 
-        :raises InvalidOption: one of them does not fit.
+        :raises InvalidOption: a value is out of range.
         """
         packed = [self.pack(value) for value in values]
         return len(packed), b"".join(packed)
@@ -173,7 +176,7 @@ class CharCodec(FixedCodec):
 class DateTimeCodec(FixedCodec):
     """A time, as `DateTime`.
 
-    Many of them are numpy's where that changes none: all in UTC, and in the years that it has.
+    Many of them are a numpy array if that is lossless: all in UTC, and in numpy's range of years.
     Otherwise they are a list.
     """
 

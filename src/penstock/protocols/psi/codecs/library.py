@@ -1,4 +1,4 @@
-"""Which codec is that of a type?"""
+"""Which codec does a type have?"""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _GENERIC_CODECS: Final[dict[str, Callable[[str, CodecLibrary, Sequence[Member]],
     "System.ValueTuple": StructTupleCodec,
     "System.Tuple": TupleCodec,
 }
-#: What an `object` becomes of Python's values, the first that fits.
+#: The type of an `object` by Python's type; the first match counts.
 _BOXES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     ((bool, np.bool_), "System.Boolean"),
     (str, "System.String"),
@@ -98,9 +98,9 @@ _INT32: Final = range(-(2**31), 2**31)
 
 
 class CodecLibrary:
-    """Codecs by type, made of what .NET's own types are and of the schemas that a peer sent.
+    """Codecs by type, for .NET's own types and for the schemas that a peer sent.
 
-    `Catalog.codec` keeps one up to date. What it does not know stays bytes.
+    `Catalog.codec` keeps one up to date. Payloads of unknown types stay bytes.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class CodecLibrary:
         self._known_ids.update(types)
 
     def add(self, schema: TypeSchema) -> None:
-        """Take a type's schema; codecs that were made before do not change.
+        """Add a type's schema; existing codecs do not change.
 
-        One whose name cannot be read is left out: what needs it stays bytes.
+        A schema with an invalid name is skipped: payloads that need it stay bytes.
         """
         self._by_id[schema.id] = schema
         self._is_described |= schema.serializer_type_name is not None
@@ -133,7 +133,7 @@ class CodecLibrary:
             return
 
     def codec(self, type_name: str) -> Codec:
-        """Return the codec of a stream's type; a `RawCodec` where the type is not known."""
+        """Return the codec of a stream's type; a `RawCodec` if the type is unknown."""
         try:
             name = parse_type_name(type_name).canonical
             found = self.resolve(name)
@@ -142,14 +142,14 @@ class CodecLibrary:
         if not isinstance(found, ObjectCodec) or name == "System.Object":
             return found
         # psi describes every type that has objects, and so this is an interface: its messages say
-        # what they are. Of one that has a schema, a serializer of somebody's own writes the bytes.
+        # what they are. A type with a schema has a custom serializer, and stays bytes.
         is_interface = self._is_described and name not in self._schemas and name[-1] != "]"
         return (InterfaceCodec if is_interface else RawCodec)(name, self)
 
     def resolve(self, name: str) -> Codec:
         """Return the codec of a type within another; one that asks the object if nothing is known.
 
-        :raises Malformed: it is no name of a type.
+        :raises Malformed: it is not the name of a type.
         """
         found = self._codecs.get(name)
         if found is None:
@@ -171,9 +171,9 @@ class CodecLibrary:
         return is_generic and all(map(self.is_known, type.arguments))
 
     def named(self, name: str) -> Codec:
-        """Return the codec of a type that a person named.
+        """Return the codec of a type that the user named.
 
-        :raises UnknownType: there is no schema of it.
+        :raises UnknownType: the type has no schema.
         """
         found = self.resolve(parse_type_name(name).canonical)
         if isinstance(found, ObjectCodec) and found.type_name != "System.Object":
@@ -183,7 +183,7 @@ class CodecLibrary:
     def by_id(self, id: int) -> Codec:
         """Return the codec of the type with a number.
 
-        :raises UnknownType: there is no schema of it.
+        :raises UnknownType: the type has no schema.
         """
         schema = self._by_id.get(id)
         if schema is not None:
@@ -208,7 +208,7 @@ class CodecLibrary:
     def boxed(self, value: Any) -> Codec:
         """Return the codec for a value where the type says only `object`.
 
-        :raises InvalidOption: nobody can tell what it should become.
+        :raises InvalidOption: no type of .NET corresponds to the value.
         """
         for kinds, name in _BOXES:
             if isinstance(value, kinds):
@@ -297,7 +297,7 @@ class CodecLibrary:
                 return self._by_flags(name, schema, members)
         if parse_type_name(name).name in _SHARED and len(members) == 1:
             return SharedCodec(name, self, members)
-        # A serializer of somebody's own: what it writes is not in its members.
+        # A custom serializer: its bytes do not follow the members.
         return None
 
     def _by_flags(self, name: str, schema: TypeSchema, members: list[Member]) -> Codec | None:

@@ -34,7 +34,7 @@ __all__ = [
     "TupleCodec",
 ]
 
-#: A list of .NET begins with room for so many, and doubles it.
+#: Initial capacity of a list of .NET, which doubles it.
 _FIRST_CAPACITY = 4
 
 
@@ -46,7 +46,7 @@ class Member(NamedTuple):
 
 
 class _Members(Codec):
-    """What both kinds share."""
+    """Base of the codecs with members: classes and structs."""
 
     def __init__(self, type_name: str, library: CodecLibrary, members: Sequence[Member]) -> None:
         super().__init__(type_name, library)
@@ -115,7 +115,7 @@ class TupleCodec(_Members, ReferenceCodec):
 
 
 class ListCodec(_Members, ReferenceCodec):
-    """A `List`, as a list. .NET's has unused room at its end, which is stored, too."""
+    """A `List`, as a list. .NET's unused capacity is stored, too."""
 
     def read_content(self, reader: ValueReader, place: int) -> list[Any]:
         value: list[Any] = []
@@ -150,10 +150,10 @@ class ListCodec(_Members, ReferenceCodec):
         (_, array), (_, number), _ = self.codecs
         array.write(writer, items + [self._filler(array)] * (capacity - size))
         number.write(writer, size)
-        number.write(writer, size)  # _version: as after so many calls of Add
+        number.write(writer, size)  # _version: as after `size` calls of Add
 
     def _filler(self, array: Codec) -> Any:
-        """Return what .NET has in unused room."""
+        """Return what .NET stores in the unused capacity."""
         element = getattr(array, "element", None)
         if element is None:  # texts and bytes
             return 0 if array.type_name == "System.Byte[]" else None
@@ -161,7 +161,7 @@ class ListCodec(_Members, ReferenceCodec):
 
 
 class SharedCodec(_Members, ReferenceCodec):
-    """psi's `Shared`, and the container in it: what they hold, as if they were not there.
+    """psi's `Shared`, and its container: decoded to the object that they hold.
 
     psi shares large objects, such as images, by these instead of copying them.
     """

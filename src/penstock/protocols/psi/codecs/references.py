@@ -1,7 +1,7 @@
-"""How are objects stored: texts, arrays, classes and what holds them? (spec psi 6.2)
+"""How are objects stored: texts, arrays, classes and what holds them? (docs/specs/psi.md 6.2)
 
-Each has a prefix: none, a new object of the declared type, one that was there before, or one of
-another type.
+Each has a prefix: null, a new object of the declared type, a reference to an earlier one, or an
+object of another type.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ReferenceCodec(Codec):
         return value
 
     def read_new(self, reader: ValueReader) -> Any:
-        """Read a new object behind its prefix, and number it."""
+        """Read a new object after its prefix, and number it."""
         reader.enter()
         value = self.read_content(reader, reader.new())
         reader.leave()
@@ -117,7 +117,7 @@ class ReferenceCodec(Codec):
         writer.leave()
 
     def codec_of(self, writer: ValueWriter, value: Any) -> Codec:
-        """Return what writes this value, which may be of another type than declared."""
+        """Return the codec of this value, which may be of another type than declared."""
         if isinstance(value, dict) and self.is_record and TYPE_KEY in value:
             found = writer.library.named(str(value[TYPE_KEY]))
             return self if found.type_name == self.type_name else found
@@ -145,7 +145,7 @@ class StringCodec(ReferenceCodec):
 class BytesCodec(ReferenceCodec):
     """An array of bytes, or a MemoryStream, as `bytes`.
 
-    Whole payloads are mostly of this type, so that they have a short way of their own.
+    Most payloads are of this type, so it has a fast path.
     """
 
     def decode(self, payload: BytesLike) -> Any:
@@ -182,7 +182,7 @@ class BytesCodec(ReferenceCodec):
 
 
 def _end_of_new(payload: BytesLike) -> int | None:
-    """Return where a new array of bytes ends; None if it is something else, or does not fit."""
+    """Return the end of a new array of bytes; None: something else, or truncated."""
     if payload[:4] == NEW and len(payload) >= _CONTENT:
         size: int = INT32.unpack_from(payload, 4)[0]
         if 0 <= size <= len(payload) - _CONTENT:
@@ -240,7 +240,7 @@ class ArrayCodec(ReferenceCodec):
 
     @property
     def element(self) -> Codec:
-        """What is in it."""
+        """The codec of the elements."""
         return self.library.resolve(self._element)
 
     def read_content(self, reader: ValueReader, place: int) -> list[Any]:
@@ -291,7 +291,7 @@ class ObjectCodec(ReferenceCodec):
 
 
 class InterfaceCodec(ObjectCodec):
-    """An interface, or another type that nobody describes: what is not an object stays bytes."""
+    """An interface, or another type without a schema: an undecodable payload stays bytes."""
 
     def decode_sized(self, payload: BytesLike) -> Decoded:
         try:

@@ -1,7 +1,7 @@
 """What are the schemas of .NET's own types, as psi sends them?
 
 An importer needs them for structured types, and an exporter that announces streams of such types
-sends them before (spec psi 3 and 6).
+sends them before (docs/specs/psi.md 3 and 6).
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def make_schema(
     *,
     version: int = _VERSION,
 ) -> TypeSchema:
-    """Return the schema of a type, of whose name its number is made.
+    """Return the schema of a type; its id is a hash of the name.
 
     `serializer` is one of psi's: SimpleSerializer for structs of primitives, StructSerializer for
     others, ClassSerializer for classes.
 
-    :raises Malformed: a name cannot be read.
+    :raises Malformed: a name is not valid.
     """
     name = parse_type_name(type_name).qualified
     return TypeSchema(
@@ -114,11 +114,11 @@ def make_schema(
 
 
 def known_schemas(type_name: str) -> list[TypeSchema]:
-    """Return the schemas of one of .NET's own types and of what it is made of, that first.
+    """Return the schemas of one of .NET's own types, after those of its parts.
 
-    None for a type that is somebody's own: give its schema by `make_schema`.
+    Empty for a custom type: create its schema with `make_schema`.
 
-    :raises Malformed: it is no name of a type.
+    :raises Malformed: it is not the name of a type.
     """
     found: dict[str, TypeSchema] = {}
     _collect(parse_type_name(type_name), found)

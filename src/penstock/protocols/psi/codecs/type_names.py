@@ -1,4 +1,4 @@
-"""What does the name of a .NET type say, and which number does psi make of it?"""
+"""How is the name of a .NET type parsed, and which id does psi derive from it?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHAT: Final = "psi type name"
 _LONGEST: Final = 16_384
 _DEEPEST: Final = 32
 
-#: C#'s own words for types, which people know better.
+#: C#'s keywords for types.
 _KEYWORDS: Final = {
     "bool": "System.Boolean",
     "byte": "System.Byte",
@@ -39,12 +39,12 @@ _KEYWORDS: Final = {
 
 
 class TypeName(NamedTuple):
-    """A name, taken apart."""
+    """A parsed name of a type."""
 
     #: Without arguments, arrays and assembly: System.Collections.Generic.List`1.
     name: str
     arguments: tuple[TypeName, ...] = ()
-    #: `[]` for each array that it is an array of.
+    #: `[]` for each level of arrays.
     arrays: str = ""
     assembly: str | None = None
 
@@ -63,7 +63,7 @@ class TypeName(NamedTuple):
 
     @property
     def element(self) -> TypeName:
-        """What this is an array of."""
+        """The type of the elements of this array."""
         return self._replace(arrays=self.arrays[:-2])
 
     def array(self) -> TypeName:
@@ -73,9 +73,9 @@ class TypeName(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def parse_type_name(text: str) -> TypeName:
-    """Take a name apart: with assemblies, without, or one of C#'s words such as `float`.
+    """Parse a name: with assemblies, without, or a keyword of C# such as `float`.
 
-    :raises Malformed: it is no name, or far too long.
+    :raises Malformed: it is not a name, or far too long.
     """
     if len(text) > _LONGEST:
         raise Malformed(_WHAT, "length", f"at most {_LONGEST}", len(text))
@@ -117,7 +117,7 @@ def _until(stops: str, text: str, at: int) -> int:
 
 
 def _parse_arguments(text: str, at: int, depth: int) -> tuple[tuple[TypeName, ...], int]:
-    """Read `[[A],[B]]`, if that is there."""
+    """Parse `[[A],[B]]`, if present."""
     arguments: list[TypeName] = []
     if not text.startswith("[[", at):
         return (), at
@@ -134,7 +134,7 @@ def _parse_arguments(text: str, at: int, depth: int) -> tuple[tuple[TypeName, ..
 def qualify(text: str) -> str:
     """Return a name as psi has it: `float` becomes System.Single with its assembly.
 
-    :raises Malformed: it is no name.
+    :raises Malformed: it is not a name.
     """
     return parse_type_name(text).qualified
 
@@ -144,7 +144,7 @@ def _signed(number: int) -> int:
 
 
 def schema_id(contract: str) -> int:
-    """Return psi's number of a type: 30 bits of a hash of its whole name (spec psi 6.4)."""
+    """Return psi's id of a type: 30 bits of a hash of its name (docs/specs/psi.md 6.4)."""
     data = contract.encode("utf-16-le", "surrogatepass") + bytes(8)
     first = second = (5381 << 16) + 5381
     left = (len(data) - 8) // 2

@@ -2,7 +2,7 @@
 
 They live in a descriptor pool of their own. Another SDK of uProtocol in the same process registers
 messages of the same names in the library's common pool, and two definitions of one name there are
-an error. `schema.binpb` is made from the .proto files by `tools/generate-protos`.
+an error. `schema.binpb` is generated from the .proto files by `tools/generate-protos`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "message_class",
 ]
 
-#: What decoding raises; for text that is not UTF-8 the library's pure form has an error of its own.
+#: Errors of decoding; the pure Python library has another one for invalid UTF-8.
 UNDECODABLE = (DecodeError, UnicodeDecodeError)
 
 _pool = descriptor_pool.DescriptorPool()
@@ -68,7 +68,7 @@ for _file in descriptor_pb2.FileDescriptorSet.FromString(_described).file:
 
 
 def message_class(name: str) -> Any:
-    """Give the class of a message by its full name, such as `uprotocol.v1.UUri`."""
+    """Return the class of a message by its full name, such as `uprotocol.v1.UUri`."""
     return message_factory.GetMessageClass(_pool.FindMessageTypeByName(name))
 
 

@@ -1,7 +1,6 @@
-"""The transports of uProtocol: what carries messages between entities and dispatchers.
+"""The transports of uProtocol between entities and dispatchers.
 
-Those over zenoh and MQTT are in modules of their own, `zenoh` and `mqtt`, which need their
-libraries.
+Those over zenoh and MQTT are in the modules `zenoh` and `mqtt`, which need their libraries.
 """
 
 from penstock.protocols.uprotocol.transports.in_process import (

@@ -7,11 +7,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
+from penstock.protocols.uprotocol.attributes import is_expired
+from penstock.protocols.uprotocol.codes import UCode, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.expiry import is_expired
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import UTransport
+from penstock.protocols.uprotocol.transports.interface import Counts, UTransport
 from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, ListenerRegistry
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import check
@@ -19,6 +18,7 @@ from penstock.protocols.uprotocol.validation import check
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.protocols.uprotocol.codes import UStatus
     from penstock.protocols.uprotocol.message import UMessage
     from penstock.protocols.uprotocol.transports.interface import Listener
     from penstock.protocols.uprotocol.transports.listeners import Acknowledging, Pattern
@@ -27,7 +27,7 @@ __all__ = ["BaseTransport", "raise_unless_ok", "resolved"]
 
 
 def resolved(message: UMessage, authority: str) -> UMessage:
-    """Name the authority of addresses that leave it out, so that they mean the same elsewhere."""
+    """Fill in the authority of local addresses, so that they are valid elsewhere."""
     attributes = message.attributes
     source, sink = attributes.source, attributes.sink
     changes: dict[str, UUri] = {}
@@ -39,16 +39,16 @@ def resolved(message: UMessage, authority: str) -> UMessage:
 
 
 def raise_unless_ok(status: UStatus | None) -> None:
-    """Raise what a batch of one message ended with.
+    """Raise the error of a batch of one message, if any.
 
-    :raises UStatusError: it did not end well.
+    :raises UStatusError: the message failed.
     """
     if status is not None and not status.is_ok:
         raise UStatusError(status.code, status.message)
 
 
 class BaseTransport(UTransport):
-    """A transport with listeners. What is left to do is to send, and to subscribe."""
+    """A transport with listeners. Subclasses implement sending and subscribing."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BaseTransport(UTransport):
         self.authority = authority
         self.clock = clock
         self._registry = ListenerRegistry(authority, limits, clock, acknowledging)
-        # Who comes first and who goes last is decided together with the transport's own part.
+        # One lock for the registry and the transport: first and last listener are decided together.
         self._registering = threading.RLock()
         self._pulled: set[Pattern] = set()
         self._is_closed = False
@@ -77,16 +77,16 @@ class BaseTransport(UTransport):
 
     @abstractmethod
     def _send(self, message: UMessage) -> None:
-        """Hand over a message that is valid.
+        """Send a valid message.
 
-        :raises UStatusError: it could not.
+        :raises UStatusError: sending failed.
         """
 
     def _subscribe(self, pattern: Pattern) -> None:
-        """See that messages of this pattern come, before its first listener is there."""
+        """Subscribe to a pattern, before its first listener is registered."""
 
     def _unsubscribe(self, pattern: Pattern) -> None:
-        """Messages of this pattern need not come any more."""
+        """Unsubscribe from a pattern, after its last listener."""
 
     # --- the interface ----------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import PenstockError
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.transports.base import BaseTransport, resolved
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.interface import Counts, Leg, not_tried_after
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,12 +24,12 @@ __all__ = ["InProcessBus", "InProcessLeg", "InProcessTransport"]
 
 
 class InProcessBus:
-    """What the entities of a process are connected to.
+    """The bus that the entities of a process are connected to.
 
-    Without a leg every message goes to all transports on the bus, the sender's too. With a leg,
-    every message goes to its dispatcher, and to a transport comes only what that delivers.
-    Listeners are called by the thread that sends, one message after the other: what a listener
-    sends is delivered when it has returned.
+    Without a leg every message goes to all transports on the bus, including the sender's. With a
+    leg every message goes to its dispatcher, and transports get only what that delivers. Listeners
+    are called by the sending thread, one message at a time: messages sent by a listener are
+    delivered after it returns.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class InProcessBus:
         self._turns = _Turns()
 
     def send(self, message: UMessage) -> None:
-        """Bring a message to all, or to the dispatcher.
+        """Send a message to all transports, or to the dispatcher.
 
         :raises UStatusError: UNAVAILABLE, the dispatcher could not store it.
         """
@@ -52,11 +51,11 @@ class InProcessBus:
             self._turns.take(transport, message)
 
     def deliver(self, address: UUri, message: UMessage) -> UStatus | None:
-        """Give a message to the transports of one entity, and say how that ended."""
+        """Deliver a message to the transports of one entity; return the outcome."""
         found = [it for it in self._transports if it.is_at(address)]
         if not found:
             return UStatus(UCode.UNAVAILABLE, f"nobody is at {address}")
-        # What nobody listens to yet stays with the dispatcher, which outlives this process.
+        # A message without a listener stays with the dispatcher, whose state is persistent.
         outcomes = [transport.dispatch(message, keep=False) for transport in found]
         if any(outcome.status is None for outcome in outcomes):
             return None
@@ -65,7 +64,7 @@ class InProcessBus:
     def attach(self, what: InProcessTransport | InProcessLeg) -> None:
         """Connect a transport, or the one leg.
 
-        :raises UStatusError: ALREADY_EXISTS, there is a leg.
+        :raises UStatusError: ALREADY_EXISTS, the bus has a leg already.
         """
         with self._lock:
             if isinstance(what, InProcessTransport):
@@ -76,7 +75,7 @@ class InProcessBus:
                 self._leg = what
 
     def detach(self, what: InProcessTransport | InProcessLeg) -> None:
-        """Disconnect one; one that is not connected is fine."""
+        """Disconnect a transport or the leg. Idempotent."""
         with self._lock:
             self._transports = tuple(it for it in self._transports if it is not what)
             if self._leg is what:
@@ -84,7 +83,7 @@ class InProcessBus:
 
 
 class _Turns(threading.local):
-    """The messages that a thread has still to bring to listeners, in order."""
+    """The messages that a thread has yet to deliver to listeners, in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[InProcessTransport, UMessage]] = deque()
@@ -106,7 +105,7 @@ class _Turns(threading.local):
 class InProcessTransport(BaseTransport):
     """Connects entities to a bus of their process.
 
-    :param entity: whose messages a dispatcher delivers here; without it, those of the authority.
+    :param entity: the entity whose messages a dispatcher delivers here; None: all of the authority.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class InProcessTransport(BaseTransport):
         bus.attach(self)
 
     def is_at(self, address: UUri) -> bool:
-        """Tell whether what is delivered to this address is for this transport."""
+        """Tell whether this transport gets the messages delivered to an address."""
         if self._entity is None:
             return address.authority_name in ("", self.authority)
         return self._entity == address.resolved(self.authority).with_resource(0)
@@ -139,7 +138,7 @@ class InProcessTransport(BaseTransport):
 
 
 class InProcessLeg(Leg):
-    """Connects a dispatcher to a bus. All that is sent on the bus comes to it."""
+    """Connects a dispatcher to a bus. It gets all messages sent on the bus."""
 
     scope = "entity"
 
@@ -149,7 +148,7 @@ class InProcessLeg(Leg):
         self._authority = authority
         self._ingest: Ingest | None = None
         self._counts = Counts("received", "refused", "delivered", "failed")
-        # Held while `ingest` runs, so that it does not when `stop` has returned.
+        # Held during `ingest`, so that none runs after `stop` has returned.
         self._ingesting = threading.Condition()
         self._calls = 0
 
@@ -159,15 +158,15 @@ class InProcessLeg(Leg):
         self.bus.attach(self)
 
     def listen(self, topic: UUri) -> None:
-        """All publishes come anyway."""
+        """Do nothing: all publishes are received anyway."""
 
     def unlisten(self, topic: UUri) -> None:
-        """All publishes come anyway."""
+        """Do nothing: all publishes are received anyway."""
 
     def take(self, message: UMessage) -> None:
         """Ingest a message of the bus.
 
-        :raises UStatusError: UNAVAILABLE, it is not stored.
+        :raises UStatusError: UNAVAILABLE, it could not be stored.
         """
         with self._ingesting:
             ingest = self._ingest

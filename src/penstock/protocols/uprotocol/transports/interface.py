@@ -1,12 +1,29 @@
-"""What can every transport of uProtocol do, for an entity and for a dispatcher? (spec 4)."""
+"""What can every transport of uProtocol do, for an entity and for a dispatcher?
+
+(docs/specs/uprotocol.md 4)
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+)
 
-from penstock.core.closing import Closable
+from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.interfaces import Closable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.message import UMessage
 
@@ -15,9 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_TRIED",
+    "Counts",
+    "HandedOver",
     "Ingest",
     "Leg",
     "Listener",
+    "Owner",
     "UListener",
     "UTransport",
     "Unreadable",
@@ -26,10 +46,10 @@ __all__ = [
 
 
 class UListener(Protocol):
-    """Whoever is told of messages.
+    """A receiver of messages.
 
-    One that also has a method `accepts`, of a message, is told of those only for which that returns
-    True; the others wait for another listener.
+    If it has a method `accepts`, it gets only the messages for which that returns True; the others
+    wait for another listener.
     """
 
     def on_receive(self, message: UMessage) -> None: ...
@@ -40,13 +60,13 @@ Listener: TypeAlias = UListener | Callable[[UMessage], None]
 
 
 class Unreadable(NamedTuple):
-    """What came by a transport, and is not a message as it should be."""
+    """An invalid message received from a transport."""
 
-    #: All of it, in a form for people.
+    #: Its bytes, in a form for diagnosis.
     raw: bytes
     reason: str
     code: UCode = UCode.INVALID_ARGUMENT
-    #: The message as far as it can be read; None: nobody can say what it is.
+    #: The decodable part of the message; None: it is undecodable.
     message: UMessage | None = None
 
     @property
@@ -54,48 +74,47 @@ class Unreadable(NamedTuple):
         return len(self.raw)
 
 
-#: What a leg hands its messages to. It returns when all of them are stored, and raises when none
-#: is: only what it returned for may be acknowledged to the transport.
+#: The function that a leg passes its messages to. It returns when all are stored, else it raises:
+#: a leg acknowledges messages to the transport only after it returned.
 Ingest: TypeAlias = Callable[[Sequence[bytes | UMessage]], None]
 
-#: Of a message that was not sent because one before it in the same batch failed. It says nothing
-#: of the message itself: it is to be delivered after the one that failed, without counting an
-#: attempt. Compare by identity.
+#: The outcome of a message not sent because an earlier one of its batch failed. It is delivered
+#: after the failed one, and no attempt is counted. Compare by identity.
 NOT_TRIED: Final = UStatus(UCode.ABORTED, "not tried: one before it in the batch failed")
 
 
 def not_tried_after(status: UStatus, rest: int) -> list[UStatus | None]:
-    """Give the end of what `Leg.deliver` returns: a failure, and `rest` messages after it."""
+    """Return the last part of a result of `Leg.deliver`: a failure and `rest` NOT_TRIED."""
     return [status, *[NOT_TRIED] * rest]
 
 
 class _Counting(Closable):
     @abstractmethod
     def statistics(self) -> Mapping[str, int]:
-        """Return what passed so far, each count by its name."""
+        """Return the counters by name."""
 
 
 class UTransport(_Counting):
-    """Sends and receives messages for entities: uP-L1. Safe to share between threads."""
+    """Sends and receives messages for entities: uP-L1. Thread-safe."""
 
-    #: The authority that addresses without one belong to.
+    #: The authority of local addresses.
     authority: str
 
     @abstractmethod
     def send(self, message: UMessage) -> None:
-        """Hand a message to the transport, and return when it has taken it over.
+        """Send a message; return when the transport has accepted it.
 
-        :raises UStatusError: INVALID_ARGUMENT, the message violates a rule, and is not worth
-            sending again; UNAVAILABLE, it may work later; PERMISSION_DENIED,
-            UNAUTHENTICATED or RESOURCE_EXHAUSTED, as the transport says; DEADLINE_EXCEEDED, the
-            message is expired. After a failure the message may have been sent all the same.
+        :raises UStatusError: INVALID_ARGUMENT, the message violates a rule, and a retry is useless;
+            UNAVAILABLE, a retry may succeed; PERMISSION_DENIED, UNAUTHENTICATED or
+            RESOURCE_EXHAUSTED, as reported by the transport; DEADLINE_EXCEEDED, the message is
+            expired. A failed message may have been sent nevertheless.
         """
 
     @abstractmethod
     def receive(self, source_filter: UUri, sink_filter: UUri | None = None) -> UMessage:
-        """Take the oldest message that matches, is not expired and was given to no listener.
+        """Return the oldest matching message that is not expired and had no listener.
 
-        :raises UStatusError: NOT_FOUND, there is none; UNIMPLEMENTED, the transport only calls
+        :raises UStatusError: NOT_FOUND, no message matches; UNIMPLEMENTED, the transport only calls
             listeners; INVALID_ARGUMENT, no message can match such filters.
         """
 
@@ -103,10 +122,10 @@ class UTransport(_Counting):
     def register_listener(
         self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
     ) -> None:
-        """Call the listener for each message that matches; again with the same changes nothing.
+        """Call a listener for each matching message. Idempotent.
 
-        Without a sink filter it gets messages without sink, with one those whose sink matches. What
-        came before and waits is for it, too: a transport acknowledges nothing that nobody took.
+        Without a sink filter it gets messages without a sink, else those with a matching sink. It
+        also gets earlier messages that wait: a transport acknowledges only what a listener took.
 
         :raises UStatusError: INVALID_ARGUMENT, no message can match such filters;
             RESOURCE_EXHAUSTED, there are too many listeners; UNAVAILABLE, the transport cannot
@@ -117,43 +136,43 @@ class UTransport(_Counting):
     def unregister_listener(
         self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
     ) -> None:
-        """Call the listener no more: after this returns no further call begins.
+        """Unregister a listener: after this returns no further call starts.
 
-        What still comes for it then is acknowledged, counted and dropped.
+        Messages that still arrive for it are acknowledged, counted and dropped.
 
-        :raises UStatusError: NOT_FOUND, it is not registered; INVALID_ARGUMENT as above.
+        :raises UStatusError: NOT_FOUND, the listener is not registered; INVALID_ARGUMENT as above.
         """
 
     def withdraw_listener(
         self, source_filter: UUri, listener: Listener, sink_filter: UUri | None = None
     ) -> None:
-        """Do the same, but let what comes for it wait for another listener where it can.
+        """Unregister a listener, but keep its later messages for another listener if possible.
 
-        :raises UStatusError: NOT_FOUND, it is not registered; INVALID_ARGUMENT as above.
+        :raises UStatusError: NOT_FOUND, the listener is not registered; INVALID_ARGUMENT as above.
         """
         self.unregister_listener(source_filter, listener, sink_filter)
 
 
 class Leg(_Counting):
-    """A transport as a dispatcher uses it: whole messages, in batches, acknowledged."""
+    """A transport as a dispatcher uses it: messages in batches, acknowledged."""
 
-    #: Whether a message for several entities of one authority is given to each ("entity"), or
+    #: Whether a message for several entities of one authority is delivered to each ("entity"), or
     #: once to their authority ("authority").
     scope: ClassVar[Literal["entity", "authority"]]
 
-    #: For how many seconds a message that was taken over may still be lost: with this process, or
-    #: with the link that it is on its way by. 0: the transport acknowledges what it takes over.
+    #: Seconds during which an accepted message may still be lost, with this process or the link.
+    #: 0: the transport acknowledges messages.
     settle_after: float = 0.0
 
     def __init__(self, name: str) -> None:
-        #: What the dispatcher's configuration calls it.
+        #: Its name in the dispatcher's configuration.
         self.name = name
-        #: What it hands over what came and is not a message, as to an `Ingest`; None: it is counted
-        #: and dropped. To be set before `start`.
+        #: The function that it passes invalid messages to, like an `Ingest`; None: they are counted
+        #: and dropped. Set it before `start`.
         self.on_unreadable: Callable[[Sequence[Unreadable]], None] | None = None
 
     def hand_over(self, came: Sequence[UMessage | Unreadable], ingest: Ingest) -> None:
-        """Hand messages to `ingest`, and the others to who wants them."""
+        """Pass messages to `ingest`, and invalid ones to `on_unreadable`."""
         messages = [it for it in came if isinstance(it, UMessage)]
         if len(messages) < len(came) and self.on_unreadable is not None:
             self.on_unreadable([it for it in came if isinstance(it, Unreadable)])
@@ -162,51 +181,173 @@ class Leg(_Counting):
 
     @abstractmethod
     def start(self, ingest: Ingest, authorities: Collection[str]) -> None:
-        """Begin to receive point-to-point messages for these authorities; "*" is any.
+        """Start receiving point-to-point messages for these authorities; "*" is any.
 
         `ingest` is called by threads of the leg. When it raises, the messages stay unacknowledged
-        and come again.
+        and are redelivered.
 
-        :raises PenstockError: what is to be received from does not exist, or is not right. A
-            broker that does not answer now is none of these: it is tried again.
+        :raises PenstockError: the source of messages does not exist, or is invalid. A broker that
+            does not answer is no error: the leg retries.
         """
 
     @abstractmethod
     def listen(self, topic: UUri) -> None:
-        """Receive publishes of this topic, too; again with the same changes nothing.
+        """Receive publishes of a topic, too. Idempotent.
 
-        :raises UStatusError: INVALID_ARGUMENT, it is not a topic or a pattern of topics.
+        :raises UStatusError: INVALID_ARGUMENT, it is neither a topic nor a pattern of topics.
         """
 
     @abstractmethod
     def unlisten(self, topic: UUri) -> None:
-        """Receive publishes of this topic no more; of one that is not received, do nothing."""
+        """Stop receiving publishes of a topic. Idempotent."""
 
     @abstractmethod
     def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
-        """Send messages to one receiver, in order, and say of each how that ended.
+        """Send messages to one receiver, in order; return the outcome of each.
 
-        Returns within some seconds at most, with UNAVAILABLE if need be. None means that the
-        transport has taken the message over; after the first that is not None nothing more is
-        sent where that can be helped, and those not sent are `NOT_TRIED`. A transport that sends
-        ahead may have sent some of them: such a message is None if it was taken over all
-        the same. Several threads may call this, each for an address of its own.
+        Returns within seconds, with UNAVAILABLE if necessary. None means that the transport has
+        accepted the message. After the first failure nothing more is sent if possible, and the
+        rest are `NOT_TRIED`. A transport that sends ahead may have sent some of them: such a
+        message is None if it was accepted. Several threads may call this, each for its own address.
         """
 
     def await_connection(self, patience: float) -> UStatus | None:  # noqa: ARG002
-        """Return None when the transport is connected, or after that time why it is not."""
+        """Wait for the connection; return None, or after the timeout why it is missing."""
         return None
 
     @property
     def links_lost(self) -> int:
-        """How many links there were that are no more: what was on its way by them may be lost."""
+        """Number of lost links: messages in flight on them may be lost."""
         return 0
 
     @property
     def is_up(self) -> bool:
-        """Whether the transport can be reached now, as far as is known."""
+        """Whether the transport is reachable now, as far as known."""
         return True
 
     @abstractmethod
     def stop(self) -> None:
-        """Receive no more: when this returns, no call of `ingest` is under way or begins."""
+        """Stop receiving: after this returns no call of `ingest` runs or starts."""
+
+
+# --- what transports and their users share ------------------------------------------------------
+
+
+class Counts:
+    """A fixed set of counters by name."""
+
+    def __init__(self, *names: str) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(names, 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Increment a counter by one or more.
+
+        :raises KeyError: no counter has this name.
+        """
+        with self._lock:
+            self._counts[name] += count
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+    def snapshot(self) -> dict[str, int]:
+        """Return a consistent copy of all counters."""
+        with self._lock:
+            return dict(self._counts)
+
+
+_FORKED: Final = UStatus(
+    UCode.FAILED_PRECONDITION,
+    "it belongs to the process that this one was forked from: open another one here",
+)
+
+
+class Owner:
+    """The process that opened a link.
+
+    A forked child shares its socket but not its threads: messages of the child would be mixed with
+    those of the parent, or never be sent.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return os.getpid() == self._pid
+
+    @property
+    def why_not(self) -> UStatus | None:
+        """The error for use in a child process; None in the process that opened it."""
+        return None if self.is_here else _FORKED
+
+
+T = TypeVar("T")
+
+#: Messages and bytes in flight, at most: they are held in memory.
+_MOST: Final = 65_536
+_MOST_BYTES: Final = 64 << 20
+
+
+class _Some(NamedTuple, Generic[T]):
+    #: When they count as delivered (monotonic seconds).
+    due: float
+    #: Number of links the leg had lost when they were sent.
+    links_lost: int
+    items: Sequence[T]
+    size: int
+
+
+class HandedOver(Generic[T]):
+    """Messages in flight on one leg that may still be lost. Not thread-safe.
+
+    A transport without acknowledgements buffers messages in this process: they are lost with the
+    process or the link. So they are settled after a delay, and sent again if a link was lost
+    meanwhile.
+    """
+
+    def __init__(self, leg: Leg, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._leg = leg
+        self._clock = clock
+        self._some: deque[_Some[T]] = deque()
+        self._count = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limits of messages in flight are reached."""
+        return self._count >= _MOST or self._bytes >= _MOST_BYTES
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first of them count as delivered (monotonic seconds), or None."""
+        return self._some[0].due if self._some else None
+
+    def add(self, items: Sequence[T], links_lost: int, size: int = 0) -> None:
+        """Add messages of `size` bytes, sent when the leg had lost `links_lost` links."""
+        due = self._clock.monotonic() + self._leg.settle_after
+        self._some.append(_Some(due, links_lost, items, size))
+        self._count += len(items)
+        self._bytes += size
+
+    def take(self) -> tuple[list[T], list[T]]:
+        """Remove and return the messages that arrived, and those to be sent again."""
+        sure: list[T] = []
+        again: list[T] = []
+        if self._some and self._leg.links_lost != self._some[0].links_lost:
+            # Also those sent since: otherwise they would overtake the lost ones.
+            again = [item for some in self._some for item in some.items]
+            self._some.clear()
+            self._count = self._bytes = 0
+        now = self._clock.monotonic()
+        while self._some and self._some[0].due <= now:
+            some = self._some.popleft()
+            sure += some.items
+            self._count -= len(some.items)
+            self._bytes -= some.size
+        return sure, again

@@ -1,4 +1,7 @@
-"""Who is called for which message, and what waits for those who ask? (spec uprotocol 4)."""
+"""Who is called for which message, and what waits for those who ask?
+
+(docs/specs/uprotocol.md 4)
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption
 from penstock.core.worker import Worker
+from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
-from penstock.protocols.uprotocol.expiry import is_expired
-from penstock.protocols.uprotocol.filters import check_filter
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.unheard import (
+from penstock.protocols.uprotocol.transports.interface import Counts
+from penstock.protocols.uprotocol.transports.pending import (
     Acknowledging,
     CameFor,
     Pattern,
-    Unheard,
-    Waiting,
+    PendingMessage,
+    PendingMessages,
 )
+from penstock.protocols.uprotocol.validation import check_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -35,31 +38,31 @@ __all__ = ["Acknowledging", "ListenerLimits", "ListenerRegistry", "Outcome", "Pa
 
 log = logging.getLogger(__name__)
 
-#: What tells a listener from all others.
+#: The identity of a listener.
 _Key: TypeAlias = "tuple[int, int | str | None]"
 
-#: Whoever unregisters waits this long (seconds) for calls under way, then for none.
+#: How long (seconds) unregistering waits for calls in progress.
 _LONGEST_CALL: Final = 10.0
 _BETWEEN_WARNINGS: Final = 1.0
-#: Patterns that were unregistered, and are remembered as such.
+#: Unregistered patterns remembered, at most.
 _MOST_UNWANTED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """How many listeners there may be, and how many messages wait for none of them.
+    """Limits of listeners, and of messages that wait without a listener.
 
-    :raises InvalidOption: a number is out of its range.
+    :raises InvalidOption: a number is out of range.
     """
 
     #: Listeners of one transport.
     listeners: int = 10_000
     #: Listeners with the same pair of filters.
     per_pattern: int = 1_000
-    #: Messages that nobody took, kept for the listener that will, or for `receive`. With 0 there
-    #: is no `receive`.
+    #: Messages without a listener, kept for a later listener or for `receive`. 0 disables
+    #: `receive`.
     waiting: int = 1_024
-    #: Take all pairs of filters that other implementations take, not just those of the table.
+    #: Accept all pairs of filters that other implementations accept, not only those of the table.
     loose: bool = False
 
     def __post_init__(self) -> None:
@@ -69,13 +72,13 @@ class ListenerLimits:
 
 
 class Outcome(NamedTuple):
-    """What became of one message."""
+    """The outcome of one message."""
 
-    #: Listeners called.
+    #: Number of listeners called.
     called: int
     #: Whether it waits for a listener, or for `receive`: it must not be acknowledged yet.
     is_kept: bool
-    #: Why the first listener failed, or why nobody got it; None if all went well.
+    #: Why the first listener failed, or why no listener got it; None: success.
     status: UStatus | None
 
 
@@ -95,10 +98,10 @@ _REPEATED = Outcome(0, False, None)
 @dataclass(eq=False, slots=True)
 class _Registration:
     call: Callable[[UMessage], None]
-    #: Whether a message that matches is for this listener; None: each is.
+    #: Whether the listener accepts a matching message; None: it accepts all.
     accepts: Callable[[UMessage], bool] | None = None
     is_active: bool = True
-    #: Calls that began and did not end.
+    #: Calls in progress.
     calls: int = 0
     idle: threading.Condition = field(default_factory=threading.Condition)
 
@@ -106,12 +109,12 @@ class _Registration:
         return self.accepts is None or self.accepts(message)
 
 
-#: Registrations, each with the pattern that it is of.
+#: Registrations, each with its pattern.
 _Found: TypeAlias = "list[tuple[Pattern, _Registration]]"
 
 
 class _Inside(threading.local):
-    """How deep this thread is in listeners' calls."""
+    """The depth of listener calls in this thread."""
 
     depth = 0
 
@@ -120,11 +123,11 @@ _inside = _Inside()
 
 
 class ListenerRegistry:
-    """The listeners of one transport. Safe to share between threads.
+    """The listeners of one transport. Thread-safe.
 
-    A message that nobody takes waits for who does. With `acknowledging` it is not acknowledged
-    meanwhile, and when no more can wait the transport is held up; else one more is dropped and
-    counted.
+    A message without a listener waits for one. With `acknowledging` it is not acknowledged
+    meanwhile, and when too many wait the transport is blocked; otherwise excess messages are
+    dropped and counted.
     """
 
     def __init__(
@@ -140,18 +143,18 @@ class ListenerRegistry:
         self._lock = threading.Lock()
         self._exact: dict[Pattern, dict[_Key, _Registration]] = {}
         self._wild: dict[Pattern, dict[_Key, _Registration]] = {}
-        # Of each registered listener the object itself, so that no other gets its id.
+        # Keep a reference to each registered listener, so that its id() is not reused.
         self._objects: dict[_Key, tuple[Listener, int]] = {}
         self._count = 0
         self._silent_until = 0.0
         self._counts = Counts(*_COUNTED)
         self._acknowledging = acknowledging
-        self._unheard = Unheard(
+        self._unheard = PendingMessages(
             self._limits.waiting, clock, self._counts, self._lock, acknowledging
         )
-        #: The thread that serves what waits: all that comes meanwhile waits behind that.
+        #: The thread that delivers waiting messages; new messages queue behind them.
         self._serving: Worker | None = None
-        #: What was unregistered, by whom: of that, what still comes is for nobody.
+        #: Unregistered patterns and their registrations: later messages for them are dropped.
         self._unwanted: dict[Pattern, _Registration] = {}
         self._pulled: set[Pattern] = set()
         self._is_over = False
@@ -159,7 +162,7 @@ class ListenerRegistry:
     # --- who listens ----------------------------------------------------------------------------
 
     def pattern(self, source: UUri, sink: UUri | None) -> Pattern:
-        """Check a pair of filters, and name the authority where it is left out.
+        """Check a pair of filters, and fill in a missing authority.
 
         :raises UStatusError: INVALID_ARGUMENT, no message can match them.
         """
@@ -170,14 +173,14 @@ class ListenerRegistry:
         )
 
     def patterns(self) -> list[Pattern]:
-        """Return all pairs of filters that somebody listens to."""
+        """Return all pairs of filters with listeners."""
         with self._lock:
             return [*self._exact, *self._wild]
 
     def add(self, pattern: Pattern, listener: Listener) -> bool:
         """Register a listener; tell whether it is the first of its pattern.
 
-        :raises UStatusError: RESOURCE_EXHAUSTED, there would be too many.
+        :raises UStatusError: RESOURCE_EXHAUSTED, there are too many listeners.
         """
         key, call = _identity(listener)
         accepts = getattr(listener, "accepts", None)
@@ -198,7 +201,7 @@ class ListenerRegistry:
                     f"there are {len(there or ()):,} listeners with these filters already",
                     hint="unregister some, or raise the limit `per_pattern`",
                 )
-            # Another dictionary each time: a message on its way goes through the one it found.
+            # Copy on write: a call in progress iterates over the old dictionary.
             table[pattern] = {**(there or {}), key: _Registration(call, accepts)}
             self._unwanted.pop(pattern, None)
             _, uses = self._objects.get(key, (listener, 0))
@@ -210,12 +213,12 @@ class ListenerRegistry:
     def remove(
         self, pattern: Pattern, listener: Listener, *, is_wanted: bool = False
     ) -> tuple[bool, Callable[[], None]]:
-        """Forget a listener; tell whether it was the last of its pattern.
+        """Remove a listener; tell whether it was the last of its pattern.
 
-        :param is_wanted: whether what still comes for it waits for another listener.
-        :returns: that, and a function that waits for calls of it that are under way, which does
-            nothing if a listener asks for it.
-        :raises UStatusError: NOT_FOUND, it is not registered.
+        :param is_wanted: whether its later messages wait for another listener.
+        :returns: that, and a function that waits for its calls in progress; called by a listener,
+            it does nothing.
+        :raises UStatusError: NOT_FOUND, the listener is not registered.
         """
         key, _ = _identity(listener)
         with self._lock:
@@ -249,7 +252,7 @@ class ListenerRegistry:
         return not rest, await_calls
 
     def end(self) -> None:
-        """Take no more: whoever is held up goes on, and what waits is not acknowledged."""
+        """Accept no more messages; unblock the transport. Waiting ones stay unacknowledged."""
         with self._lock:
             self._is_over = True
             self._unheard.wake()
@@ -258,7 +261,7 @@ class ListenerRegistry:
             serving.join(_LONGEST_CALL)
 
     def clear(self) -> None:
-        """Forget everybody, and what waits."""
+        """Remove all listeners and waiting messages."""
         self.end()
         with self._lock:
             for table in (self._exact, self._wild):
@@ -286,15 +289,14 @@ class ListenerRegistry:
         came_for: CameFor | None = None,
         keep: bool = True,
     ) -> Outcome:
-        """Call all who listen to a message; let it wait if there is nobody.
+        """Call all listeners of a message, or let it wait if there is none.
 
-        A listener that raises is counted and stops nobody.
+        A listener that raises is counted, and the others are still called.
 
-        :param only: the patterns that it came for, where it comes once for each that it matches.
-        :param token: what the transport knows it by when it is taken later.
-        :param came_for: the same as `only`, where it may be for patterns that are not registered
-            yet.
-        :param keep: whether it may wait for a listener; for `receive` it may in any case.
+        :param only: the patterns it came for, if the transport sends a copy for each pattern.
+        :param token: identifies it to the transport when it is taken later.
+        :param came_for: like `only`, if patterns may not be registered yet.
+        :param keep: whether it may wait for a listener; it may always wait for `receive`.
         """
         self._counts.add("arrived")
         if is_expired(message.attributes, self._clock.now_ns() // 1_000_000):
@@ -303,7 +305,7 @@ class ListenerRegistry:
         if message.attributes.source is None:
             self._counts.add("unheard")
             return _NOBODY
-        entry = Waiting(
+        entry = PendingMessage(
             message, token, came_for or _anybody, is_copy=only is not None or came_for is not None
         )
         while True:
@@ -323,19 +325,19 @@ class ListenerRegistry:
             if called:
                 self._counts.add("delivered")
                 return Outcome(called, False, status) if status or called > 1 else _DONE
-            # There was no room, or whoever listened to it has just been unregistered.
+            # There was no room, or its listener has just been unregistered.
 
     def _judge(
         self,
-        entry: Waiting,
+        entry: PendingMessage,
         only: Collection[Pattern] | None,
         came_for: CameFor | None,
         *,
         keep: bool,
     ) -> tuple[_Found, Outcome | None]:
-        """Find who is to be called for a message, and what becomes of it without that.
+        """Return the listeners to call for a message, or its outcome without a call.
 
-        Neither of them: it is to be looked at again after a change.
+        If it returns neither, call it again after a change.
         """
         message = entry.message
         found: _Found = []
@@ -359,7 +361,7 @@ class ListenerRegistry:
         only: Collection[Pattern] | None,
         served: Collection[Pattern] = (),
     ) -> tuple[_Found, int]:
-        """Find who listens to a message, and for how many other patterns it comes once more."""
+        """Return the listeners of a message, and for how many other patterns copies follow."""
         found: _Found = []
         others = 0
         for pattern, there in self._covering(*self._addresses(message)):
@@ -379,7 +381,7 @@ class ListenerRegistry:
         )
 
     def _call_all(self, found: _Found, message: UMessage) -> tuple[int, UStatus | None]:
-        """Call listeners; return how many were, and why the first of them failed."""
+        """Call listeners; return how many were called, and the first error."""
         called, status = 0, None
         for _, registration in found:
             if _begin(registration):
@@ -428,8 +430,8 @@ class ListenerRegistry:
 
     # --- what waits -----------------------------------------------------------------------------
 
-    def _keep(self, entry: Waiting, *, keep: bool, is_whole: bool) -> Outcome | None:
-        """Let a message wait, or say why it does not; None: there is no room, but will be."""
+    def _keep(self, entry: PendingMessage, *, keep: bool, is_whole: bool) -> Outcome | None:
+        """Let a message wait, or return why it does not; None: wait for room."""
         waits = self._acknowledging is not None or self._serving is not None
         if self._is_over:
             self._counts.add("cleared")
@@ -455,8 +457,8 @@ class ListenerRegistry:
         self._unheard.add(entry)
         return _KEPT
 
-    def _is_unwanted(self, entry: Waiting) -> bool:
-        """Tell whether all who wanted such a message have said that they do not any more."""
+    def _is_unwanted(self, entry: PendingMessage) -> bool:
+        """Tell whether all listeners of such a message were unregistered."""
         if not self._unwanted:
             return False
         addresses = self._addresses(entry.message)
@@ -465,13 +467,13 @@ class ListenerRegistry:
             for pattern, it in self._unwanted.items()
         )
 
-    def _is_pulled(self, entry: Waiting) -> bool:
-        """Tell whether somebody asked for such messages by `take`."""
+    def _is_pulled(self, entry: PendingMessage) -> bool:
+        """Tell whether `take` was called for such messages."""
         addresses = self._addresses(entry.message) if self._pulled else ()
         return any(_covers(*pattern, *addresses) for pattern in self._pulled)
 
     def serve(self) -> None:
-        """Have those who registered meanwhile called for what waits, by a thread of its own."""
+        """Deliver waiting messages to new listeners, in a separate thread."""
         with self._lock:
             self._begin_to_serve()
 
@@ -497,7 +499,7 @@ class ListenerRegistry:
                     only, is_whole = entry.came_for()
                     found, _ = self._found(entry.message, only, entry.served)
                     if is_whole and only is not None and not found:
-                        # Those that it came for leave it to others.
+                        # The listeners it came for do not accept it.
                         found, _ = self._found(entry.message, None, entry.served)
                     is_unwanted = not found and is_whole and self._is_unwanted(entry)
                     if found or is_unwanted:
@@ -518,8 +520,8 @@ class ListenerRegistry:
                 with self._lock:  # those who were found have gone
                     self._unheard.insert(at, entry)
 
-    def _serve_one(self, entry: Waiting, found: _Found, *, is_whole: bool) -> bool:
-        """Call listeners for a message that waited; False: it has to wait on."""
+    def _serve_one(self, entry: PendingMessage, found: _Found, *, is_whole: bool) -> bool:
+        """Call listeners for a waiting message; return False if it must wait on."""
         if is_expired(entry.message.attributes, self._clock.now_ns() // 1_000_000):
             if is_whole:
                 self._counts.add("expired")
@@ -540,9 +542,9 @@ class ListenerRegistry:
                 self._acknowledging.taken(token)
 
     def take(self, pattern: Pattern) -> UMessage:
-        """Take the oldest message that waits, matches and is not expired.
+        """Remove and return the oldest waiting message that matches and is not expired.
 
-        :raises UStatusError: NOT_FOUND, there is none; UNIMPLEMENTED, none are kept.
+        :raises UStatusError: NOT_FOUND, no message matches; UNIMPLEMENTED, none are kept.
         """
         if not self._limits.waiting:
             raise UStatusError(
@@ -569,26 +571,26 @@ class ListenerRegistry:
             raise UStatusError(UCode.NOT_FOUND, "no message that matches waits")
         return entry.message
 
-    def waiting(self) -> list[Waiting]:
-        """Return what waits now, the oldest first."""
+    def waiting(self) -> list[PendingMessage]:
+        """Return the waiting messages, the oldest first."""
         with self._lock:
             return list(self._unheard)
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the books: arrived is delivered, received, waiting, or dropped for a reason."""
+        """Return the counters: arrived = delivered + received + waiting + dropped, by reason."""
         waiting, listeners = len(self._unheard), self._count
         return {**self._counts.snapshot(), "waiting": waiting, "listeners": listeners}
 
 
 def _anybody() -> tuple[None, bool]:
-    """Tell that a message is for whoever listens to it."""
+    """Tell that a message is for any listener."""
     return None, True
 
 
 def _identity(listener: Listener) -> tuple[_Key, Callable[[UMessage], None]]:
-    """Tell a listener from all others, and find what to call.
+    """Return the identity of a listener, and the function to call.
 
-    A method of an object is made anew each time that it is asked for: two of these are the same.
+    A bound method is a new object on each access: two of the same method are the same listener.
     """
     call = getattr(listener, "on_receive", listener)
     if not callable(call):

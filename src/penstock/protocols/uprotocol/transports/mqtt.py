@@ -1,4 +1,4 @@
-"""How do entities and dispatchers talk by an MQTT 5 broker? (spec uprotocol 8.2)."""
+"""How do entities and dispatchers talk by an MQTT 5 broker? (docs/specs/uprotocol.md 8.2)"""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.filters import check_filter
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg, Unreadable
+from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Counts, Leg, Unreadable
 from penstock.protocols.uprotocol.transports.listeners import Acknowledging
-from penstock.protocols.uprotocol.transports.mqtt_acknowledgements import Acknowledgements
-from penstock.protocols.uprotocol.transports.mqtt_broker import MqttBroker
-from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink
+from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
+from penstock.protocols.uprotocol.transports.mqtt_link import Arrival, MqttLink, identifier
 from penstock.protocols.uprotocol.transports.mqtt_packets import Packing, Topics
-from penstock.protocols.uprotocol.transports.mqtt_subscriptions import Arrival, identifier
-from penstock.protocols.uprotocol.transports.pumping import Pump
+from penstock.protocols.uprotocol.transports.pump import Pump
 from penstock.protocols.uprotocol.uuri import UUri
+from penstock.protocols.uprotocol.validation import check_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,10 +29,62 @@ if TYPE_CHECKING:
 
 __all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
 
-
-#: Whoever does not take what comes holds up the connection so long (seconds), before it is ended:
-#: what was not acknowledged then comes again.
+#: How long (seconds) a slow listener may block the connection before it is closed; unacknowledged
+#: messages are then redelivered.
 _LONGEST_HOLD: Final = 2.0
+
+
+class Acknowledgements:
+    """Acknowledges packets in order of arrival. Thread-safe.
+
+    A packet that no listener takes holds back those after it. When more than `most` are open, taken
+    packets are acknowledged out of order: otherwise the broker would stop sending.
+
+    :param acknowledge: called in order.
+    :param most: number of open packets up to which the order is kept.
+    """
+
+    def __init__(self, acknowledge: Callable[[Sequence[Arrival]], None], most: int) -> None:
+        self._acknowledge = acknowledge
+        self._most = most
+        self._lock = threading.Lock()
+        self._connection = -1
+        #: Whether each open packet is taken, by number, in order of arrival.
+        self._open: dict[int, bool] = {}
+        self._arrivals: dict[int, Arrival] = {}
+
+    def came(self, arrival: Arrival) -> None:
+        """Add a packet that arrived."""
+        packet, connection = arrival
+        if not packet.qos:
+            return
+        with self._lock:
+            if connection != self._connection:  # packets of the earlier connection are redelivered
+                self._open.clear()
+                self._arrivals.clear()
+                self._connection = connection
+            self._open.pop(packet.mid, None)
+            self._open[packet.mid] = False
+            self._arrivals[packet.mid] = arrival
+
+    def taken(self, arrivals: Collection[Arrival]) -> None:
+        """Mark packets as taken, and acknowledge those whose turn it is."""
+        with self._lock:
+            for packet, connection in arrivals:
+                if connection == self._connection and packet.mid in self._open:
+                    self._open[packet.mid] = True
+            done = []
+            is_crowded = len(self._open) > self._most
+            for number, is_taken in self._open.items():
+                if is_taken:
+                    done.append(number)
+                elif not is_crowded:
+                    break
+            if done:
+                for number in done:
+                    del self._open[number]
+                # Under the lock, to keep the order.
+                self._acknowledge([self._arrivals.pop(number) for number in done])
 
 
 class _Taken(NamedTuple):
@@ -44,9 +93,9 @@ class _Taken(NamedTuple):
 
 
 class _Intake:
-    """Messages of a broker, decoded, handed over in batches and then acknowledged.
+    """Decodes the messages of a broker, passes them on in batches, and acknowledges them.
 
-    :param take: gets messages; returns those that are taken. The others are acknowledged later.
+    :param take: gets messages; returns those that were taken. The rest is acknowledged later.
     """
 
     def __init__(
@@ -65,7 +114,7 @@ class _Intake:
         self._packing = packing
         self._is_stopped = False
         self.counts = Counts("undecodable", "repeated", "ingest_failures")
-        # Room for what the broker sends unacknowledged by this connection and some before it.
+        # Room for the unacknowledged packets of this connection and some earlier ones.
         self._pump: Pump[_Taken] = Pump(
             name,
             self._hand_over,
@@ -73,7 +122,7 @@ class _Intake:
             on_failure=lambda: self.counts.add("ingest_failures"),
             size_of=lambda it: it.message.size,
         )
-        # Those who are slow are waited for, but the connection has to be kept alive.
+        # Wait for slow listeners, but keep the connection alive.
         self._patience = min(_LONGEST_HOLD, broker.keepalive / 4)
         self.link = MqttLink(broker, self._arrived, echo=echo, identify=identify)
         self._acknowledgements = Acknowledgements(
@@ -103,7 +152,7 @@ class _Intake:
         self.counts.add("repeated", len(batch) - len(current))
 
     def acknowledge(self, arrivals: Sequence[Arrival]) -> None:
-        """Have the broker told that these are taken."""
+        """Acknowledge packets to the broker."""
         self._acknowledgements.taken(arrivals)
 
     def stop(self) -> None:
@@ -122,9 +171,8 @@ class MqttTransport(BaseTransport):
     """Connects entities by a broker.
 
     :param topics: `e2e` within a vehicle, `d2d` between devices, where a publish needs a sink.
-    :param must_be_heard: whether sending to an entity that nobody listens for is UNAVAILABLE.
-    :param exact_ttl: send the ttl in milliseconds beside the broker's seconds, so that it
-        arrives as it was sent.
+    :param must_be_heard: whether sending to an entity without a subscriber is UNAVAILABLE.
+    :param exact_ttl: also send the ttl in milliseconds, so that it arrives unchanged.
     """
 
     def __init__(
@@ -147,10 +195,10 @@ class MqttTransport(BaseTransport):
         )
         self._packing = Packing(authority, topics, exact_ttl=exact_ttl)
         self._must_be_heard = must_be_heard
-        # Other threads look at these meanwhile: their values are never changed.
+        # Read by other threads without a lock: values are replaced, never changed.
         # Between devices several patterns have one filter.
         self._patterns: dict[str, frozenset[Pattern]] = {}
-        # Two filters may have one number.
+        # Two filters may have the same identifier.
         self._by_identifier: dict[int, frozenset[str]] = {}
         name = f"up-mqtt-{authority}"
         self._intake = _Intake(name, broker, self._packing, self._take, echo=echo, identify=True)
@@ -169,9 +217,9 @@ class MqttTransport(BaseTransport):
         return taken
 
     def _patterns_of(self, identifiers: Collection[int]) -> tuple[Collection[Pattern], bool]:
-        """Return the patterns of subscriptions, and whether all of these are known.
+        """Return the patterns of subscriptions, and whether all of them are known.
 
-        A session that goes on has those of an earlier process, which may make them again.
+        A resumed session has subscriptions of an earlier process, which may be registered again.
         """
         filters = [self._by_identifier.get(it, frozenset()) for it in identifiers]
         found = (self._patterns.get(name, frozenset()) for names in filters for name in names)
@@ -202,7 +250,7 @@ class MqttTransport(BaseTransport):
             if is_first:
                 raise_unless_ok(self.link.subscribe(wanted))
         except UStatusError:
-            # Whoever registers is told, and may try again.
+            # The caller gets the error, and may retry.
             if self._forget(wanted, pattern):
                 self.link.unsubscribe(wanted)
             raise
@@ -213,7 +261,7 @@ class MqttTransport(BaseTransport):
             self.link.unsubscribe(wanted)
 
     def _forget(self, wanted: str, pattern: Pattern) -> bool:
-        """Forget that a filter is for this pattern; tell whether it is for none now."""
+        """Remove a pattern from a filter; tell whether it was the last one."""
         patterns = self._patterns[wanted] - {pattern}
         if patterns:
             self._patterns[wanted] = patterns
@@ -232,13 +280,12 @@ class MqttTransport(BaseTransport):
 
 
 class MqttLeg(Leg):
-    """Connects a dispatcher by a broker. A message is acknowledged to it once it is stored.
+    """Connects a dispatcher by a broker. A message is acknowledged when it is stored.
 
-    With a `client_id` the broker keeps what comes while the dispatcher is not there. A PUBACK
-    means that the broker has the message: its own limits have to be above those of the
-    dispatcher.
+    With a `client_id` the broker keeps messages while the dispatcher is not connected. A PUBACK
+    means that the broker has the message: its limits must exceed those of the dispatcher.
 
-    :param authority: whose messages are received; for topics between devices the first segment.
+    :param authority: the authority to receive for; the first segment of topics between devices.
     """
 
     scope = "authority"
@@ -295,9 +342,9 @@ class MqttLeg(Leg):
         return link.await_connection(patience) or link.refusal
 
     def listen(self, topic: UUri) -> None:
-        """Receive publishes of this topic, too; see `Leg.listen`.
+        """Receive publishes of a topic, too; see `Leg.listen`.
 
-        What the broker refuses it is asked for again, now and then: `await_connection` tells.
+        A subscription that the broker refuses is retried; `await_connection` reports it.
         """
         check_filter(topic, None)
         with self._lock:
@@ -305,7 +352,7 @@ class MqttLeg(Leg):
                 return
             self._topics.add(topic)
             intake = self._intake
-        # Between devices publishes come with all else that is for this authority.
+        # Between devices the filter of this authority includes publishes.
         if intake is None or self._packing.topics != "e2e":
             return
         intake.link.subscribe(self._packing.filter_of(topic, None))
@@ -325,7 +372,7 @@ class MqttLeg(Leg):
         if self._intake is None:
             problem = UStatus(UCode.UNAVAILABLE, "the leg is not started")
         elif packets:
-            # Whatever keeps the broker away is no fault of the message.
+            # A connection error says nothing about the message.
             answers = self._intake.link.publish(packets)
             found = [None if answer.is_ok else answer for answer in answers]
             if any(found) and not self._intake.link.is_up:
@@ -339,7 +386,7 @@ class MqttLeg(Leg):
     def _packed(
         self, address: UUri, messages: Sequence[UMessage]
     ) -> tuple[list[Packet], UStatus | None]:
-        """Make the packets, up to the first message that cannot be one."""
+        """Create packets, up to the first message that cannot be encoded."""
         packets = []
         for message in messages:
             if self._packing.topics == "d2d" and message.attributes.sink is None:

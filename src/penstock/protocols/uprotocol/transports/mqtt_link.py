@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessage
 
@@ -14,39 +17,144 @@ from penstock.core.worker import Worker
 from penstock.protocols.reaching import why_unreachable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.mqtt_wire import code_of_reason
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.forking import Owner
-from penstock.protocols.uprotocol.transports.mqtt_connection import SILENT, Connection
-from penstock.protocols.uprotocol.transports.mqtt_library import (
+from penstock.protocols.uprotocol.transports.interface import Counts, Owner
+from penstock.protocols.uprotocol.transports.mqtt_connection import (
+    SILENT,
+    Connection,
     connect,
     hang_up,
     make_client,
     subscribe,
 )
-from penstock.protocols.uprotocol.transports.mqtt_publishing import Publishing
-from penstock.protocols.uprotocol.transports.mqtt_subscriptions import (
-    Arrival,
-    Subscriptions,
-    identifier,
-)
+from penstock.protocols.uprotocol.transports.mqtt_publisher import Publisher as Publishing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from penstock.protocols.uprotocol.transports.mqtt_broker import MqttBroker
+    from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
     from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
-__all__ = ["MqttLink"]
+__all__ = ["Arrival", "MqttLink", "Subscriptions", "identifier"]
 
 log = logging.getLogger(__name__)
 
-#: Between attempts to connect (8.2). Without jitter: the table is the specification's.
+#: MQTT 5, 3.8.2.1.2: the largest subscription identifier; they start at 1.
+_IDENTIFIERS: Final = 268_435_455
+#: Pauses between attempts of a refused subscription: it may be allowed later.
+_RESUBSCRIBE: Final = Backoff(initial=1.0, maximum=60.0)
+#: Pauses between attempts to connect (docs/specs/uprotocol.md 8.2), without jitter as specified.
 _BACKOFF: Final = Backoff(table=(0.5, 1, 2, 4, 10), jitter=0)
 _FIRST_FAILURE: Final = 0x80
-#: Whoever says good-bye waits this long (seconds) for it to be sent.
+#: Timeout of sending DISCONNECT (seconds).
 _GOODBYE: Final = 1.0
 #: A filter that is never subscribed to.
 _BARRIER: Final = "penstock/barrier"
+
+
+def identifier(topic_filter: str) -> int:
+    """Return the identifier of a subscription, the same in every process."""
+    return zlib.crc32(topic_filter.encode()) % _IDENTIFIERS + 1
+
+
+class Arrival(NamedTuple):
+    """A received packet, and the number of its connection."""
+
+    packet: MQTTMessage
+    connection: int
+
+    @property
+    def identifiers(self) -> Collection[int]:
+        """The identifiers of its subscriptions; empty if the broker does not send them."""
+        found = getattr(self.packet.properties, "SubscriptionIdentifier", ())
+        return (found,) if isinstance(found, int) else found
+
+
+@dataclass(slots=True)
+class _Refusal:
+    status: UStatus
+    attempts: int
+    #: When to retry (monotonic seconds).
+    due: float
+
+
+class Subscriptions:
+    """The topic filters of a session. The caller holds the lock of the link."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
+        self._wanted: set[str] = set()
+        #: The filters that the session is known to have, wanted or not.
+        self._there: set[str] = set()
+        #: Wanted filters that were refused.
+        self._refused: dict[str, _Refusal] = {}
+
+    def add(self, topic_filter: str) -> None:
+        """Add a wanted filter."""
+        self._wanted.add(topic_filter)
+
+    def confirm(self, topic_filter: str) -> None:
+        """Note that the session has a filter."""
+        self._there.add(topic_filter)
+        self._refused.pop(topic_filter, None)
+
+    def refuse(self, topic_filter: str, status: UStatus) -> None:
+        """Note that the broker refused a filter; it is retried later."""
+        self._there.discard(topic_filter)
+        if topic_filter not in self._wanted:
+            return
+        before = self._refused.get(topic_filter)
+        if before is None:
+            log.warning("%s: %s; it is asked again", topic_filter, status.message)
+        attempts = 1 if before is None else before.attempts + 1
+        due = self._now() + _RESUBSCRIBE.delay(attempts, self._rng)
+        self._refused[topic_filter] = _Refusal(status, attempts, due)
+
+    @property
+    def refused(self) -> int:
+        """Number of wanted filters that were refused."""
+        return len(self._refused)
+
+    @property
+    def refusal(self) -> UStatus | None:
+        """Why the first of those was refused."""
+        return next((it.status for it in self._refused.values()), None)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next refused filter is retried (monotonic seconds), or None."""
+        return min((it.due for it in self._refused.values()), default=None)
+
+    def due(self) -> list[str]:
+        """Return the refused filters to retry now."""
+        now = self._now()
+        return [name for name, it in self._refused.items() if it.due <= now]
+
+    def remove(self, topic_filter: str) -> None:
+        """Remove a wanted filter."""
+        self._wanted.discard(topic_filter)
+        self._refused.pop(topic_filter, None)
+
+    def confirm_removal(self, topic_filter: str) -> None:
+        """Note that the session no longer has a filter."""
+        self._there.discard(topic_filter)
+
+    def resumed(self, *, is_kept: bool) -> tuple[list[str], list[str]]:
+        """Return the filters to subscribe and to unsubscribe with a new connection.
+
+        :param is_kept: whether the broker resumed the session.
+        """
+        if not is_kept:
+            self._there.clear()
+        self._refused.clear()  # all of them are asked for
+        return self.changed()
+
+    def changed(self) -> tuple[list[str], list[str]]:
+        """Return the filters to subscribe and to unsubscribe, and mark them as in progress."""
+        missing = sorted(self._wanted - self._there - self._refused.keys())
+        unwanted = sorted(self._there - self._wanted)
+        self._there = self._wanted - self._refused.keys()
+        return missing, unwanted
 
 
 def _refused(reason: int) -> UStatus:
@@ -56,11 +164,11 @@ def _refused(reason: int) -> UStatus:
 
 
 class MqttLink:
-    """A session with a broker, connected again whenever it breaks. Safe to share between threads.
+    """A session with a broker that reconnects automatically. Thread-safe.
 
-    :param arrived: called by the link's thread, and must not wait for long; False: it was not
-        taken.
-    :param identify: have the broker say which subscriptions a packet came for.
+    :param arrived: called by the link's thread, and must not block for long; returns False if it
+        did not take the packet.
+    :param identify: request subscription identifiers from the broker.
     """
 
     def __init__(
@@ -86,11 +194,11 @@ class MqttLink:
         self._publishing = Publishing(
             broker, self._connection, self.counts, lambda: self._give_up(SILENT)
         )
-        # All below is changed with this lock.
+        # This lock guards everything below.
         self._changed = self._connection.changed
         self._answers: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
-        #: Subscriptions made with this connection that the broker has not answered for yet.
+        #: Subscriptions of this connection that the broker has not answered yet.
         self._unconfirmed: dict[int, str] = {}
         name = f"up-mqtt-{broker.client_id or broker.host}"
         self._worker = Worker(name, self._run, log=log, restart=True, backoff=_BACKOFF)
@@ -132,7 +240,7 @@ class MqttLink:
         connect(self._connection.client, self.broker, is_first=self._connection.number == 0)
 
     def _await_end(self) -> None:
-        """Return when the connection is to end, or has ended."""
+        """Wait until the connection ends, or is to be closed."""
 
         def is_over() -> bool:
             return self._broken.is_set() or self._stopping.is_set()
@@ -154,18 +262,18 @@ class MqttLink:
                 self._changed.wait_for(is_to_look, asleep)
 
     def _subscribe_again(self) -> None:
-        """Ask again for what the broker refused, where it is time to."""
+        """Retry refused subscriptions that are due."""
         with self._changed:
             due = self._subscriptions.due() if self.is_up else []
         for topic_filter in due:
             self._ask_to_subscribe(topic_filter)
 
     def _hang_up(self) -> None:
-        """End the connection and the library's thread, whatever state they are in."""
+        """Close the connection and end the library's thread, in any state."""
         self._connection.client.disconnect()
         self._broken.wait(_GOODBYE)  # set already, unless this is our own good-bye
         hang_up(self._connection.client)
-        # Another one for each connection: it keeps sockets open that it needs no more.
+        # A new client for each connection: an old one leaks sockets.
         self._connection.client = self._made()
 
     def _on_connect(self, client: Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
@@ -186,13 +294,13 @@ class MqttLink:
                 largest=getattr(properties, "MaximumPacketSize", 1 << 28),
             )
             self._connection.begin(is_resumed=flags.session_present)
-            # Whoever came in between saw no connection, and left it to this one.
+            # Calls in between saw no connection, and left their changes to this one.
             missing, unwanted = self._subscriptions.changed()
         self._tell_changes(client, missing, unwanted)
         self.counts.add("connections")
 
     def _tell_changes(self, client: Client, missing: list[str], unwanted: list[str]) -> None:
-        """Ask for filters, and take others back; the answers come on this thread, later."""
+        """Send subscribe and unsubscribe packets; the answers arrive later on this thread."""
         if unwanted:
             client.unsubscribe(unwanted)
         asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
@@ -206,19 +314,19 @@ class MqttLink:
         self._give_up(UStatus(UCode.UNAVAILABLE, f"the broker was disconnected: {reason}"))
 
     def _break(self) -> None:
-        """Have the link's thread connect anew."""
+        """Make the link's thread reconnect."""
         self._broken.set()
         with self._changed:
             self._changed.notify_all()
 
     def _lose(self, status: UStatus, *, is_news: bool = False) -> None:
-        """Tell all who wait that nobody will answer; `is_news`: it is not the end of a refusal."""
+        """Fail all pending operations; `is_news`: not the disconnect after a refusal."""
         with self._changed:
             self._publishing.end()
             self._connection.end(status, is_news=is_news)
 
     def _give_up(self, status: UStatus) -> None:
-        """End the connection, and say why."""
+        """Close the connection with a reason."""
         self._lose(status)
         self._break()
 
@@ -228,18 +336,18 @@ class MqttLink:
         return self._connection.is_up
 
     def is_current(self, arrival: Arrival) -> bool:
-        """Tell whether a packet does not come again by a later connection than its own."""
+        """Tell whether the broker will not redeliver a packet by a later connection."""
         with self._changed:
             return (
                 arrival.connection == self._connection.number
                 or not self._connection.is_resumed
-                or not arrival.packet.qos  # which is sent but once
+                or not arrival.packet.qos  # QoS 0 is not redelivered
             )
 
     def await_connection(self, patience: float) -> UStatus | None:
-        """Return None when the broker is connected and knows what we subscribe to.
+        """Wait until the broker is connected and has confirmed our subscriptions.
 
-        :returns: after that time, why it is not.
+        :returns: None, or after the timeout why it is not connected.
         """
 
         def is_ready() -> bool:
@@ -256,10 +364,10 @@ class MqttLink:
         return subscribe(client, topic_filter, echo=self._echo, identifier=number)
 
     def subscribe(self, topic_filter: str) -> UStatus | None:
-        """Receive what matches, from now on and after every connection; say if that failed.
+        """Subscribe to a filter, now and after every reconnect; return an error, or None.
 
-        Without a connection it is done when there is one. What the broker refuses is asked for
-        again, now and then, until `unsubscribe`.
+        Without a connection the filter is subscribed when there is one. A refused subscription is
+        retried until `unsubscribe`.
         """
         if not self._owner.is_here:
             return self._owner.why_not
@@ -284,16 +392,16 @@ class MqttLink:
 
     @property
     def refusal(self) -> UStatus | None:
-        """Why something that is subscribed to does not come, though the broker is connected."""
+        """Why the connected broker refused a subscription, or None."""
         with self._changed:
             return self._subscriptions.refusal
 
     def statistics(self) -> dict[str, int]:
-        """Return the counts, and how many subscriptions the broker refuses now."""
+        """Return the counters, and the number of refused subscriptions."""
         return {**self.counts.snapshot(), "not_subscribed": self._subscriptions.refused}
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Receive what matches no more."""
+        """Unsubscribe from a filter."""
         if not self._owner.is_here:
             return
         with self._changed:
@@ -347,7 +455,7 @@ class MqttLink:
                 self.counts.add("lost")
 
     def acknowledge(self, arrivals: Iterable[Arrival]) -> None:
-        """Tell the broker that these are taken. What came by an earlier connection, it knows."""
+        """Acknowledge packets to the broker, except those of an earlier connection."""
         with self._changed:
             client = self._connection.client
             current = self._connection.number if self.is_up else None
@@ -358,9 +466,9 @@ class MqttLink:
     # --- sending --------------------------------------------------------------------------------
 
     def publish(self, packets: Sequence[Packet]) -> list[UStatus]:
-        """Publish packets in order, several under way at once; stop after a failure.
+        """Publish packets in order, several in flight at once; stop after a failure.
 
-        :returns: what became of each; shorter than `packets` if some were not tried.
+        :returns: the outcome of each; shorter than `packets` if some were not tried.
         """
         forked = self._owner.why_not
         return self._publishing.publish(packets) if forked is None else [forked]
@@ -372,12 +480,12 @@ class MqttLink:
     # --- closing --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Disconnect. A lasting session goes on without us."""
+        """Disconnect. A persistent session stays at the broker."""
         if not self._owner.is_here:
             return
         if self.is_up and not self._stopping.is_set():
-            # When this is answered, the broker has read all acknowledgements before it. Otherwise
-            # whoever connects next may be there before they are, and get those messages again.
+            # Its answer proves that the broker has read all earlier acknowledgements. Otherwise
+            # the next connection may get those messages again.
             self._ask(lambda: self._connection.client.unsubscribe(_BARRIER), _GOODBYE)
         self._stopping.set()
         with self._changed:

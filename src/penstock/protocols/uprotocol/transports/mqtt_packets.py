@@ -1,10 +1,14 @@
-"""How does a message become a packet of the MQTT library, and back? (spec uprotocol 8.2)."""
+"""How does a message become a packet of the MQTT library, and back?
+
+(docs/specs/uprotocol.md 8.2)
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from penstock.core.errors import Unsupported
+from paho.mqtt.properties import Properties, VariableByteIntegers
+
 from penstock.protocols.uprotocol.codes import UCode, UMessageType
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
@@ -26,22 +30,15 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.attributes import UAttributes
     from penstock.protocols.uprotocol.uuri import UUri
 
-try:
-    from paho.mqtt.properties import Properties, VariableByteIntegers
-except ImportError as missing:
-    raise Unsupported(
-        "uProtocol over MQTT needs the paho-mqtt library", hint="pip install 'penstock[mqtt]'"
-    ) from missing
-
 __all__ = ["Packet", "Packing", "Topics"]
 
 #: Topics within a vehicle name both entities, those between devices only their authorities.
 Topics = Literal["e2e", "d2d"]
 
-#: The field of a message that came at the topic of another.
+#: The `field` of the error if a message does not match its topic.
 _ANOTHERS = "topic"
 
-#: The most bytes of a PUBLISH packet apart from its topic, properties and payload.
+#: Bytes of a PUBLISH packet without topic, properties and payload, at most.
 _HEADER = 16
 
 #: MQTT 5, 2.2.2.2: the properties that a message uses.
@@ -52,19 +49,19 @@ _USER = b"\x26"
 
 
 class Packet(NamedTuple):
-    """What is published."""
+    """A packet to publish."""
 
     topic: str
     properties: Properties
     payload: bytes
-    #: About how many bytes it has on the wire, never less.
+    #: Upper bound of its bytes on the wire.
     size: int
-    #: Whether it is lost if nobody subscribes to its topic.
+    #: Whether it fails without a subscriber to its topic.
     must_be_heard: bool = False
 
 
 class _Packed(Properties):
-    """Properties in the form of the wire already: the library takes ten times as long for it."""
+    """Properties encoded already, ten times as fast as by the library."""
 
     packed: bytes
 
@@ -84,7 +81,7 @@ class _Packed(Properties):
         body = b"".join(parts)
         size = VariableByteIntegers.encode(len(body))  # type: ignore[no-untyped-call]
         packed = bytes(size) + body
-        # Past the library's check of names.
+        # Bypass the library's check of names.
         object.__setattr__(self, "packed", packed)
 
     def pack(self) -> bytes:
@@ -98,7 +95,7 @@ def _sized(data: bytes) -> bytes:
 
 
 class Packing:
-    """How one side writes its messages: with which topics, and with the ttl exact or not."""
+    """Encodes and decodes messages, with a kind of topics and an exact or inexact ttl."""
 
     def __init__(self, authority: str, topics: Topics = "e2e", *, exact_ttl: bool = True) -> None:
         self.authority = authority
@@ -106,24 +103,24 @@ class Packing:
         self._exact_ttl = exact_ttl
 
     def topic_of(self, attributes: UAttributes) -> str:
-        """Write the topic of a message.
+        """Return the topic of a message.
 
-        :raises InvalidMessage: it has no such topic.
+        :raises InvalidMessage: it has no topic of this kind.
         """
         write = topic_e2e if self.topics == "e2e" else topic_d2d
         return write(attributes, self.authority)
 
     def filter_of(self, source: UUri, sink: UUri | None) -> str:
-        """Write the topic filter of what a listener wants."""
+        """Return the topic filter of a listener's pattern."""
         write = topic_filter_e2e if self.topics == "e2e" else topic_filter_d2d
         return write(source, sink, self.authority)
 
     def pack(self, message: UMessage, *, must_be_heard: bool = False) -> Packet:
-        """Make a packet.
+        """Encode a message as a packet.
 
-        :param must_be_heard: whether a message to one receiver fails if nobody subscribes to it.
+        :param must_be_heard: whether a message to one receiver fails without a subscriber.
 
-        :raises InvalidMessage: it has no form on MQTT.
+        :raises InvalidMessage: it cannot be encoded.
         """
         attributes, payload = message.attributes, message.payload or b""
         topic = self.topic_of(attributes)
@@ -134,13 +131,13 @@ class Packing:
         return Packet(topic, properties, payload, size, must_be_heard)
 
     def unpack(self, packet: MQTTMessage) -> UMessage:
-        """Read a packet.
+        """Decode a packet.
 
-        :raises InvalidMessage: it is not a message, or claims to be another's.
+        :raises InvalidMessage: it is not a message, or its source does not match its topic.
         """
         attributes = attributes_of(_plain(packet))
         topic = _topic(packet)
-        # Who may publish what is decided by topics: the message must be the topic's.
+        # Brokers authorize by topic: the addresses of the message must match it.
         if topic != self.topic_of(attributes):
             raise InvalidMessage(
                 f"it came at the topic {topic[:200]!r}, which is not its own", field=_ANOTHERS
@@ -148,7 +145,7 @@ class Packing:
         return UMessage.from_parts(attributes, bytes(packet.payload))
 
     def unreadable(self, packet: MQTTMessage, error: InvalidMessage) -> Unreadable:
-        """Say what a packet is that is not a message."""
+        """Describe a packet that is not a valid message."""
         plain, topic, payload = _plain(packet), _topic(packet), bytes(packet.payload)
         lines = [f"topic: {topic}", *(f"{key}: {value}" for key, value in plain.user_properties)]
         if plain.content_type is not None:

@@ -1,7 +1,7 @@
 """How do entities of one machine talk to each other and to a dispatcher, across processes?
 
-Everybody has a ring to receive from. Whoever sends appends to the ring of the receiver, or to that
-of the dispatcher; a ring that is full is not overwritten: its sender is told UNAVAILABLE.
+Every participant receives from its own ring. A sender appends to the ring of the receiver or of the
+dispatcher. A full ring is not overwritten: the sender gets UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import Leg, not_tried_after
+from penstock.protocols.uprotocol.transports.interface import Counts, Leg, not_tried_after
 from penstock.protocols.uprotocol.transports.listeners import Acknowledging
-from penstock.protocols.uprotocol.transports.ring_files import RingReceiver, RingSender
-from penstock.protocols.uprotocol.transports.ring_left import Left
+from penstock.protocols.uprotocol.transports.ring_files import Left, RingReceiver, RingSender
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
@@ -35,10 +33,10 @@ __all__ = ["RingLeg", "RingTransport"]
 class RingTransport(BaseTransport):
     """Connects entities to a dispatcher, or to each other, by rings.
 
-    :param send: the URL of the ring to append to; it may hold {authority}, {ue_id} and
-        {ue_version}, which are the sink's.
-    :param receive: the URL of the ring to read from, which is made if there is none; without it
-        nothing is received. What nobody took stays in it, also for another process.
+    :param send: the URL of the ring to append to; it may have {authority}, {ue_id} and
+        {ue_version} of the sink.
+    :param receive: the URL of the ring to read from, created if missing; None: receive nothing.
+        Messages that no listener took stay in it, also for another process.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class RingTransport(BaseTransport):
         raise_unless_ok(sender.send(sink or UUri(), [message.to_bytes()])[1])
 
     def _take_old(self) -> None:
-        """Take what nobody in an earlier process took."""
+        """Process the messages that no listener took in an earlier process."""
         assert self._left is not None
         for token, payload in self._left.load():
             self._take_one(token, payload)
@@ -122,10 +120,10 @@ class RingTransport(BaseTransport):
 class RingLeg(Leg):
     """Connects a dispatcher to entities that append to one ring, and each read from their own.
 
-    :param receive: the URL of the ring that entities append to, made if there is none. The
-        dispatcher's place in it outlives its process.
-    :param send: the URL of the receivers' rings, with {authority}, {ue_id} or {ue_version} in it
-        unless there is but one. A receiver makes its ring itself.
+    :param receive: the URL of the ring that entities append to, created if missing. The
+        dispatcher's position in it is persistent.
+    :param send: the URL of the receivers' rings, with {authority}, {ue_id} or {ue_version} if
+        there are several. A receiver creates its own ring.
     """
 
     scope = "entity"
@@ -149,10 +147,10 @@ class RingLeg(Leg):
             self._receiver = RingReceiver(f"up-ring-{self.name}", self._receive, take)
 
     def listen(self, topic: UUri) -> None:
-        """All publishes come anyway."""
+        """Do nothing: all publishes are received anyway."""
 
     def unlisten(self, topic: UUri) -> None:
-        """All publishes come anyway."""
+        """Do nothing: all publishes are received anyway."""
 
     def deliver(self, address: UUri, messages: Sequence[UMessage]) -> list[UStatus | None]:
         if not messages:

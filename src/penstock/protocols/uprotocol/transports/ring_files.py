@@ -1,14 +1,20 @@
-"""How do messages get into a ring without overwriting, and out of it at least once?"""
+"""How do messages get into a ring without overwriting, and out of it at least once?
+
+A ring is acknowledged up to the first message that no listener took. Before that blocks the ring,
+the untaken messages are written to a file beside it, and wait there for the next process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import struct
 import sys
 import threading
+import zlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 from penstock.core.endpoints import create, describe, open_reader, open_writer
@@ -25,37 +31,39 @@ from penstock.core.overflow import QueueFull
 from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
+from penstock.core.whole_files import write_whole
 from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus
-from penstock.protocols.uprotocol.transports.pumping import BATCH, hand_over
+from penstock.protocols.uprotocol.transports.pump import BATCH, hand_over
 from penstock.queue.endpoint import is_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.message import Message
-    from penstock.protocols.uprotocol.transports.ring_left import Left
     from penstock.protocols.uprotocol.uuri import UUri
 
-__all__ = ["HOLDER", "RingReceiver", "RingSender", "place_of"]
+__all__ = ["HOLDER", "Left", "RingReceiver", "RingSender", "place_of"]
 
 log = logging.getLogger(__name__)
 
-#: Between attempts to read a ring that cannot be read.
+_MAGIC: Final = b"PNUNHERD"
+#: Magic, crc32 of the body.
+_HEADER: Final = struct.Struct("<8sI")
+_SIZE: Final = struct.Struct("<I")
+#: Pauses between attempts to read a failing ring.
 _BACKOFF: Final = Backoff(initial=0.1, maximum=10.0)
-
 #: The reader that writers wait for, unless the URL names another.
 HOLDER: Final = "uprotocol"
-
-#: Rings that are kept open for writing.
+#: Rings kept open for writing, at most.
 _MOST_OPEN: Final = 256
-#: While nothing comes, the receiving thread looks this often (seconds) whether it is to stop.
+#: Interval at which an idle receiving thread checks whether to stop (seconds).
 _LOOK: Final = 0.1
-
 _FIELDS: Final = ("{authority}", "{ue_id}", "{ue_version}")
-#: How a writer opens a ring: never ahead of the reader, also of one that is not there now.
+#: Options of a writer: it never overtakes the reader, even while that is absent.
 _WRITING: Final = {
     "create": "never",
     "hold": HOLDER,
@@ -65,8 +73,119 @@ _WRITING: Final = {
 }
 
 
+class _InRing(NamedTuple):
+    seq: int
+    payload: bytes
+    #: Bytes read before it.
+    before: int
+
+
+class Left:
+    """Messages that no listener took yet, by token. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._tokens = 0
+        #: By their tokens, in order.
+        self._in_ring: dict[int, _InRing] = {}
+        self._in_file: dict[int, bytes] = {}
+        self._is_stale = False
+        self._read = 0
+        self._last = -1
+
+    def load(self) -> list[tuple[int, bytes]]:
+        """Return the messages in the file, with tokens; set aside a damaged file."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        payloads = _unpack(data)
+        if payloads is None:
+            aside = self._path.with_suffix(".damaged")
+            log.error("%s is damaged; it is kept as %s", self._path, aside)
+            self._path.replace(aside)
+            return []
+        for payload in payloads:
+            self._tokens += 1
+            self._in_file[self._tokens] = payload
+        return list(self._in_file.items())
+
+    def begin(self) -> None:
+        """Forget the messages in the ring: it is read again from the acknowledged position."""
+        with self._lock:
+            self._in_ring.clear()
+
+    def add(self, message: Message) -> int:
+        """Add a message that was read; return its token."""
+        with self._lock:
+            self._tokens += 1
+            self._in_ring[self._tokens] = _InRing(message.seq, message.payload, self._read)
+            self._read += len(message.payload)
+            self._last = message.seq
+            return self._tokens
+
+    def forget(self, token: int) -> None:
+        """Remove a message that was taken."""
+        with self._lock:
+            if self._in_ring.pop(token, None) is None:
+                self._is_stale |= self._in_file.pop(token, None) is not None
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._in_ring or token in self._in_file
+
+    @property
+    def oldest(self) -> int | None:
+        """The number of the oldest of them in the ring, or None."""
+        with self._lock:
+            first = next(iter(self._in_ring.values()), None)
+            return None if first is None else first.seq
+
+    def look_after(self, messages: int, size: int) -> None:
+        """Move them to the file if `messages`, or `size` bytes, were read since the oldest.
+
+        :raises OSError: the file cannot be written; they stay in the ring.
+        """
+        with self._lock:
+            first = next(iter(self._in_ring.values()), None)
+            is_held_back = first is not None and (
+                self._last - first.seq >= messages or self._read - first.before >= size
+            )
+            if not is_held_back and not self._is_stale:
+                return
+            moved = {token: it.payload for token, it in self._in_ring.items() if is_held_back}
+            wanted = {**self._in_file, **moved}
+            if wanted:
+                write_whole(self._path, _pack(wanted.values()), sync=True)
+            else:
+                self._path.unlink(missing_ok=True)
+            self._in_file = wanted
+            self._is_stale = False
+            if is_held_back:
+                self._in_ring.clear()
+
+
+def _pack(payloads: Iterable[bytes]) -> bytes:
+    body = b"".join(part for it in payloads for part in (_SIZE.pack(len(it)), it))
+    return _HEADER.pack(_MAGIC, zlib.crc32(body)) + body
+
+
+def _unpack(data: bytes) -> list[bytes] | None:
+    body = data[_HEADER.size :]
+    if len(data) < _HEADER.size or _HEADER.unpack_from(data) != (_MAGIC, zlib.crc32(body)):
+        return None
+    found = []
+    at = 0
+    while at < len(body):
+        (size,) = _SIZE.unpack_from(body, at)
+        at += _SIZE.size
+        found.append(body[at : at + size])
+        at += size
+    return found
+
+
 def _defaults(url: str, wanted: dict[str, str]) -> dict[str, Any]:
-    """Return the options that the URL leaves open.
+    """Return the wanted options that the URL does not set.
 
     :raises InvalidURL: it is not the URL of a ring.
     """
@@ -77,9 +196,9 @@ def _defaults(url: str, wanted: dict[str, str]) -> dict[str, Any]:
 
 
 def place_of(template: str, address: UUri) -> str:
-    """Fill {authority}, {ue_id} and {ue_version} of a URL in, as a UUri writes them.
+    """Replace {authority}, {ue_id} and {ue_version} in a URL, in the text form of a UUri.
 
-    :raises ValueError: the authority is not a file's name.
+    :raises ValueError: the authority is not a valid file name.
     """
     name = address.authority_name
     if "{authority}" in template and (not name or not name.strip(".")):
@@ -92,7 +211,7 @@ def place_of(template: str, address: UUri) -> str:
 
 
 class _Place:
-    """One ring that is written to."""
+    """A ring to write to."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -105,7 +224,7 @@ class _Place:
 
 
 class RingSender:
-    """Appends to the rings of receivers. Safe to share between threads."""
+    """Appends to the rings of receivers. Thread-safe."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -116,7 +235,7 @@ class RingSender:
         self._is_closed = False
 
     def send(self, address: UUri, payloads: Sequence[bytes]) -> tuple[int, UStatus | None]:
-        """Append all or the first of them; return how many, and why not the next one."""
+        """Append messages in order; return how many were appended, and the first error."""
         try:
             url = place_of(self._template, address)
         except ValueError as error:
@@ -185,9 +304,9 @@ def _status(error: PenstockError) -> UStatus:
 
 
 class RingReceiver:
-    """A thread that reads a ring and hands batches over; acknowledged when they are taken.
+    """A thread that reads a ring in batches, and acknowledges them when they are taken.
 
-    :param take: gets messages in order, and returns when they are taken, or are in `left`.
+    :param take: gets messages in order; returns when they are taken, or are in `left`.
     :param first: called by the same thread before it reads.
     """
 
@@ -219,7 +338,7 @@ class RingReceiver:
             except _Stopped:
                 return
             except (PenstockError, OSError):
-                # Whoever sends would go on into a ring that nobody reads.
+                # Senders would continue to write into a ring without a reader.
                 log.exception("%s cannot be read; it is tried again", self._url)
                 self._failed()
                 worker.back_off()
@@ -228,7 +347,7 @@ class RingReceiver:
             ring.__exit__(None, None, None)
 
     def _follow(self, ring: _Followed) -> None:
-        # Left by an error, the ring forgets what was being worked on: that comes again.
+        # After an error the ring drops the current batch, which is redelivered.
         with ring:
             if self._left is not None:
                 self._left.begin()
@@ -260,14 +379,14 @@ class RingReceiver:
 
 
 class _Stopped(Exception):
-    """The batch at hand was not taken."""
+    """The current batch was not taken."""
 
 
 class _Followed:
     """A ring that is read ahead of what is acknowledged.
 
-    One reader reads; the other one has the name that writers wait for, and stands where the first
-    message is that is not taken.
+    One reader reads. The other has the name that writers wait for, and stands at the first message
+    that is not taken.
     """
 
     def __init__(self, url: str) -> None:
@@ -303,11 +422,11 @@ class _Followed:
 
     @property
     def is_another(self) -> bool:
-        """Whether the ring was made anew, and has to be opened again."""
+        """Whether the ring was recreated, and must be reopened."""
         return self._ahead.statistics().restarts > 0
 
     def acknowledge(self, oldest_left: int | None = None) -> None:
-        """Let writers have the room of all that is before that, or was read."""
+        """Free the room of messages before a number, or of all that were read."""
         at = self._next if oldest_left is None else oldest_left
         if at > self._acknowledged:
             self._held.seek(at)
@@ -315,7 +434,7 @@ class _Followed:
 
 
 def _open(url: str) -> Reader:
-    """Open a ring to read from, and make it if there is none."""
+    """Open a ring for reading; create it if missing."""
     options = _defaults(url, {"hold": HOLDER})
     with contextlib.suppress(AlreadyExists):
         directory = os.path.dirname(URL.parse(url).path)  # noqa: PTH120 - any bytes

@@ -1,34 +1,269 @@
-"""How do entities and dispatchers talk by zenoh? (spec uprotocol 8.1)."""
+"""How do entities and dispatchers talk by zenoh? (docs/specs/uprotocol.md 8.1)"""
 
 from __future__ import annotations
 
+import json
+import math
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.protocols.uprotocol.codes import UMessageType
-from penstock.protocols.uprotocol.filters import check_filter
+from penstock.core.errors import ConnectionLost, InvalidOption, Unsupported
+from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
+from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
-from penstock.protocols.uprotocol.transports.counts import Counts
-from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Leg
-from penstock.protocols.uprotocol.transports.pumping import Pump
-from penstock.protocols.uprotocol.transports.zenoh_link import ZenohLink
+from penstock.protocols.uprotocol.transports.interface import (
+    NOT_TRIED,
+    Counts,
+    Leg,
+    Owner,
+    Unreadable,
+)
+from penstock.protocols.uprotocol.transports.pump import Pump
 from penstock.protocols.uprotocol.uuri import UUri
-from penstock.protocols.uprotocol.zenoh_wire import key_of_filter
+from penstock.protocols.uprotocol.validation import check_filter
+from penstock.protocols.uprotocol.zenoh_wire import (
+    decode_attachment,
+    encode_attachment,
+    key_of,
+    key_of_filter,
+    priority_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from penstock.protocols.uprotocol.codes import UStatus
-    from penstock.protocols.uprotocol.message import UMessage
-    from penstock.protocols.uprotocol.transports.interface import Ingest, Unreadable
+    from penstock.protocols.uprotocol.attributes import UAttributes
+    from penstock.protocols.uprotocol.transports.interface import Ingest
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
 
 __all__ = ["ZenohLeg", "ZenohLink", "ZenohTransport"]
 
+try:
+    import zenoh
+except ImportError as missing:
+    raise Unsupported(
+        "uProtocol over zenoh needs the zenoh library", hint="pip install 'penstock[zenoh]'"
+    ) from missing
+#: Publishers kept open, at most.
+_MOST_PUBLISHERS: Final = 1024
+_MOST_KEYS: Final = 4096
+#: A receiver that does not read blocks the sender. zenoh's default closes the link after 5 seconds;
+#: its lease of 10 seconds should expire first. Not much longer: a put that is blocked when the link
+#: is lost stays blocked for this time.
+_PATIENCE: Final = "transport/link/tx/queue/congestion_control/block/wait_before_close"
+_WAIT_US: Final = 15_000_000
+#: How long (seconds) after the loss of a link zenoh may still remove its subscribers.
+_AFTERMATH: Final = 10.0
+
+
+class ZenohLink:
+    """One session of zenoh, for one authority. Thread-safe.
+
+    There is no discovery: the addresses to connect to and to listen at must be given.
+
+    :param listen: where others may connect, such as `tcp/127.0.0.1:7447`.
+    :param connect: the addresses to connect to, with unlimited retries.
+    :param config: further settings of zenoh by their path, such as `transport/link/tls/…`.
+    :param echo: whether this session receives its own messages.
+    """
+
+    def __init__(
+        self,
+        authority: str,
+        *,
+        listen: Sequence[str] = (),
+        connect: Sequence[str] = (),
+        mode: str = "peer",
+        scouting: bool = False,
+        echo: bool = False,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.authority = authority
+        self._origin = zenoh.Locality.ANY if echo else zenoh.Locality.REMOTE
+        settings: dict[str, object] = {
+            "mode": mode,
+            "scouting/multicast/enabled": scouting,
+            "scouting/gossip/enabled": scouting,
+            "listen/endpoints": list(listen),
+            "connect/endpoints": list(connect),
+            _PATIENCE: _WAIT_US,
+            **(config or {}),
+        }
+        wanted = zenoh.Config()
+        for name, value in settings.items():
+            try:
+                wanted.insert_json5(name, json.dumps(value))
+            except zenoh.ZError as error:
+                raise InvalidOption(name, value, f"zenoh refuses it: {error}") from None
+        try:
+            self._session = zenoh.open(wanted)
+        except zenoh.ZError as error:
+            raise ConnectionLost("zenoh", str(error), hint="check listen and connect") from error
+        self._owner = Owner()
+        self._lock = threading.Lock()
+        #: Each with its listener for matching subscribers.
+        self._publishers: OrderedDict[tuple[str, str], tuple[Any, Any]] = OrderedDict()
+        self.counts = Counts("undecodable", "mismatched", "put", "links_lost", "receivers_lost")
+        self._lost_at = -math.inf
+        self._link_events = self._session.info.declare_link_events_listener(self._link_changed)
+
+    def _link_changed(self, event: Any) -> None:
+        if event.kind == zenoh.SampleKind.DELETE:
+            self._lost_at = time.monotonic()
+            self.counts.add("links_lost")
+
+    def _matching_changed(self, status: Any) -> None:
+        # zenoh reports a lost link before it removes its subscribers: messages put in between are
+        # lost without an error.
+        if not status.matching and time.monotonic() - self._lost_at < _AFTERMATH:
+            self.counts.add("receivers_lost")
+
+    @property
+    def losses(self) -> int:
+        """Number of lost links and subscribers that may have cost messages."""
+        counts = self.counts.snapshot()
+        return counts["links_lost"] + counts["receivers_lost"]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any other session is connected."""
+        if self._session.is_closed():
+            return False
+        info = self._session.info
+        return bool(info.peers_zid() or info.routers_zid())
+
+    def put(self, message: UMessage, *, must_be_heard: bool = False) -> UStatus | None:
+        """Put a message to its key; wait while the receivers are congested.
+
+        zenoh has no acknowledgements: a message put while a link breaks may be lost.
+
+        :param must_be_heard: whether to return UNAVAILABLE without a subscriber.
+        """
+        attributes = message.attributes
+        if not self._owner.is_here:
+            return self._owner.why_not
+        try:
+            key = _key(attributes, self.authority)
+            attachment = encode_attachment(attributes)
+            publisher = self._publisher(key, priority_name(attributes.priority))
+            is_heard = self.is_connected and publisher.matching_status.matching
+            if must_be_heard and not is_heard:
+                return UStatus(UCode.UNAVAILABLE, f"nobody subscribes to {key}")
+            publisher.put(message.payload or b"", attachment=attachment)
+        except InvalidMessage as error:
+            return UStatus(UCode.INVALID_ARGUMENT, error.reason)
+        except zenoh.ZError as error:
+            return UStatus(UCode.UNAVAILABLE, f"zenoh: {error}")
+        self.counts.add("put")
+        return None
+
+    def _publisher(self, key: str, priority: str) -> Any:
+        with self._lock:
+            found, _ = self._publishers.get((key, priority), (None, None))
+            if found is not None:
+                self._publishers.move_to_end((key, priority))
+                return found
+            if len(self._publishers) >= _MOST_PUBLISHERS:
+                # Not undeclared here: another thread may be putting to it.
+                self._publishers.popitem(last=False)
+            found = self._session.declare_publisher(
+                key,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                priority=getattr(zenoh.Priority, priority),
+            )
+            listening = found.declare_matching_listener(self._matching_changed)
+            self._publishers[key, priority] = found, listening
+            return found
+
+    def subscribe(
+        self,
+        key: str,
+        arrived: Callable[[UMessage], object],
+        unreadable: Callable[[Unreadable], object] = lambda _: None,
+    ) -> Any:
+        """Call `arrived` for each message at matching keys; return a handle for `unsubscribe`.
+
+        :param unreadable: called for invalid messages.
+        :raises UStatusError: FAILED_PRECONDITION, this process is a fork of the link's process.
+        """
+        forked = self._owner.why_not
+        if forked is not None:
+            raise UStatusError(forked.code, forked.message)
+
+        def take(sample: zenoh.Sample) -> None:
+            message = self._message(sample)
+            if isinstance(message, Unreadable):
+                unreadable(message)
+            else:
+                arrived(message)
+
+        # Called by the thread that reads from the link, not by one for each subscriber: so
+        # messages stay in order, and a slow subscriber slows down the sender.
+        direct = zenoh.handlers.Callback(take, indirect=False)
+        try:
+            return self._session.declare_subscriber(key, direct, allowed_origin=self._origin)
+        except zenoh.ZError as error:
+            raise ConnectionLost("zenoh", str(error)) from error
+
+    def unsubscribe(self, subscriber: Any) -> None:
+        """Unsubscribe a handle of `subscribe`; None does nothing."""
+        if subscriber is not None and self._owner.is_here:
+            subscriber.undeclare()
+
+    def _message(self, sample: zenoh.Sample) -> UMessage | Unreadable:
+        found = sample.attachment
+        attachment = b"" if found is None else found.to_bytes()
+        payload, at = sample.payload.to_bytes(), str(sample.key_expr)
+        try:
+            attributes = decode_attachment(attachment)
+            key = _key(attributes, self.authority)
+        except InvalidMessage as error:
+            self.counts.add("undecodable")
+            return Unreadable(_raw(at, attachment, payload), error.reason)
+        message = UMessage.from_parts(attributes, payload)
+        if key != at:
+            # zenoh authorizes by key: the addresses of the message must match it.
+            self.counts.add("mismatched")
+            reason = f"it came at the key {at[:200]!r}, which is not its own"
+            raw = _raw(at, attachment, payload)
+            return Unreadable(raw, reason, UCode.UNAUTHENTICATED, message)
+        return message
+
+    def close(self) -> None:
+        if not self._owner.is_here:
+            return  # without its threads zenoh would wait for ever
+        with self._lock:
+            self._publishers.clear()
+        if not self._session.is_closed():
+            self._link_events.undeclare()  # type: ignore[no-untyped-call]
+            self._session.close()  # type: ignore[no-untyped-call]
+
+
+#: Cache of keys by addresses: all messages of a topic have the same key.
+_keys: dict[tuple[object, ...], str] = {}
+
+
+def _raw(key: str, attachment: bytes, payload: bytes) -> bytes:
+    return f"key: {key}\nattachment: {attachment.hex()}\n\n".encode() + payload
+
+
+def _key(attributes: UAttributes, authority: str) -> str:
+    which = attributes.source, attributes.sink, attributes.type, authority
+    key = _keys.get(which)
+    if key is None:
+        key = key_of(attributes, authority)
+        if len(_keys) >= _MOST_KEYS:
+            _keys.clear()
+        _keys[which] = key
+    return key
+
 
 class ZenohTransport(BaseTransport):
-    """Connects entities by zenoh. The link is closed with it."""
+    """Connects entities by zenoh. It closes its link."""
 
     def __init__(
         self,
@@ -47,7 +282,7 @@ class ZenohTransport(BaseTransport):
         )
 
     def _take(self, arrived: Sequence[tuple[UMessage, Pattern]]) -> None:
-        # A message comes once for each subscriber that it matches.
+        # A message arrives once for each matching subscriber.
         for message, pattern in arrived:
             self._registry.dispatch(message, (pattern,))
 
@@ -77,12 +312,11 @@ class ZenohTransport(BaseTransport):
 
 
 class ZenohLeg(Leg):
-    """Connects a dispatcher by zenoh. The link is closed with it.
+    """Connects a dispatcher by zenoh. It closes its link.
 
-    zenoh acknowledges nothing. So that a message is not given up to nobody, delivering it needs
-    somebody who subscribes to it at that moment; and it counts as delivered `settle_after` seconds
-    later, unless the link was lost meanwhile. A receiver that hangs is given up by zenoh after its
-    lease, 10 seconds: whoever fears that sets more than that.
+    zenoh has no acknowledgements. So a delivery needs a subscriber at that moment, and a message
+    counts as delivered `settle_after` seconds later, unless the link was lost meanwhile. zenoh
+    drops a receiver that hangs after its lease of 10 seconds: a larger `settle_after` covers that.
     """
 
     scope = "authority"
@@ -129,7 +363,7 @@ class ZenohLeg(Leg):
                 self._topics[topic] = self._subscribed(topic)
 
     def _point_to_point(self, message: UMessage) -> None:
-        # The key of any sink is also that of none, which publishes have.
+        # The key of any sink also matches the placeholder of publishes.
         if self._pump is not None and message.attributes.type != UMessageType.PUBLISH:
             self._pump.put(message)
 
@@ -162,7 +396,7 @@ class ZenohLeg(Leg):
         found: list[UStatus | None] = []
         failed: set[tuple[UUri | None, UUri | None]] = set()
         for message in messages:
-            # Where one is away, others may be there: only what is behind it has to wait.
+            # One entity may be absent, others not: only messages after it have to wait.
             sink = message.attributes.sink
             between = message.attributes.source, sink and sink.with_resource(0)
             if between in failed:

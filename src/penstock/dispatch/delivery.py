@@ -1,0 +1,583 @@
+"""How do messages get to their receivers, in order, whatever fails?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.dispatch.dead_letters import Failure, Stored
+from penstock.dispatch.outbox import Reason, in_order
+from penstock.dispatch.switches import topic_of_item
+from penstock.protocols.uprotocol import (
+    DeadLetterReason,
+    UCode,
+    UMessage,
+    UMessageType,
+    UStatus,
+    UStatusError,
+    UUri,
+)
+from penstock.protocols.uprotocol.transports import NOT_TRIED
+from penstock.protocols.uprotocol.transports.interface import HandedOver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.core.clock import Clock
+    from penstock.dispatch.books import Ledger
+    from penstock.dispatch.failures import FailureHandler
+    from penstock.dispatch.outbox import Appended, Item, Order, Outbox, Part
+    from penstock.dispatch.outlets import Outlets
+    from penstock.dispatch.retry import Attempts, Verdict
+    from penstock.dispatch.routes import Receiver
+    from penstock.dispatch.scheduler import Scheduler
+    from penstock.dispatch.settings import Limits
+    from penstock.dispatch.switches import Traffic
+    from penstock.dispatch.ttl import ExpiryTimer
+    from penstock.protocols.uprotocol import UAttributes
+    from penstock.protocols.uprotocol.transports import Leg
+
+__all__ = ["Deliveries", "Outlet"]
+
+log = logging.getLogger(__name__)
+
+#: Expired messages of one receiver handled before the next receiver.
+_AT_ONCE: Final = 256
+
+
+class Deliveries:
+    """Delivers to all receivers, and passes failures to the failure handler."""
+
+    def __init__(
+        self,
+        outlets: Outlets,
+        failures: FailureHandler,
+        scheduler: Scheduler,
+        timer: ExpiryTimer,
+        clock: Clock,
+    ) -> None:
+        self._outlets = outlets
+        self._failures = failures
+        self._scheduler = scheduler
+        self._timer = timer
+        self._clock = clock
+
+    def start(self) -> None:
+        """Start the threads that deliver queued and new messages."""
+        self._timer.start(self._outlets.all, self._expire)
+        self._scheduler.start(self._deliver_to)
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake the deliveries of all receivers."""
+        for outlet in self._outlets.all():
+            self._scheduler.wake(outlet)
+
+    def stop(self) -> None:
+        """Stop all threads after their current delivery."""
+        self._scheduler.stop()
+        self._timer.stop()
+
+    def _deliver_to(self, outlet: Outlet) -> bool:
+        """Deliver one batch to a receiver; tell whether anything was due.
+
+        :raises StorageError: a dead letter could not be written; its message is requeued.
+        """
+        failures = outlet.deliver()
+        try:
+            if failures:
+                self._failures.handle(failures)
+            self._failures.room_came(outlet)
+        except BaseException:
+            outlet.pause()
+            raise
+        return failures is not None
+
+    def _expire(self, outlet: Outlet, now_ms: int) -> bool:
+        """Expire messages of a receiver; tell whether there were any."""
+        failures = outlet.expire(now_ms)
+        self._failures.handle(failures)
+        return bool(failures)
+
+    def step(self) -> float | None:
+        """Do all due work; return when more is due (monotonic seconds), or None."""
+        is_busy = True
+        while is_busy:
+            is_busy = self._timer.work(self._outlets.all, self._expire)
+            for outlet in self._outlets.all():
+                while self._deliver_to(outlet):
+                    is_busy = True
+        now = self._clock.monotonic()
+        dues = [due for outlet in self._outlets.all() if (due := outlet.next_due()) is not None]
+        next_ms = self._timer.next_ms
+        if next_ms is not None:
+            dues.append(now + max(next_ms * 1_000_000 - self._clock.now_ns(), 0) / 1e9)
+        return min(dues, default=None)
+
+
+class Outlet:
+    """The deliveries to one receiver. One thread delivers; others store, expire and stop."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        leg: Leg,
+        outbox: Outbox,
+        order: Order,
+        *,
+        attempts: Attempts,
+        traffic: Traffic,
+        limits: Limits,
+        longest_pause: float,
+        ledger: Ledger,
+        clock: Clock,
+        scheduler: Scheduler,
+        timer: ExpiryTimer,
+    ) -> None:
+        """Set up the deliveries to one receiver.
+
+        :param order: the order of messages from before a restart
+        :param longest_pause: seconds of pause after an internal error
+        :param scheduler: woken when there is work
+        :param timer: told when the first message expires
+        """
+        self.receiver = receiver
+        self.outbox = outbox
+        #: The counters of the outbox when this dispatcher was opened.
+        self.before = outbox.books()
+        self.order: Order = order
+        self._leg = leg
+        self._attempts = attempts
+        self._traffic = traffic
+        self._limits = limits
+        self._longest_pause = longest_pause
+        self._ledger = ledger
+        self._clock = clock
+        self._scheduler = scheduler
+        self._timer = timer
+        self._on_its_way: HandedOver[Item] = HandedOver(leg, clock)
+        self._linger = Linger(outbox, limits)
+        #: Until when messages are held back, by source or all of them (monotonic seconds).
+        self._held: dict[int, float] = {}
+        self._rests_until = 0.0
+        #: When `deliver` last evaluated these.
+        self._looked = 0.0
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._is_delivering = False
+        #: Why the last delivery failed; empty after a success.
+        self.trouble = ""
+        #: Whether the receiver accepted the last message.
+        self.is_there = False
+        self._storing = threading.Lock()
+        #: Stored messages that the ledger has counted, with those from before.
+        self._counted = self.before.stored
+
+    # --- in -------------------------------------------------------------------------------------
+
+    def store(self, parts: Sequence[Part], came_by: str = "") -> list[Failure]:
+        """Store messages; return those rejected, and the queued ones evicted for them.
+
+        :raises StorageError: the disk is full; some may be stored.
+        """
+        found: list[Appended] = []
+        try:
+            with self._storing:
+                try:
+                    for part in in_order(parts):
+                        found += self._append(part)
+                except BaseException:
+                    stored = self.outbox.books().stored - self._counted
+                    self._counted += stored
+                    self._ledger.add(copies=stored, copies_stored=stored)
+                    for appended in found:
+                        self.outbox.give_back(appended.evicted)
+                    raise
+                stored = sum([appended.stored for appended in found])
+                self._counted += stored
+        finally:  # also for messages stored before an error
+            if not self.outbox.is_closed:
+                for part in parts:
+                    self._tell_of_expiry(part.columns.times)
+                self._scheduler.wake(self)
+        evicted = [item for appended in found for item in appended.evicted]
+        refused = [entry.raw for appended in found for entry in appended.refused]
+        self._ledger.add(copies=stored, copies_stored=stored)
+        return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
+
+    def _append(self, part: Part) -> Iterator[Appended]:
+        if part.latest is None:
+            yield self.outbox.append(part.columns, settle=False)
+            return
+        key, most = part.latest
+        for entry in part.columns.entries():
+            yield self.outbox.append_latest(key, entry, most, settle=False)
+
+    def refuse(self, raws: Sequence[bytes], came_by: str) -> list[Failure]:
+        """Count rejected messages; return their failures."""
+        if not raws:
+            return []
+        self._ledger.add(copies=len(raws), copies_refused=len(raws))
+        code, reason = UCode.RESOURCE_EXHAUSTED, DeadLetterReason.QUEUE_FULL
+        text = f"the queue to {self.receiver} is full"
+        return [
+            Failure(raw, code, reason, text, came_by=came_by, receiver=self.receiver)
+            for raw in raws
+        ]
+
+    def _evicted(self, item: Item) -> Failure:
+        return Failure(
+            item.raw,
+            UCode.RESOURCE_EXHAUSTED,
+            DeadLetterReason.QUEUE_FULL,
+            f"it made room for one of a higher class in the queue to {self.receiver}",
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.QUEUE_FULL),
+        )
+
+    def _tell_of_expiry(self, times: Sequence[int]) -> None:
+        soonest = min(times, default=0) or min((ms for ms in times if ms), default=0)
+        if soonest:
+            self._timer.sooner(self, soonest)
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def deliver(self) -> list[Failure] | None:
+        """Deliver one batch; return the failures, or None if nothing was due."""
+        if self.outbox.is_closed:
+            return None
+        now = self._clock.monotonic()
+        if self._on_its_way:
+            self._look_after()
+        expired = self.expire(self._clock.now_ns() // 1_000_000)
+        if expired:
+            return expired
+        with self._lock:
+            self._looked = now
+            if self._rests_until > now or self.outbox.is_closed or self._on_its_way.is_full:
+                return None
+            if self._linger.holds(now):
+                return None
+            blocked = self._blocked(now)
+            limits = self._limits
+            items = self.outbox.take(limits.batch, limits.batch_bytes, self.order, blocked)
+            if not items:
+                return None
+            chosen = self._choose(items)
+            self._is_delivering = bool(chosen)
+        try:
+            return self._deliver(chosen) if chosen else []
+        except BaseException:
+            self._give_back(items)  # only unsettled ones are requeued
+            self.pause()
+            raise
+        finally:
+            with self._lock:
+                self._is_delivering = False
+                self._quiet.notify_all()
+
+    def pause(self) -> None:
+        """Pause after an internal error."""
+        with self._lock:
+            self._rests_until = self._clock.monotonic() + self._longest_pause
+
+    def _blocked(self, now: float) -> set[int]:
+        if self._held:
+            self._held = {source: due for source, due in self._held.items() if due > now}
+        self._traffic.notice_changes()
+        return {*self._held, *self._traffic.stopped}
+
+    def _choose(self, items: list[Item]) -> list[Item]:
+        """Return the messages to deliver now; settle or requeue the others."""
+        traffic = self._traffic
+        if traffic.is_plain(items):
+            return items
+        chosen: list[Item] = []
+        gone: list[Item] = []
+        back: list[Item] = []
+        sampled: set[int] = set()
+        for item in items:
+            known = traffic.of(item)
+            if known.is_gone:
+                gone.append(item)
+            elif known.is_stopped:
+                traffic.stopped.add(item.source)
+                back.append(item)
+            elif item.source in traffic.stopped or item.source in sampled:
+                back.append(item)
+            else:
+                chosen.append(item)
+                if known.period:
+                    sampled.add(item.source)
+        if gone:
+            self.outbox.settle(gone, Reason.GONE)
+        if back:
+            self._give_back(back)
+        return chosen
+
+    def _look_after(self) -> None:
+        """Settle handed-over messages that arrived, and requeue those that may be lost."""
+        arrived, again = self._on_its_way.take()
+        if arrived:
+            self._settle(arrived)
+        if again:
+            self._give_back(again)
+
+    def _deliver(self, items: list[Item]) -> list[Failure]:
+        links_lost = self._leg.links_lost
+        statuses = self._hand_over(items)
+        if len(statuses) == len(items) and statuses.count(None) == len(items):
+            self._acknowledge(items, links_lost)
+            return []
+        statuses = [*statuses, *[NOT_TRIED] * (len(items) - len(statuses))]
+        acked: list[Item] = []
+        failed: list[tuple[Item, UStatus]] = []
+        back: list[Item] = []
+        for item, status in zip(items, statuses, strict=False):
+            if status is None or status.is_ok:
+                acked.append(item)
+            elif status is NOT_TRIED:
+                back.append(item)
+            else:
+                failed.append((item, status))
+        if acked:
+            self._acknowledge(acked, links_lost)
+        failures = []
+        for item, status in failed:
+            verdict = self._attempts.fail(item, status)
+            self.trouble, self.is_there = verdict.text, False
+            if verdict.due is None:
+                failures.append(self._given_up(item, verdict))
+            else:
+                self._hold(item, verdict.due)
+                back.append(item)
+        self._give_back(back)
+        return failures
+
+    def _hand_over(self, items: Sequence[Item]) -> Sequence[UStatus | None]:
+        messages = [parcel(item.raw) for item in items]
+        try:
+            return self._leg.deliver(self.receiver.address, messages)
+        except UStatusError as error:
+            return [error.status]
+        except Exception as error:
+            # any error of a leg means that nothing was delivered.
+            log.warning("%s: %s", self.receiver, error, exc_info=True)
+            return [UStatus(UCode.INTERNAL, f"{type(error).__name__}: {error}")]
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether handed-over messages are not settled yet: a restart would redeliver them."""
+        return len(self._on_its_way) > 0
+
+    @property
+    def failed_attempts(self) -> int:
+        """Number of failed attempts of the messages still queued."""
+        return self._attempts.total
+
+    def _acknowledge(self, items: list[Item], links_lost: int) -> None:
+        self.trouble, self.is_there = "", True
+        if self._traffic.is_sampled:
+            now = self._clock.monotonic()
+            with self._lock:
+                for item in items:
+                    period = self._traffic.period(item)
+                    if period:
+                        self._held[item.source] = now + period
+        if self._leg.settle_after:
+            self._on_its_way.add(items, links_lost, sum(len(item.raw) for item in items))
+        else:
+            self._settle(items)
+
+    def _settle(self, items: Sequence[Item]) -> None:
+        self.outbox.settle(items, Reason.ACKED)
+        if self._attempts:
+            self._attempts.forget(items)
+
+    def _hold(self, item: Item, due: float) -> None:
+        """Hold back the messages after a failed one, as far as their order requires."""
+        # Of an authority, a single entity may be unreachable: hold back its source only.
+        is_alone = self._leg.scope == "authority" and self._leg.is_up
+        with self._lock:
+            if self.order == "arrival" and not is_alone:
+                self._rests_until = due
+            else:
+                self._held[item.source] = due
+
+    def _given_up(self, item: Item, verdict: Verdict) -> Failure:
+        return Failure(
+            item.raw,
+            verdict.code,
+            verdict.reason,
+            verdict.text,
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.PERMANENT),
+            attempts=verdict.tried.made,
+            first_failure_ms=verdict.tried.first_failure_ms,
+        )
+
+    def _give_back(self, items: Sequence[Item]) -> None:
+        if items:
+            self.outbox.give_back(items)
+            self._tell_of_expiry([item.expires_at_ms for item in items])
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def next_due(self) -> float | None:
+        """Return when the next delivery is due (monotonic seconds), or None."""
+        with self._lock:
+            if self.outbox.is_closed:
+                return None
+            arriving, waiting = self._on_its_way.next_due, self._next_attempt()
+        return min((due for due in (arriving, waiting) if due is not None), default=None)
+
+    def _next_attempt(self) -> float | None:
+        if self.outbox.waiting == 0:
+            return None
+        if self._linger.until is not None and self._rests_until <= self._looked:
+            return self._linger.until
+        # Holds that were in force at the last `deliver`, including any that ended since.
+        if self._rests_until > self._looked:
+            return self._rests_until
+        return min((due for due in self._held.values() if due > self._looked), default=None)
+
+    def expire(self, now_ms: int) -> list[Failure]:
+        """Take some expired messages; they are settled when their failures are handled."""
+        # Not all at once, so that other receivers need not wait for the timer.
+        due = self.outbox.next_expiry_ms()
+        if due is None or due > now_ms:
+            return []
+        items = self.outbox.expire(now_ms, settle=False, enough=_AT_ONCE)
+        failures = [self._expired(item) for item in items]
+        if any(failure.attempts for failure in failures):
+            self.try_again()  # the back-off was for an expired message
+        return failures
+
+    def _expired(self, item: Item) -> Failure:
+        tried = self._attempts.end(item)
+        code, reason = UCode.DEADLINE_EXCEEDED, DeadLetterReason.EXPIRED
+        text = f"its time was over before {self.receiver} had it"
+        if item.type == UMessageType.REQUEST and self.trouble:
+            # UNAVAILABLE tells the caller to retry: the request was not delivered.
+            code, reason = UCode.UNAVAILABLE, DeadLetterReason.UNREACHABLE
+            text = f"{text}: {self.trouble}"
+        return Failure(
+            item.raw,
+            code,
+            reason,
+            text,
+            receiver=self.receiver,
+            stored=Stored(self.outbox, item, Reason.EXPIRED),
+            attempts=tried.made,
+            first_failure_ms=tried.first_failure_ms,
+        )
+
+    # --- from outside ---------------------------------------------------------------------------
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Tell whether messages can be stored without an eviction."""
+        limits = self._limits
+        return (
+            self.outbox.queued + messages <= limits.queue_messages
+            and self.outbox.size + size <= limits.queue_bytes
+        )
+
+    def settle_down(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the current delivery; tell whether it ended."""
+        with self._quiet:
+            return self._quiet.wait_for(lambda: not self._is_delivering, timeout)
+
+    def drop(self, topic: UUri) -> int:
+        """Drop the queued messages of matching topics, as ADMIN; return how many."""
+        count = 0
+        at: int | None = 0
+        while at is not None:
+            items, at = self.outbox.look(at)
+            own = [item for item in items if topic.matches(topic_of_item(item))]
+            if own:
+                count += self.outbox.settle(own, Reason.ADMIN)
+        return count
+
+    def try_again(self) -> None:
+        """Clear all back-off."""
+        with self._lock:
+            self._held.clear()
+            self._rests_until = 0.0
+        self._scheduler.wake(self)
+
+
+class Linger:
+    """Delays deliveries to one receiver, so that batches fill."""
+
+    def __init__(self, outbox: Outbox, limits: Limits) -> None:
+        self._outbox = outbox
+        self._limits = limits
+        #: End of the delay (monotonic seconds); None: no delay.
+        self.until: float | None = None
+
+    def holds(self, now: float) -> bool:
+        """Tell whether the next delivery is delayed."""
+        if not self._limits.linger:
+            return False
+        limits, waiting = self._limits, self._outbox.waiting
+        is_full = waiting >= limits.batch or self._outbox.size >= limits.batch_bytes
+        if self.until is None:
+            self.until = now + limits.linger
+        if not waiting or is_full or self.until <= now:
+            self.until = None
+        return self.until is not None
+
+
+class Parcel(UMessage):
+    """A message that is decoded on first access to its attributes or payload."""
+
+    #: A slot: setting it is cheaper than an entry in the instance dictionary.
+    __slots__ = ("_raw",)
+    _raw: bytes
+
+    @property
+    def _whole(self) -> UMessage:
+        whole: UMessage | None = self.__dict__.get("whole")
+        if whole is None:
+            whole = self.__dict__["whole"] = UMessage.from_bytes(self._raw)
+        return whole
+
+    @property
+    def attributes(self) -> UAttributes:
+        return self._whole.attributes
+
+    @property
+    def payload(self) -> bytes | None:
+        return self._whole.payload
+
+    def to_bytes(self) -> bytes:
+        return self._raw
+
+    def replace(self, **changes: Any) -> UMessage:
+        return self._whole.replace(**changes)
+
+    def with_attributes(self, **changes: Any) -> UMessage:
+        return self._whole.with_attributes(**changes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Parcel):
+            other = other._whole
+        return self._whole == other
+
+    def __hash__(self) -> int:
+        return hash(self._whole)
+
+    def __repr__(self) -> str:
+        return repr(self._whole)
+
+
+_blank = object.__new__
+_set_raw = Parcel.__dict__["_raw"].__set__
+
+
+def parcel(raw: bytes) -> Parcel:
+    """Wrap the bytes of a valid message."""
+    made: Parcel = _blank(Parcel)
+    _set_raw(made, raw)
+    return made

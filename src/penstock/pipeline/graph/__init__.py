@@ -1,0 +1,1 @@
+"""Pipelines as graphs: their description, the check, the plan of queries, and the picture."""

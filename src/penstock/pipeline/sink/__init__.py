@@ -1,0 +1,1 @@
+"""Sinks: rows become messages of a stream, or files, each batch exactly once."""

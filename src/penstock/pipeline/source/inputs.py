@@ -1,0 +1,328 @@
+"""Which streams are behind the URLs of a source, and what of them can be read?
+
+A stream that cannot be re-read is copied to a log, from which Spark reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.capabilities import Replayable
+from penstock.core.endpoints import Identity, find_streams, identity, open_reader, open_writer
+from penstock.core.errors import Closed, InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.core.position import Position
+from penstock.core.url import URL
+from penstock.core.worker import Worker
+from penstock.pipeline.source.checkpoint import checksum
+from penstock.pipeline.spark_process import file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from penstock.core.interfaces import Bounds, Reader
+    from penstock.relay.copy import CopyStatistics
+
+__all__ = ["LiveCopy", "Streams", "expand", "log_for"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds for a stopping copy to sync its messages.
+_TIME_TO_STOP: Final = 10.0
+
+
+#: Seconds between two checks whether a silent stream still exists.
+_BETWEEN_CHECKS: Final = 1.0
+_BETWEEN_REMOTE_CHECKS: Final = 10.0
+
+
+def expand(urls: Sequence[str], of: Callable[[str], Identity] = identity) -> list[str]:
+    """Expand URLs and patterns (`fmq:/data/*`) to the existing streams, in order.
+
+    :param of: returns the identity of the stream of a URL, cached if possible
+    :raises InvalidOption: one stream is named twice, with different options.
+    """
+    found: dict[Identity, str] = {}  # a stream is read once, whatever it is called
+    for url in urls:
+        for named in find_streams(url):
+            first = found.setdefault(of(named), named)
+            if named == url and first in urls and _options(first) != _options(url):
+                raise InvalidOption(
+                    "url",
+                    url,
+                    f"is the stream {first}, read in another way",
+                    hint="read it by a source of its own",
+                )
+    return list(found.values())
+
+
+def _options(url: str) -> Mapping[str, str]:
+    return URL.parse(url).options
+
+
+class Streams:
+    """Open readers of many URLs, to get the bounds of their streams.
+
+    A stream is named by its URL in the checkpoint, or else by its own. So a changed option in the
+    URL, such as the path of a token, does not make it another stream.
+    """
+
+    def __init__(self, urls: Sequence[str], stage: str | None = None) -> None:
+        self._patterns = urls
+        self._stage = stage
+        self._known: dict[str, Identity] = {}
+        #: Keyed by identity, as all below: the name, and the URL to open.
+        self._names: dict[Identity, str] = {}
+        self._urls: dict[Identity, str] = {}
+        self._readers: dict[Identity, Reader] = {}
+        self._copies: dict[Identity, LiveCopy] = {}
+        self._epochs: dict[Identity, int] = {}
+        #: The last known end of each epoch of a stream.
+        self._ends: dict[tuple[Identity, int], int] = {}
+        #: When a stream was last known to exist.
+        self._there: dict[Identity, float] = {}
+
+    def call(self, names: Iterable[str]) -> None:
+        """Use the names that a checkpoint has for streams."""
+        self._names |= {self._of(name): name for name in names}
+
+    def _of(self, name: str) -> Identity:
+        """Return the identity of a stream, cached."""
+        stream = self._known.get(name)
+        if stream is None:
+            stream = self._known[name] = identity(name)
+        return stream
+
+    def look(self, *, may_be_removed: bool = False) -> dict[str, Bounds]:
+        """Return the bounds of every existing stream.
+
+        :param may_be_removed: ignore a missing stream of a plain URL if it was seen before
+        :raises NotFound: the stream of a plain URL does not exist.
+        :raises Unsupported: a stream cannot be re-read, and is not staged.
+        """
+        found = {}
+        for url in expand(self._patterns, self._of):
+            stream = self._of(url)
+            self._urls[stream] = url
+            try:
+                found[self._names.get(stream, url)] = self._look_at(stream)
+            except NotFound:
+                if url in self._patterns and not (may_be_removed and stream in self._epochs):
+                    raise
+                # A pattern found it, and it was removed just now.
+        return found
+
+    def _look_at(self, stream: Identity) -> Bounds:
+        reader = self._reader(stream)
+        if stream in self._copies:
+            self._copies[stream].check()
+        # While the old one is still open: `seek` may find a new stream in its place.
+        newest, before = reader.newest_seq(), self._epochs.get(stream)
+        before_end = None if before is None else self._ends.get((stream, before))
+        if newest is not None and before is not None:
+            self._ends[stream, before] = newest + 1
+        try:
+            reader.seek(Position.END)  # it reads nothing, and so never stays with an old queue
+            bounds = reader.bounds()
+        except (Unsupported, Closed):  # recreated, and needs another reader
+            self._readers.pop(stream).close()
+            bounds = self._reader(stream).bounds()
+        is_silent = self._epochs.get(stream) == bounds.epoch and before_end == bounds.end
+        self._ends[stream, bounds.epoch] = bounds.end
+        self._epochs[stream] = bounds.epoch
+        if is_silent and self._urls[stream] in self._patterns and stream not in self._copies:
+            self._check_there(stream)  # what a pattern finds is there
+        return bounds
+
+    def _check_there(self, stream: Identity) -> None:
+        """Check periodically that a silent stream was not removed.
+
+        An open reader would still see a removed stream, and wait for ever.
+
+        :raises NotFound: the stream was removed.
+        """
+        now = time.monotonic()
+        pause = _BETWEEN_REMOTE_CHECKS if stream.path is None else _BETWEEN_CHECKS
+        if now - self._there.get(stream, now - pause) < pause:
+            return
+        try:
+            open_reader(self._urls[stream], start=Position.END).close()
+        except NotFound:
+            raise
+        except PenstockError:
+            return  # it exists; reading it will raise the error
+        self._there[stream] = now
+
+    def check_of(self, name: str, epoch: int, seq: int) -> str:
+        """Return the checksum of a message of a stream; empty: it cannot be read."""
+        stream = self._of(name)
+        with suppress(PenstockError):  # reading it will raise the error
+            self.place(name)
+            reader = self._reader(stream)
+            if reader.bounds().epoch == epoch:
+                reader.seek(seq)
+                messages = reader.read_many(1)
+                reader.seek(Position.END)
+                if messages and messages[0].seq == seq:
+                    return checksum(messages[0])
+        return ""
+
+    def is_near(self, name: str) -> bool:
+        """Tell whether a stream is on this machine, so that checking it is cheap."""
+        return self._of(name).path is not None
+
+    def end_seen(self, name: str, epoch: int) -> int | None:
+        """Return the last known end of an epoch of a stream, or None."""
+        return self._ends.get((self._of(name), epoch))
+
+    def end_of_removed(self, name: str, epoch: int) -> int | None:
+        """Return the last known end of a removed stream, and close its reader."""
+        stream = self._of(name)
+        reader = self._readers.pop(stream, None)
+        if reader is not None:
+            # The reader has the files open, and so sees all that was written.
+            with suppress(PenstockError, OSError):
+                newest = reader.newest_seq()
+                if newest is not None and self._epochs.get(stream) == epoch:
+                    self._ends[stream, epoch] = max(newest + 1, self._ends.get((stream, epoch), 0))
+            reader.close()
+        self._there.pop(stream, None)
+        return self._ends.get((stream, epoch))
+
+    def place(self, name: str) -> str:
+        """Return the URL from which tasks read a stream: its own, or that of its log.
+
+        :raises Unsupported: the stream cannot be re-read, and is not staged.
+        """
+        stream = self._of(name)
+        if stream not in self._urls:
+            self._urls[stream] = self._url_of(stream, name)
+        with suppress(NotFound):  # reading it will raise the error
+            self._reader(stream)
+        copy = self._copies.get(stream)
+        return self._urls[stream] if copy is None else copy.place
+
+    def _url_of(self, stream: Identity, name: str) -> str:
+        """Return the URL of a stream that `look` has not seen yet."""
+        return next(
+            (url for url in expand(self._patterns, self._of) if self._of(url) == stream), name
+        )
+
+    def lost_before_staging(self) -> dict[str, int]:
+        """Return messages that live streams lost before staging, since the last call."""
+        return {
+            self._names.get(stream, self._urls[stream]): lost
+            for stream, copy in self._copies.items()
+            if (lost := copy.take_lost())
+        }
+
+    def first_at(self, name: str, time_ns: int) -> int:
+        """Return the number of the first message appended at `time_ns` or later."""
+        with open_reader(self.place(name), start=Position.time(time_ns)) as reader:
+            number = reader.statistics().next_seq
+        if number is None:
+            raise NotFound(f"{name}: there is no message at that time")
+        return number
+
+    def _reader(self, stream: Identity) -> Reader:
+        reader = self._readers.get(stream)
+        if reader is None:
+            reader = self._readers[stream] = self._open(stream)
+        return reader
+
+    def _open(self, stream: Identity) -> Reader:
+        url = self._urls[stream]
+        reader = open_reader(url, start=Position.END)
+        if isinstance(reader, Replayable):
+            return reader
+        if self._stage is None:
+            reader.close()
+            raise Unsupported(
+                f"{url} cannot be read again, as Spark does after a failure",
+                hint='keep it in a log: .option("stage", "log:/path/name")',
+            )
+        log = self._stage
+        if len(self._patterns) > 1:
+            log = log_for(str(stream), self._names.get(stream, url), below=self._stage)
+        copy = self._copies[stream] = LiveCopy(reader, log)
+        return open_reader(copy.place, start=Position.END)
+
+    def close(self) -> None:
+        for staged in self._copies.values():
+            staged.stop()
+        for reader in self._readers.values():
+            reader.close()
+        self._copies.clear()
+        self._readers.clear()
+
+
+def log_for(*names: str, below: str) -> str:
+    """Return the log for a stream below `stage=`: an existing one of any of its names, or new.
+
+    A new log gets the first name; earlier releases used the URL.
+    """
+    path, mark, options = below.partition("?")
+    logs = [f"{path.rstrip('/')}/{file_name(name)}{mark}{options}" for name in names]
+    places = {log: identity(log).path for log in logs}
+    return next((log for log, at in places.items() if at is not None and at.exists()), logs[0])
+
+
+class LiveCopy:
+    """Copies a live stream to a log, in a thread of the planning process.
+
+    Every batch is synced to disk before the next is read, so that messages which Spark has planned
+    survive a power failure.
+    """
+
+    def __init__(self, reader: Reader, stage: str) -> None:
+        """Start, and take ownership of the reader.
+
+        :raises LockTimeout: another query writes to that log.
+        """
+        #: The log's URL for readers.
+        self.place = stage.partition("?")[0]
+        self._reader = reader
+        synced = {} if "sync" in URL.parse(stage).options else {"sync": "batch"}
+        try:
+            self._writer = open_writer(stage, **synced)
+        except BaseException:
+            reader.close()
+            raise
+        self._lost = self._lost_told = 0
+        self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
+        self._worker.start()
+
+    def _run(self, worker: Worker) -> None:
+        from penstock.relay.copy import copy  # noqa: PLC0415 - most queries need none of it
+
+        with self._reader, self._writer:
+            copy(
+                self._reader,
+                self._writer,
+                follow=True,
+                on_progress=self._note,
+                should_stop=lambda: worker.is_stopping,
+            )
+
+    def _note(self, so_far: CopyStatistics) -> None:
+        self._lost = so_far.lost
+
+    def check(self) -> None:
+        """Check that the copy is still running.
+
+        :raises Exception: the error that ended it.
+        """
+        if self._worker.error is not None:
+            raise self._worker.error
+
+    def take_lost(self) -> int:
+        """Return how many messages were lost before the copy, since the last call."""
+        lost = self._lost - self._lost_told
+        self._lost_told += lost
+        return lost
+
+    def stop(self) -> None:
+        """Stop, and sync the copied messages to disk."""
+        self._worker.stop(_TIME_TO_STOP)

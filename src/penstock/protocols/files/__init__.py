@@ -1,0 +1,1 @@
+"""Streams as files of other tools: Parquet, Arrow, CSV, JSON lines and MCAP."""

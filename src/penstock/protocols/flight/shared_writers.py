@@ -1,0 +1,407 @@
+"""How do several clients append to one stream, and how is each batch appended once?"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from penstock.core.batch import messages_from_batch
+from penstock.core.endpoints import create, open_writer
+from penstock.core.errors import (
+    Closed,
+    DamagedQueue,
+    InvalidOption,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+    StorageError,
+    WriteTimeout,
+)
+from penstock.core.units import parse_duration
+from penstock.protocols.flight.errors import UnknownWriter, describe_error
+from penstock.protocols.flight.wire import Kind, Outcome
+from penstock.queue.storage import storage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Writer
+    from penstock.protocols.flight.access import Place
+    from penstock.protocols.flight.wire import Piece
+
+__all__ = ["LentWriter", "Pen", "Writers"]
+
+log = logging.getLogger(__name__)
+
+#: A writer idle for this long (seconds) is closed, so that other processes can write.
+_LINGER: Final = 2.0
+#: Seconds between two checks for a stop, while an append waits for a reader or another client.
+_SLICE: Final = 0.5
+#: Upper bound (seconds) of a client's `lock_timeout`.
+_LONGEST_LOCK: Final = 30.0
+#: Outcomes remembered for each client: more than it sends ahead.
+_OUTCOMES_KEPT: Final = 64
+#: Most writers remembered. The one idle longest is forgotten first.
+_MOST_PENS: Final = 10_000
+
+#: Errors after which a writer is reopened.
+_UNWELL: Final = (Closed, DamagedQueue, StorageError)
+
+#: Options that affect every message: clients that share a writer need the same.
+_SHARED: Final = ("hold", "policy", "timeout", "keep", "sync", "retain", "retain_age")
+
+
+class _Shared:
+    """The one writer of a stream for all clients: opened on demand, closed when idle."""
+
+    def __init__(self, place: Place, options: Mapping[str, str]) -> None:
+        self.place = place
+        self.pens = 0
+        self.options = dict(options)
+        self._lock = threading.Lock()
+        self._writer: Writer | None = None
+        self._last_used = 0.0
+        given = options.get("timeout")
+        self._patience = None if given is None else parse_duration(given)
+        self._own = dict(options)
+        if "hold" in options and place.kind is Kind.QUEUE:
+            # It waits in slices, so that a stop and a client that has left are noticed.
+            self._own["timeout"] = str(min(_SLICE, self._patience or _SLICE))
+        lock = parse_duration(options.get("lock_timeout", "5"))
+        self._own["lock_timeout"] = str(min(lock, _LONGEST_LOCK))
+
+    def check(self, options: Mapping[str, str]) -> None:
+        for option in _SHARED:
+            if options.get(option) != self.options.get(option):
+                raise InvalidOption(
+                    option,
+                    options.get(option),
+                    f"other clients write to {self.place.name} with {self.options.get(option)!r}",
+                    hint="all clients of a stream share one writer: give the same",
+                )
+
+    def cannot_carry(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._ready().cannot_carry)
+
+    def append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
+        """Append a batch; return how many messages were appended, and the failure if any."""
+        while not self._lock.acquire(timeout=_SLICE):
+            if give_up():
+                return _refused(piece, Closed("the client or the server left"))
+        try:
+            return self._append(batch, piece, give_up)
+        finally:
+            self._last_used = time.monotonic()
+            self._lock.release()
+
+    def _append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
+        try:
+            writer = self._ready()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client has to hear of it
+            return _refused(piece, _told(error, self.place))
+        before, failure = writer.statistics(), None
+        try:
+            if piece.flush:
+                writer.flush()
+            elif piece.exact:
+                for m in messages_from_batch(batch):
+                    writer.write(
+                        m.payload, m.type, m.subtype, m.time_ns, m.created_ns, m.stream,
+                        m.attributes,
+                    )  # fmt: skip
+            else:
+                self._write(writer, batch, give_up)
+        except Exception as error:  # noqa: BLE001 - a batch without an outcome would be sent again
+            failure = describe_error(_told(error, self.place))
+            if not isinstance(error, PenstockError) or isinstance(error, _UNWELL):
+                self._let_go()  # the next call reopens it
+        after = writer.statistics()
+        written = after.messages - before.messages
+        return Outcome(
+            number=piece.number,
+            written=written,
+            last_seq=after.last_seq if written else None,
+            waited=max(0.0, after.waited - before.waited),
+            headers_dropped=after.headers_dropped - before.headers_dropped,
+            failure=failure,
+        )
+
+    def _write(self, writer: Writer, batch: Batch, give_up: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while batch.num_rows:
+            before = writer.statistics().messages
+            try:
+                writer.write_batch(batch)
+            except WriteTimeout:
+                done = writer.statistics().messages - before
+                batch = batch.slice(done)
+                if done:
+                    began = time.monotonic()
+                elif give_up() or (self._patience is not None and self._is_over(began)):
+                    raise
+            else:
+                return
+
+    @contextmanager
+    def lend(self, give_up: Callable[[], bool]) -> Iterator[LentWriter]:
+        """Lend the writer for exclusive use.
+
+        :raises Closed: the server stops.
+        """
+        while not self._lock.acquire(timeout=_SLICE):
+            if give_up():
+                raise Closed("the server left")
+        try:
+            writer = self._ready()
+            yield LentWriter(writer, lambda batch: self._write(writer, batch, give_up))
+        except BaseException:
+            self._let_go()  # the next call reopens it
+            raise
+        finally:
+            self._last_used = time.monotonic()
+            self._lock.release()
+
+    def _is_over(self, began: float) -> bool:
+        return self._patience is not None and time.monotonic() - began >= self._patience
+
+    def _ready(self) -> Writer:
+        if self._writer is None:
+            self._writer = open_writer(self.place.url, **self._own)
+            self._last_used = time.monotonic()
+        return self._writer
+
+    def _let_go(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except Exception:
+                log.warning("%s could not be closed as it should", self.place.name, exc_info=True)
+
+    def rest(self) -> None:
+        """Close the writer if it was idle for `_LINGER` seconds."""
+        if self._writer is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() - self._last_used > _LINGER:
+                self._let_go()
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the writer once the append under way is done; wait only briefly for that."""
+        if self._lock.acquire(timeout=2 * _SLICE + 1):
+            try:
+                self._let_go()
+            finally:
+                self._lock.release()
+
+
+class LentWriter:
+    """A lent writer, with the methods that `append_noted` needs."""
+
+    def __init__(self, writer: Writer, write: Callable[[Batch], None]) -> None:
+        self.url = writer.url
+        self._writer = writer
+        self._write = write
+        self._before = writer.statistics()
+        self._began: float | None = None
+        #: Seconds from the first batch to the end of the last flush.
+        self.seconds = 0.0
+
+    def write_batch(self, batch: Batch) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+        self._write(batch)
+
+    def flush(self) -> None:
+        self._writer.flush()
+        if self._began is not None:
+            self.seconds = time.monotonic() - self._began
+
+    def appended(self) -> tuple[int, int]:
+        """Return how many messages it has appended, and their payload bytes."""
+        now = self._writer.statistics()
+        return now.messages - self._before.messages, now.bytes - self._before.bytes
+
+
+def _told(error: Exception, place: Place) -> PenstockError:
+    """Return the error to send to the client."""
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, OSError):
+        return storage_error("writing to", place.name, error)
+    log.error("writing to %s failed", place.name, exc_info=error)
+    return PenstockError("the server failed while it appended; its log says why")
+
+
+def _refused(piece: Piece, error: PenstockError) -> Outcome:
+    return Outcome(number=piece.number, written=0, failure=describe_error(error))
+
+
+class Pen:
+    """A client's writer: remembers outcomes, so that no batch is appended twice."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.shared = shared
+        self.last_used = time.monotonic()
+        self._lock = threading.Lock()
+        self._attempt = 0
+        self._last = 0
+        self._outcomes: OrderedDict[int, Outcome] = OrderedDict()
+
+    def begin(self, attempt: int) -> None:
+        """Let this stream of batches append, and no earlier one.
+
+        :raises UnknownWriter: a later stream has started already.
+        """
+        with self._lock:
+            if attempt <= self._attempt:
+                raise UnknownWriter(f"stream {attempt} of this writer comes too late")
+            self._attempt = attempt
+            self.last_used = time.monotonic()
+
+    def append(
+        self, attempt: int, batch: Batch, piece: Piece, give_up: Callable[[], bool]
+    ) -> Outcome:
+        """Append a batch unless it was appended before; return its outcome in either case.
+
+        :raises UnknownWriter: a later stream of this writer took over.
+        :raises Malformed: the batch before this one is missing, or the outcome is forgotten.
+        """
+        with self._lock:
+            self.last_used = time.monotonic()
+            if attempt != self._attempt:
+                raise UnknownWriter("the client goes on by another stream")
+            if piece.number <= self._last:
+                if (known := self._outcomes.get(piece.number)) is not None:
+                    return known
+                raise Malformed("flight Piece", "number", f"above {self._last}", piece.number)
+            if piece.number != self._last + 1:
+                raise Malformed("flight Piece", "number", self._last + 1, piece.number)
+            outcome = self.shared.append(batch, piece, give_up)
+            self._last = piece.number
+            self._outcomes[piece.number] = outcome
+            if len(self._outcomes) > _OUTCOMES_KEPT:
+                self._outcomes.popitem(last=False)
+            return outcome
+
+    def refuse(self, piece: Piece, size: int, limit: int) -> Outcome:
+        """Return the outcome of a batch that is larger than the server accepts."""
+        hint = "send less at a time, or start the server with a larger --max-message"
+        return _refused(piece, MessageTooLarge(size, limit, hint=hint))
+
+
+class Writers:
+    """The writers of all clients. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: dict[Path, _Shared] = {}
+        self._pens: OrderedDict[str, Pen] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pens)
+
+    def open(self, id: str, place: Place, options: Mapping[str, str]) -> dict[str, str]:
+        """Open a writer for a client; return the fields that the stream cannot carry.
+
+        :raises InvalidOption: other clients write with other options.
+        :raises PenstockError: the stream cannot be opened or created.
+        """
+        shared = self._join(place, options)
+        try:
+            lacking = shared.cannot_carry()
+        except BaseException:
+            self._drop(shared)
+            raise
+        with self._lock:
+            before = self._pens.pop(id, None)
+            self._pens[id] = Pen(shared)
+            if before is None and len(self._pens) > _MOST_PENS:
+                _, before = self._pens.popitem(last=False)
+        if before is not None:
+            self._drop(before.shared)
+        return lacking
+
+    def _join(self, place: Place, options: Mapping[str, str]) -> _Shared:
+        asked = dict(options)
+        if asked.get("create") == "always":
+            # Only once: the writer may be closed and reopened at any time.
+            del asked["create"]
+            create(place.url, replace=True, **asked)
+        with self._lock:
+            shared = self._shared.get(place.path)
+            if shared is not None:
+                shared.check(asked)
+            else:
+                shared = self._shared[place.path] = _Shared(place, asked)
+            shared.pens += 1
+        return shared
+
+    @contextmanager
+    def lend(
+        self, place: Place, options: Mapping[str, str], give_up: Callable[[], bool]
+    ) -> Iterator[LentWriter]:
+        """Lend the writer of a stream for exclusive use.
+
+        :raises InvalidOption: other clients write with other options.
+        :raises Closed: the server stops.
+        """
+        shared = self._join(place, options)
+        try:
+            with shared.lend(give_up) as writer:
+                yield writer
+        finally:
+            self._drop(shared)
+
+    def pen(self, id: str) -> Pen:
+        """Return a client's writer.
+
+        :raises UnknownWriter: no writer has this id.
+        """
+        with self._lock:
+            pen = self._pens.get(id)
+            if pen is None:
+                raise UnknownWriter("the server does not know this writer")
+            self._pens.move_to_end(id)
+            return pen
+
+    def forget(self, id: str) -> None:
+        with self._lock:
+            pen = self._pens.pop(id, None)
+        if pen is not None:
+            self._drop(pen.shared)
+
+    def _drop(self, shared: _Shared) -> None:
+        with self._lock:
+            shared.pens -= 1
+            is_last = shared.pens == 0
+            if is_last and self._shared.get(shared.place.path) is shared:
+                del self._shared[shared.place.path]
+        if is_last:
+            shared.close()
+
+    def expire(self, idle: float) -> None:
+        """Close idle writers; forget clients' writers without a call for `idle` seconds."""
+        before = time.monotonic() - idle
+        with self._lock:
+            late = [id for id, pen in self._pens.items() if pen.last_used < before]
+            shared = list(self._shared.values())
+        for id in late:
+            self.forget(id)
+        for each in shared:
+            each.rest()
+
+    def close(self) -> None:
+        with self._lock:
+            shared, self._shared, self._pens = list(self._shared.values()), {}, OrderedDict()
+        for each in shared:
+            each.close()

@@ -1,0 +1,1 @@
+"""jrt-controller's streams, towards the outside: schemas, the forwarder and the collector."""

@@ -1,0 +1,289 @@
+"""Where can a collector's messages go?
+
+As JSON lines to a file, to standard output or to a server; as Arrow batches to a program; or
+unchanged to any stream, from which Spark reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import sys
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.core.batch import messages_from_batch
+from penstock.core.dead_letter import Code
+from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, MessageTooLarge
+from penstock.core.interfaces import Closable
+from penstock.core.url import URL
+from penstock.protocols.datagrams import DatagramSocket
+from penstock.protocols.jrtc.destinations import Rejected, StreamDestination
+from penstock.protocols.jrtc.wire import LARGEST_DATAGRAM
+from penstock.queue.storage import storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import IO
+
+    import pyarrow as pa
+
+    from penstock.core.batch import Batch
+    from penstock.protocols.jrtc.schemas import Schema
+
+__all__ = [
+    "ArrowOutlet",
+    "Collected",
+    "JsonOutlet",
+    "Outlet",
+    "StreamOutlet",
+    "outlet_for",
+]
+
+#: Seconds that a server of lines may take for them, and after which it is tried again.
+_PATIENCE: Final = 5.0
+_AGAIN: Final = 1.0
+#: Seconds between two looks whether an outlet was closed.
+_LOOK: Final = 0.1
+
+
+class Collected(NamedTuple):
+    """Messages of one schema, in the order of their arrival."""
+
+    schema: Schema
+    #: As they came: streams, times and payloads.
+    messages: Batch
+    #: A row of columns for each; None: the message has itself inside, which no column can.
+    rows: pa.RecordBatch | None
+
+
+class Outlet(Closable):
+    """A target of collected messages. Called from one thread."""
+
+    #: What people call it.
+    name: str
+
+    @abstractmethod
+    def give(self, collected: Collected) -> Sequence[Rejected]:
+        """Store or send messages; return those that are refused for good.
+
+        :raises OSError: the target failed; the messages are not passed again.
+        :raises PenstockError: the same.
+        """
+
+
+def outlet_for(target: str) -> Outlet:
+    """Return the outlet of a target.
+
+    `-`, `json:FILE`, `json+udp://host:port` and `json+tcp://host:port` get lines of JSON; any
+    other URL is a stream that gets the messages.
+
+    :raises PenstockError: it cannot be opened.
+    """
+    scheme = target.partition(":")[0]
+    if target == "-" or scheme in {"json", "json+udp", "json+tcp"}:
+        return JsonOutlet(target)
+    return StreamOutlet(target)
+
+
+# --- lines of JSON -----------------------------------------------------------------------------
+
+
+class JsonOutlet(Outlet):
+    """Writes a line of JSON for each message, as the original's collector does."""
+
+    def __init__(self, target: str) -> None:
+        """Open the target; connections are made with the first message.
+
+        :raises PenstockError: it cannot be opened.
+        """
+        self.name = target
+        self._lines = _lines_for(target)
+
+    def give(self, collected: Collected) -> Sequence[Rejected]:
+        lines, rejected = [], []
+        for row, message in enumerate(messages_from_batch(collected.messages)):
+            assert message.stream is not None
+            try:
+                line = collected.schema.json_line(message.stream, message.payload)
+                self._lines.check(line)
+                lines.append(line)
+            except Malformed as error:
+                rejected.append(Rejected(row, Code.INVALID_ARGUMENT, str(error)))
+            except MessageTooLarge as error:
+                rejected.append(Rejected(row, Code.OUT_OF_RANGE, str(error)))
+        self._lines.write(lines)
+        return rejected
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class _Lines(Closable):
+    """A target of lines."""
+
+    def check(self, line: bytes) -> None:
+        """Check the size of a line.
+
+        :raises MessageTooLarge: it is too long.
+        """
+
+    @abstractmethod
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write lines.
+
+        :raises OSError: the target failed.
+        """
+
+
+def _lines_for(target: str) -> _Lines:
+    if target == "-":
+        return _FileLines(sys.stdout.buffer, is_own=False)
+    if target.startswith("json:"):
+        path = Path(target.removeprefix("json:"))
+        with storage_errors("opening", str(path)):
+            return _FileLines(path.open("ab"), is_own=True)
+    url = URL.parse(target)
+    if not url.host or not url.port:
+        hint = f"write {url.scheme}://host:port"
+        raise InvalidOption("output", target, "names no host and port", hint=hint)
+    kind = _UdpLines if url.scheme == "json+udp" else _TcpLines
+    return kind(url.host, url.port)
+
+
+class _FileLines(_Lines):
+    def __init__(self, file: IO[bytes], *, is_own: bool) -> None:
+        self._file = file
+        self._is_own = is_own
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        self._file.writelines(lines)
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._is_own:
+            self._file.close()
+
+
+class _UdpLines(_Lines):
+    """A datagram for each line."""
+
+    def __init__(self, host: str, port: int) -> None:
+        with storage_errors("sending to", f"{host}:{port}"):
+            self._socket = DatagramSocket.connect(host, port)
+
+    def check(self, line: bytes) -> None:
+        if len(line) > LARGEST_DATAGRAM:
+            raise MessageTooLarge(len(line), LARGEST_DATAGRAM, hint="json+tcp: takes any")
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        left = [(line, None) for line in lines]
+        while left:
+            try:
+                taken = self._socket.send(left, _PATIENCE)
+            except ConnectionRefusedError:  # nobody heard an earlier one; this says so once
+                continue
+            if not taken:
+                raise TimeoutError("the kernel has no room for a datagram")
+            del left[:taken]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _TcpLines(_Lines):
+    """A TCP connection that reconnects."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._socket: socket.socket | None = None
+        self._not_before = 0.0
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        where = "{}:{}".format(*self._address)
+        try:
+            if self._socket is None:
+                if time.monotonic() < self._not_before:
+                    raise ConnectionLost(where, "it was not there a moment ago")
+                self._not_before = time.monotonic() + _AGAIN
+                self._socket = socket.create_connection(self._address, _PATIENCE)
+            self._socket.sendall(b"".join(lines))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+# --- programs, and streams ---------------------------------------------------------------------
+
+
+class ArrowOutlet(Outlet):
+    """Hands collected messages to a program as Arrow batches: iterate, or `read`.
+
+    The collector waits while `capacity` batches are unread; the kernel then drops and counts.
+    """
+
+    def __init__(self, capacity: int = 1000) -> None:
+        self.name = "arrow"
+        self._waiting: queue.Queue[Collected] = queue.Queue(capacity)
+        self._is_closed = False
+
+    def give(self, collected: Collected) -> Sequence[Rejected]:
+        while not self._is_closed:
+            try:
+                self._waiting.put(collected, timeout=_LOOK)
+            except queue.Full:
+                continue
+            return ()
+        raise ConnectionLost(self.name, "it was closed")
+
+    def read(self, timeout: float | None = None) -> Collected | None:
+        """Return the next messages; wait `timeout` seconds, for ever (None), or not at all (0)."""
+        try:
+            return self._waiting.get(timeout != 0, timeout or None)
+        except queue.Empty:
+            return None
+
+    def __iter__(self) -> Iterator[Collected]:
+        """Yield messages until the collector is closed."""
+        while True:
+            collected = self.read(_LOOK)
+            if collected is not None:
+                yield collected
+            elif self._is_closed:
+                return
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+class StreamOutlet(Outlet):
+    """Writes messages unchanged, with their stream ids, to a Penstock URL."""
+
+    def __init__(self, url: str) -> None:
+        """Open the stream.
+
+        :raises PenstockError: it cannot be opened.
+        """
+        self._stream = StreamDestination(url)
+        self.name = self._stream.name
+
+    def give(self, collected: Collected) -> Sequence[Rejected]:
+        batch, first = collected.messages, 0
+        rejected: list[Rejected] = []
+        while first < len(batch):
+            done, refused = self._stream.send(batch.slice(first))
+            rejected += [each._replace(row=each.row + first) for each in refused]
+            first += done
+        return rejected
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,1 @@
+"""How do radars send time series? IWRF packets, and the streams that they travel in."""

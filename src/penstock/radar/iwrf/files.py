@@ -1,0 +1,614 @@
+"""How are pulses kept in files? `iwrf:DIR`, or one file: `iwrf:NAME.iwrf_ts`.
+
+Packets back to back, in files of a day's directory whose names begin with the time of their first
+pulse: `DIR/20250615/20250615_150640.500_015_045.sim.fl32.iwrf_ts`. Sorted by name they are one
+stream, of which each packet is a message. The last file may grow, and another may come. A message's
+number counts the packets from the oldest file on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import time
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from penstock.core.batch import BATCH_SCHEMA, messages_from_batch, numbers_of
+from penstock.core.capabilities import Replayable, Worded
+from penstock.core.errors import Closed, Malformed, NotFound
+from penstock.core.interfaces import Bounds, Reader
+from penstock.core.options import Duration, Options
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position, check_seek
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.queue.storage import storage_error, storage_errors
+from penstock.radar.iwrf.framing import frame
+from penstock.radar.iwrf.messages import PacketWriter, Reminder, batch_of, packets_of, words_of
+from penstock.radar.iwrf.packets import ID_BASE, Encoding, Kind, read, time_ns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from penstock.core.batch import Batch
+    from penstock.core.message import Message
+    from penstock.core.position import PositionLike
+    from penstock.radar.iwrf.pulses import Metadata
+
+__all__ = ["SUFFIX", "FileOptions", "IwrfFileReader", "IwrfFileWriter", "file_name"]
+
+log = logging.getLogger(__name__)
+
+SUFFIX: Final = ".iwrf_ts"
+#: Bytes read at a time; a packet may be larger.
+_CHUNK: Final = 8 << 20
+#: While nothing comes, look this often (seconds) at the end of the last file, and at the directory.
+_LOOK: Final = 0.02
+_LOOK_AROUND: Final = 0.25
+#: Files whose packets were counted are remembered, so many at most.
+_REMEMBERED: Final = 10_000
+#: What files begin with that an RVP8 wrote, which are of another format.
+_RVP8: Final = b"rvp"
+#: Scans that move in elevation.
+_BY_ELEVATION: Final = (3, 9, 14, 16, 17)
+#: Degrees that nobody means.
+_ABSURD: Final = 1e6
+_SENT: Final = {
+    1: "single",
+    **dict.fromkeys((2, 3, 4), "alt"),
+    **dict.fromkeys((5, 6), "sim"),
+    7: "honly",
+    8: "vonly",
+}
+_STAGGERED: Final = {2: "stag23", 3: "stag34", 4: "stag45"}
+_PACKING: Final[dict[int, str]] = {
+    Encoding.FL32: "fl32",
+    Encoding.SCALED_SI16: "scaled",
+    Encoding.DBM_PHASE_SI16: "dbm_phase",
+    Encoding.SIGMET_FL16: "sigmet",
+}
+_CANNOT_CARRY: Final = {
+    "subtype": "left out: packets have a kind",
+    "stream": "left out: packets have a radar_id",
+    "attributes": "left out",
+}
+
+
+class FileOptions(Options):
+    """Options of `iwrf:DIR`."""
+
+    #: Reader: deliver only packets of this kind.
+    type: int | None = None
+    #: Reader: wait for the directory to be there, in seconds.
+    wait: Annotated[Duration, Field(ge=0)] = 0.0
+    #: Writer: begin another file after so long, by the packets' time.
+    seconds: Annotated[Duration, Field(gt=0)] = 60.0
+    #: Writer: sync words after so long, in front of metadata said again; 0: never.
+    repeat: Annotated[Duration, Field(ge=0)] = 1.0
+
+
+# --- what is in a file ----------------------------------------------------------------------------
+
+
+@dataclass
+class _Counted:
+    """The counted packets of a file."""
+
+    path: Path
+    #: The number of packets before each of some places, the place, and the time of the first.
+    marks: list[tuple[int, int, int]] = field(default_factory=list)
+    packets: int = 0
+    #: How far it was looked at, and what of that belongs to no packet.
+    end: int = 0
+    skipped: int = 0
+    #: Whether that is all.
+    is_done: bool = False
+
+    def count(self, *, is_last: bool) -> None:
+        """Count the packets of a file; only the last file may still grow."""
+        while not self.is_done:
+            read = _read_chunk(self.path, self.end, is_end=not is_last)
+            if read is None:
+                return
+            batch, end, skipped, is_over = read
+            if batch.num_rows:
+                time_ns = int(numbers_of(batch, "time_ns")[0])
+                self.marks.append((self.packets, self.end, time_ns))
+            self.packets += batch.num_rows
+            self.skipped += skipped
+            self.is_done = is_over and not is_last
+            if end == self.end:
+                return
+            self.end = end
+
+
+def _read_chunk(
+    path: Path, start: int, *, is_end: bool, first_seq: int = 0
+) -> tuple[Batch, int, int, bool] | None:
+    """Read packets from an offset of a file; return where they end, and what was skipped.
+
+    The last value says whether the file ended. None: the file was removed.
+    """
+    size = _CHUNK
+    while True:
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                data = np.fromfile(file, np.uint8, size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise storage_error("reading", str(path), error) from error
+        is_over = len(data) < size
+        if not start and data[:3].tobytes() == _RVP8:
+            raise Malformed(
+                str(path),
+                "its beginning",
+                "an IWRF packet",
+                "an RVP8's tsarchive",
+                hint="convert it with LROSE's TsConvert",
+            )
+        found = frame(data, is_end=is_over and is_end)
+        if found.end or is_over:
+            batch = batch_of(data, found.runs, first_seq)
+            return batch, start + found.end, found.skipped_bytes, is_over
+        size *= 2  # a packet larger than that
+
+
+_counted: OrderedDict[tuple[str, int], _Counted] = OrderedDict()
+
+
+def _counted_of(path: Path) -> _Counted:
+    """Return the cached count of a file."""
+    try:
+        key = (str(path), path.stat().st_ino)
+    except OSError:
+        key = (str(path), 0)
+    known = _counted.setdefault(key, _Counted(path))
+    _counted.move_to_end(key)
+    while len(_counted) > _REMEMBERED:
+        _counted.popitem(last=False)
+    return known
+
+
+def files_in(place: Path) -> list[Path]:
+    """Return the files of a stream in their order: those of a directory, or one.
+
+    :raises NotFound: the path does not exist.
+    """
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise NotFound(f"there is no {place}", hint="give a directory of .iwrf_ts files, or one")
+    with storage_errors("reading", str(place)):
+        found = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
+    return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+class Sizes(NamedTuple):
+    """The size of a stream on disk."""
+
+    files: int
+    bytes: int
+    #: Bytes that belong to no packet.
+    skipped: int
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class IwrfFileReader(Replayable, Worded, Reader):
+    """Reads the packets of files, the oldest first, and follows the last as it grows.
+
+    A stretch of bytes that belongs to no packet counts as one lost message.
+    """
+
+    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
+    _longest_pause = _LOOK
+
+    def __init__(self, url: str, place: Path, start: Position, options: FileOptions) -> None:
+        super().__init__(url)
+        self._place = place
+        self._wanted = options.type
+        self._is_closed = False
+        deadline = time.monotonic() + options.wait
+        while not place.exists() and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        #: Files in their order; those that were removed stay, because numbers count them.
+        self._files = files_in(place)
+        self._looked = time.monotonic()
+        #: Which file, how far in it, and the number of the packet there.
+        self._index = self._offset = self._next = 0
+        #: Packets that were read, and not handed out.
+        self._ready: Batch | None = None
+        self._messages = self._bytes = self._filtered = 0
+        #: Bytes that belong to no packet.
+        self.skipped_bytes = 0
+        self._damaged = LossLedger()
+        self.seek(start)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _take(self, limit: int) -> list[Message]:
+        return list(messages_from_batch(self._take_batch(limit)))
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        if n > 0:
+            batch = self._take_batch(n)
+            if batch.num_rows or timeout == 0:
+                return batch
+        return super().read_batch(n, timeout)
+
+    def _take_batch(self, limit: int) -> Batch:
+        self._check_open()
+        while self._ready is not None or self._fill():
+            ready = self._ready
+            assert ready is not None
+            some = ready.slice(0, limit)
+            self._ready = ready.slice(limit) if ready.num_rows > limit else None
+            if self._wanted is not None:
+                rows = some.num_rows
+                kind = pa.scalar(self._wanted, pa.int32())
+                some = some.filter(pc.equal(some.column("type"), kind))
+                self._filtered += rows - some.num_rows
+                if not some.num_rows:
+                    continue
+            self._messages += some.num_rows
+            self._bytes += int(pc.sum(pc.binary_length(some.column("payload"))).as_py())
+            return some
+        return _NONE
+
+    def _fill(self) -> bool:
+        """Read more packets; False if there are none now."""
+        while True:
+            if self._index >= len(self._files) and not self._look_around():
+                return False
+            is_last = self._index == len(self._files) - 1
+            path = self._files[self._index]
+            found = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
+            if found is None:
+                self._miss(path)
+                continue
+            batch, end, skipped, _ = found
+            if skipped:
+                self._skip(path, skipped)
+            is_new = end > self._offset
+            self._offset = end
+            if batch.num_rows:
+                self._next += batch.num_rows
+                self._ready = batch
+                return True
+            if is_new:
+                continue
+            if not is_last:
+                self._index += 1
+                self._offset = 0
+            elif not self._look_around():
+                return False
+
+    def _skip(self, path: Path, count: int) -> None:
+        log.warning("%s: %d bytes of %s are no packet", self.url, count, path.name)
+        self.skipped_bytes += count
+        self._damaged.add(Loss(self._next, self._next, DropReason.DAMAGED))
+
+    def _miss(self, path: Path) -> None:
+        """Skip and count a file that was removed before it was read."""
+        known = _counted_of(path)
+        before = sum(_counted_of(each).packets for each in self._files[: self._index])
+        lost = before + known.packets - self._next
+        log.warning("%s: %s was removed before it was read", self.url, path.name)
+        if lost > 0:
+            last = self._next + lost - 1
+            self._damaged.add(Loss(self._next, last, DropReason.RETENTION))
+            self._next += lost
+        self._index += 1
+        self._offset = 0
+
+    def _look_around(self) -> bool:
+        """Look for new files; tell whether there is one to read."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_AROUND or not self._files:
+            self._looked = now
+            last = self._files[-1].name if self._files else ""
+            known = set(self._files)
+            for path in files_in(self._place):
+                if path in known:
+                    continue
+                if path.name < last:
+                    log.warning("%s: %s came too late, and is not read", self.url, path.name)
+                    known.add(path)
+                    continue
+                self._files.append(path)
+        return self._index < len(self._files) - 1 or (
+            self._index < len(self._files) and not self._offset
+        )
+
+    def in_words(self, message: Message) -> str:
+        return words_of(message.payload)
+
+    # --- where it stands ----------------------------------------------------------------------
+
+    def _counts(self) -> list[_Counted]:
+        """Return the counts of all files."""
+        self._looked = float("-inf")
+        self._look_around()
+        counted = [_counted_of(path) for path in self._files]
+        for index, each in enumerate(counted):
+            each.count(is_last=index == len(counted) - 1)
+        return counted
+
+    def bounds(self) -> Bounds:
+        """Return the bounds of the stream; each file is scanned once for it."""
+        self._check_open()
+        return Bounds(_epoch_of(self._files), 0, sum(each.packets for each in self._counts()))
+
+    def sizes(self) -> Sizes:
+        """Return how much there is."""
+        counted = self._counts()
+        return Sizes(len(counted), sum(c.end for c in counted), sum(c.skipped for c in counted))
+
+    def seek(self, position: PositionLike) -> None:
+        self._check_open()
+        place = Position.of(position)
+        self._ready = None
+        if place.anchor == "start":
+            self._index = self._offset = self._next = 0
+            return
+        counted = self._counts()
+        end = sum(each.packets for each in counted)
+        match place.anchor:
+            case "end":
+                target = end
+            case "last":
+                target = max(end - 1, 0)
+            case "time":
+                self._stand_at_time(counted, place.value)
+                return
+            case _:
+                target = check_seek(self.url, place.value, 0, end)
+        self._stand_at(counted, target)
+
+    def _stand_at(self, counted: list[_Counted], seq: int) -> None:
+        self._next = self._index = self._offset = 0
+        for index, each in enumerate(counted):
+            self._index = index
+            if seq < self._next + each.packets or index == len(counted) - 1:
+                before = [mark for mark in each.marks if mark[0] <= seq - self._next]
+                packets, self._offset, _ = before[-1] if before else (0, 0, 0)
+                self._next += packets
+                break
+            self._next += each.packets
+        while self._next < seq and (self._ready is not None or self._fill()):
+            assert self._ready is not None
+            first = self._next - self._ready.num_rows
+            if seq < self._next:
+                self._ready = self._ready.slice(seq - first)
+                return
+            self._ready = None
+
+    def _stand_at_time(self, counted: list[_Counted], time_ns: int) -> None:
+        before, seq = 0, 0
+        for each in counted:
+            for packets, _, first in each.marks:
+                if first < time_ns:
+                    seq = before + packets
+            before += each.packets
+        self._stand_at(counted, seq)
+        while self._ready is not None or self._fill():
+            assert self._ready is not None
+            later = np.flatnonzero(numbers_of(self._ready, "created_ns") >= time_ns)
+            if len(later):
+                self._ready = self._ready.slice(int(later[0]))
+                return
+            self._ready = None
+
+    def statistics(self) -> ReaderStatistics:
+        waiting = 0 if self._ready is None else self._ready.num_rows
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._damaged.total,
+            filtered=self._filtered,
+            restarts=0,
+            next_seq=self._next - waiting,
+            backlog=waiting,
+            losses=self._damaged.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._ready = None
+
+
+_NONE: Final = pa.RecordBatch.from_pylist([], BATCH_SCHEMA)
+
+
+def _epoch_of(files: list[Path]) -> int:
+    """Return the epoch: it changes with the oldest file, from which numbers count."""
+    return zlib.crc32(files[0].name.encode(errors="surrogateescape")) or 1 if files else 0
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def file_name(time_ns: int, state: Metadata, pulse: np.void | None = None) -> str:
+    """Return the path of a file as LROSE's programs choose it: a day's directory and a name."""
+    seconds, nanos = divmod(time_ns, 1_000_000_000)
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    name = f"{moment:%Y%m%d_%H%M%S}.{nanos // 1_000_000:03d}"
+    packing = ""
+    if pulse is not None:
+        is_rhi = int(pulse["scan_mode"]) in _BY_ELEVATION
+        angles = (pulse["fixed_az"], pulse["elevation"]), (pulse["fixed_el"], pulse["azimuth"])
+        fixed, moving = angles[0] if is_rhi else angles[1]
+        name += f"_{_number(float(fixed) * 10)}_{_number(float(moving))}"
+        name += ".rhi" if is_rhi else ""
+        packing = _PACKING.get(int(pulse["iq_encoding"]), "")
+    staggered = _STAGGERED.get(int(state.number(Kind.TS_PROCESSING, "prf_mode") or 0))
+    sent = _SENT.get(int(state.number(Kind.TS_PROCESSING, "xmit_rcv_mode") or 0))
+    parts = [part for part in (staggered or sent, packing) if part]
+    return f"{moment:%Y%m%d}/{'.'.join([name, *parts])}{SUFFIX}"
+
+
+def _number(value: float) -> str:
+    """Return a number of three digits or more, with its sign if it is negative."""
+    return f"{round(value):03d}" if np.isfinite(value) and abs(value) < _ABSURD else "000"
+
+
+@dataclass
+class _Unwritten:
+    """Packets of a call that are not written yet."""
+
+    #: Packets, those that say something again among them.
+    pieces: list[bytes] = field(default_factory=list)
+    messages: int = 0
+    size: int = 0
+
+    def clear(self) -> None:
+        self.pieces, self.messages, self.size = [], 0, 0
+
+
+class IwrfFileWriter(PacketWriter):
+    """Writes packets into files; readers may follow them as they grow.
+
+    A file begins with sync words and all metadata. Both are repeated from time to time, so that a
+    reader can resynchronise after damage.
+    """
+
+    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
+
+    def __init__(self, url: str, directory: Path, options: FileOptions) -> None:
+        super().__init__(url)
+        self._directory = directory
+        self._length = int(options.seconds * 1e9)
+        self._reminder = Reminder(options.repeat)
+        self._fd: int | None = None
+        self._began = 0
+        #: Of packets that came before the first pulse: they go where that goes.
+        self._waiting: list[bytes] = []
+        #: The file that is written to.
+        self.path: Path | None = None
+        with storage_errors("creating", str(directory)):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def _write(self, payloads: list[bytes]) -> None:
+        self._check_open()
+        unwritten = _Unwritten()
+        for payload in payloads:
+            try:
+                packets = packets_of(payload)
+            except Malformed:
+                self._append(unwritten)
+                self._refused += 1
+                raise
+            self._choose_file(packets, unwritten)
+            for kind, packet in packets:
+                if kind == Kind.PULSE:
+                    time_ns = int(time_ns_of(read(packet))[0])
+                    if self._reminder.is_due(time_ns):
+                        again = self._reminder.packets(time_ns, sync=True)
+                        unwritten.pieces += [each for _, each in again]
+                self._reminder.note(kind, packet)
+                unwritten.pieces.append(packet)
+            unwritten.messages += 1
+            unwritten.size += len(payload)
+        self._append(unwritten)
+
+    def _choose_file(self, packets: list[tuple[int, bytes]], unwritten: _Unwritten) -> None:
+        """Choose the file of a message by its first pulse; a message is never split."""
+        kinds = [kind for kind, _ in packets]
+        if Kind.PULSE not in kinds:
+            return
+        first = kinds.index(Kind.PULSE)
+        header = read(packets[first][1])
+        time_ns = int(time_ns_of(header)[0])
+        if self._fd is not None and abs(time_ns - self._began) >= self._length:
+            self._append(unwritten)
+            self._close_file()
+        if self._fd is None:
+            self._open(file_name(time_ns, self._reminder.state, header[0]), time_ns)
+            # What comes just before it need not be said again.
+            before = self._waiting + unwritten.pieces + [packet for _, packet in packets[:first]]
+            there = {int.from_bytes(each[:4], "little") - ID_BASE for each in before}
+            again = self._reminder.packets(time_ns, sync=Kind.SYNC not in there)
+            self._waiting[:0] = [packet for kind, packet in again if kind not in there]
+
+    def _open(self, name: str, time_ns: int) -> None:
+        path = self._directory / name
+        with storage_errors("writing", str(path)):
+            path.parent.mkdir(exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.path, self._began = path, time_ns
+
+    def _append(self, unwritten: _Unwritten) -> None:
+        """Write the rest of a call and count it; an error changes neither."""
+        if self._fd is None:  # there was no pulse yet
+            self._waiting += unwritten.pieces
+        else:
+            self._flush_to_file(unwritten.pieces)
+        if unwritten.messages:
+            self._messages += unwritten.messages
+            self._bytes += unwritten.size
+            self._last_seq = self._messages - 1
+        unwritten.clear()
+
+    def _flush_to_file(self, pieces: list[bytes]) -> None:
+        """Append to the file, all or nothing: a partial write is truncated."""
+        assert self._fd is not None
+        data = memoryview(b"".join([*self._waiting, *pieces]))
+        before = os.fstat(self._fd).st_size
+        done = 0
+        with storage_errors("writing", str(self.path)):
+            try:
+                while done < len(data):
+                    done += os.write(self._fd, data[done:])
+            except OSError:
+                os.ftruncate(self._fd, before)
+                raise
+        self._waiting = []
+
+    def _place_waiting(self) -> None:
+        """Write packets to a file of their own when no pulse has followed them."""
+        if self._fd is None and self._waiting:
+            time_ns = int(time_ns_of(read(self._waiting[0]))[0])
+            self._open(file_name(time_ns, self._reminder.state), time_ns)
+            self._flush_to_file([])
+
+    def flush(self) -> None:
+        """Sync written packets to disk."""
+        self._place_waiting()
+        if self._fd is not None:
+            with storage_errors("writing", str(self.path)):
+                os.fdatasync(self._fd)
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with storage_errors("writing", str(self.path)):
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+
+    def close(self) -> None:
+        """Close the file; packets without a following pulse get a file of their own."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._place_waiting()
+        finally:
+            self._close_file()

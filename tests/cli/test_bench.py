@@ -1,0 +1,56 @@
+"""A stream is measured: rates, latencies, and what is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.command import fill
+from penstock.cli.bench import bench
+from penstock.core.errors import AlreadyExists
+
+
+def test_a_log_loses_nothing_and_goes_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "latency.png"
+    bench(f"log:{tmp_path}/log", 400, "100", 800.0, readers=2, plot=picture)
+    lines = capsys.readouterr().out.splitlines()
+    assert "400 messages of 100 B" in lines[0]
+    assert lines[1].split() == ["messages/s", "bytes/s", "lost", "twice"]
+    assert [line.split()[0] for line in lines[2:5]] == ["writer", "reader", "reader"]
+    rest = [line for line in lines[5:] if line]
+    assert rest[0].split() == ["p50", "p90", "p99", "p99.9", "slowest"]
+    assert [line.split()[0] for line in rest[1:]] == ["reader", "reader"]
+    assert max(map(len, lines[1:])) <= 80
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["latency.png"]
+
+
+def test_what_a_small_queue_overwrites_is_lost_and_the_books_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"fmq:{tmp_path}/queue?slots=16&size=64k"
+    with pytest.raises(typer.Exit) as raised:
+        bench(url, 5000, batch=2000, as_json=True)
+    assert raised.value.exit_code == 3
+    found = json.loads(capsys.readouterr().out)
+    reader = found["readers"][0]
+    assert reader["lost"] > 0
+    assert reader["messages"] + reader["lost"] == 5000
+    assert reader["twice"] == 0
+    assert reader["bytes"] == reader["messages"] * 128
+    late = reader["latencies_ns"]
+    assert len(late) == 1001
+    assert 0 < late[0] <= late[500] <= late[-1]
+
+
+def test_a_stream_of_somebody_is_left_alone(tmp_path: Path) -> None:
+    fill(f"log:{tmp_path}/log", 3)
+    with pytest.raises(AlreadyExists, match="is there already"):
+        bench(f"log:{tmp_path}/log", 10)
+    with pytest.raises(typer.BadParameter):
+        bench(f"log:{tmp_path}/other", 10, "8")

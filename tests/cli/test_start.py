@@ -1,0 +1,62 @@
+"""What does a command import before it does anything, and does the table tell the truth?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.commands import FAMILIES
+from penstock.cli.main import commands_of
+
+#: Each takes longer to import than most commands take to run.
+HEAVY = {"numpy", "pyarrow", "pydantic", "asyncio", "yaml", "importlib.metadata", "pyspark"}
+SHOWN = """
+import sys
+sys.argv[:] = ["penstock", *sys.argv[1:]]
+from penstock.cli.main import main
+try:
+    main()
+except SystemExit:
+    print("imported:", *sys.modules, file=sys.stderr)
+"""
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Return the modules that a command has loaded when it ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.partition("imported:")[2].split())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.module)
+def test_the_table_says_what_a_module_has(family: object) -> None:
+    assert isinstance(family, tuple)
+    module, heading, said = family
+    commands = commands_of(module)
+    assert set(commands) == set(said)
+    for name, command in commands.items():
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert first == said[name]
+        assert command.rich_help_panel == heading
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    imported = imported_by(*arguments)
+    assert "typer" in imported
+    assert not HEAVY & imported
+
+
+@pytest.mark.parametrize("url", ["fmq:{}/queue?slots=64&size=1M", "log:{}/log?segment=1M"])
+def test_one_message_needs_neither_arrays_nor_models(url: str, tmp_path: Path) -> None:
+    url = url.format(tmp_path)
+    for arguments in (["put", "--text", "a"], ["put", "--text", "b"], ["info"], ["cat", "-n", "1"]):
+        name, *options = arguments
+        imported = imported_by(name, url, *options)
+        assert "penstock.queue.wide.file" in imported
+        assert not HEAVY & imported, name
+        assert not imported & {"penstock.core.options", "penstock.queue.wide.arrow"}, name

@@ -1,0 +1,95 @@
+"""The screen of `top`: what it shows, and how it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import time
+from pathlib import Path
+
+from cli.command import fill
+from penstock import open_reader, open_writer
+from penstock.cli.top_screen import MessagesScreen, StreamsApp, last_lines, sparkline
+
+
+def screen(folder: Path, decode: str | None = None) -> StreamsApp:
+    return StreamsApp([str(folder)], recursive=True, every=3600, decode=decode)
+
+
+def text_of(app: StreamsApp) -> str:
+    """Return what is on the screen."""
+    return html.unescape(app.export_screenshot()).replace("\xa0", " ")
+
+
+def test_bars_grow_with_values() -> None:
+    assert sparkline([0, 1, 4, 8], 6) == "   ▁▄█"
+    assert sparkline([], 3) == "   "
+
+
+def test_rates_lag_and_messages_are_on_the_screen(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/readings"
+    fill(f"fmq:{tmp_path}/beams", 5)
+    fill(url, 7)
+
+    async def look() -> None:
+        app = screen(tmp_path)
+        async with app.run_test(size=(150, 20)) as pilot:
+            with open_writer(url) as writer, open_reader(url, cursor="slow"):
+                writer.write_many([b'{"v": %d}' % n for n in range(300)])
+                await asyncio.sleep(0.05)
+                app.look()
+                await pilot.pause()
+                shown = text_of(app)
+                assert "beams" in shown
+                assert "readings" in shown
+                assert "307" in shown
+                assert "█" in shown
+                assert str(os.getpid()) in shown
+            await pilot.press("s")  # by rate: the one that is written comes first
+            await pilot.pause()
+            assert app.sub_title == "2 streams, by rate"
+            await pilot.press("enter")
+            await pilot.pause()
+            assert isinstance(app.screen, MessagesScreen)
+            assert '{"v": 299}' in text_of(app)
+            app.save_screenshot("messages.svg", str(tmp_path))
+            await pilot.press("escape")
+            await pilot.pause()
+            app.save_screenshot("top.svg", str(tmp_path))
+
+    asyncio.run(look())
+    for name in ("messages.svg", "top.svg"):
+        assert (tmp_path / name).read_text().startswith("<svg")
+
+
+def test_messages_are_decoded(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/log"
+    with open_writer(url) as writer:
+        writer.write(b'{"v": 5}')
+    line = last_lines(url, "json:v BIGINT")[-1]
+    assert '"v": 5' in line
+    assert "there is no log" in last_lines(f"{url}x", None)[0]
+
+
+def test_a_thousand_streams_are_there_in_less_than_a_second_of_work(tmp_path: Path) -> None:
+    fill(f"fmq:{tmp_path}/0?slots=64&size=64k", 5)
+    whole = (tmp_path / "0.fmq").read_bytes()
+    for number in range(1, 1000):
+        (tmp_path / f"{number}.fmq").write_bytes(whole)
+
+    async def look() -> tuple[float, float]:
+        app = screen(tmp_path)
+        began = time.process_time()
+        async with app.run_test(size=(150, 40)) as pilot:
+            await pilot.pause()
+            first = time.process_time() - began
+            began = time.process_time()
+            app.look()
+            again = time.process_time() - began
+            assert app.sub_title == "1,000 streams, by name"
+        return first, again
+
+    first, again = asyncio.run(look())
+    assert first < 1.5  # with the start of the screen itself
+    assert again < 1.0

@@ -1,0 +1,138 @@
+"""XML becomes rows by XPath; records of one size follow each other in a payload."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.decoding import Decoded, decoder_for
+from penstock.core.decoding.options import StructOptions, parse_decoding
+from penstock.core.decoding.structs import encode_structs
+from penstock.core.errors import InvalidOption, Malformed
+
+STORMS = b"""<?xml version="1.0"?>
+<storms><storm id="1"><place lat="40.5"/><name> one </name><top>9</top><top>8.5</top></storm>
+<storm id="2"><place/></storm></storms>"""
+OPTIONS: dict[str, Any] = {
+    "format": "xml",
+    "rows": "//storm",
+    "schema": "id INT, lat DOUBLE, name STRING, tops ARRAY<FLOAT>",
+    "paths": {"lat": "place/@lat", "tops": "top"},
+}
+
+
+def decode(payloads: list[bytes], **options: Any) -> Decoded:
+    decoder = pickle.loads(pickle.dumps(decoder_for(**options)))
+    decoded: Decoded = decoder.decode(pa.record_batch({"payload": payloads}))
+    return decoded
+
+
+def test_elements_become_rows_and_paths_columns() -> None:
+    assert decode([STORMS], **OPTIONS).rows.to_pylist() == [
+        {"id": 1, "lat": 40.5, "name": "one", "tops": [9.0, 8.5]},
+        {"id": 2, "lat": None, "name": None, "tops": []},
+    ]
+
+
+def test_namespaces_and_computed_values() -> None:
+    text = b'<a xmlns="urn:x"><b>1</b><b>2</b></a>'
+    found = decode(
+        [text],
+        format="xml",
+        schema="n INT, any BOOLEAN",
+        paths={"n": "count(x:b)", "any": "boolean(x:c)"},
+        namespaces={"x": "urn:x"},
+    )
+    assert found.rows.to_pylist() == [{"n": 2, "any": False}]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "Document is empty"),
+        (b"<a><b></a>", "mismatch"),
+        (b'<!DOCTYPE a [<!ENTITY x "y">]><a id="1">&x;</a>', "DOCTYPE"),
+        (b'<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>', "DOCTYPE"),
+        (STORMS.replace(b'"1"', b'"many"'), "id as int32"),
+        (STORMS.replace(b"<name>", b"<name/><name>"), "one value of name"),
+    ],
+)
+def test_a_document_that_does_not_decode_fails_alone(payload: bytes, reason: str) -> None:
+    found = decode([STORMS, payload, STORMS], **OPTIONS)
+    assert found.rows.num_rows == 4
+    (failure,) = found.failures
+    assert failure.row == 1
+    assert reason in failure.reason
+
+
+def test_entities_that_would_grow_are_refused() -> None:
+    laughs = b"".join(b'<!ENTITY l%d "%s">' % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 10))
+    bomb = b'<!DOCTYPE a [<!ENTITY l0 "ha">' + laughs + b"]><a>&l9;</a>"
+    assert decode([bomb], **OPTIONS).rows.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rows": "//["}, "no XPath"),
+        ({"paths": {"lat": "place["}}, "no XPath"),
+        ({"paths": {"other": "a"}}, "no such column"),
+        ({"schema": "a MAP<STRING, INT>", "paths": {}}, "cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidOption, match=reason):
+        decoder_for(**{**OPTIONS, **change})
+
+
+# --- records --------------------------------------------------------------------------------------
+
+RECORD = struct.Struct("<fH")
+LAYOUT = {"format": "struct", "layout": "<fH", "names": ("angle", "gates")}
+
+
+def test_a_payload_of_records_becomes_a_row_each_behind_its_header() -> None:
+    body = b"".join(RECORD.pack(n, n) for n in range(3))
+    found = decode([b"HEAD" + body, b"HEAD", b"HEAD" + body[:-1]], **LAYOUT, records=True, skip=4)
+    assert found.rows.column("gates").to_pylist() == [0, 1, 2]
+    assert found.origin is not None
+    assert found.origin.tolist() == [0, 0, 0]
+    assert [failure.row for failure in found.failures] == [2]
+
+
+def test_one_record_with_bad_text_makes_its_payload_a_failure() -> None:
+    options = {"format": "struct", "layout": "char name[2];", "records": True}
+    found = decode([b"aabb", b"aa\xff\xff", b"cc"], **options)
+    assert found.rows.column("name").to_pylist() == ["aa", "bb", "cc"]
+    assert [failure.row for failure in found.failures] == [1]
+
+
+@given(st.lists(st.tuples(st.floats(width=32), st.integers(0, 65535)), max_size=20))
+def test_rows_written_as_records_are_read_again(values: list[tuple[float, int]]) -> None:
+    options = parse_decoding(LAYOUT)
+    assert isinstance(options, StructOptions)
+    rows = pa.record_batch(
+        [
+            pa.array([a for a, _ in values], pa.float32()),
+            pa.array([b for _, b in values], pa.int32()),
+        ],
+        names=["angle", "gates"],
+    )
+    content = encode_structs(options.described(), rows)
+    again = decode([content], **LAYOUT, records=True).rows
+    assert str(again.to_pylist()) == str(rows.to_pylist())
+
+
+@pytest.mark.parametrize("value", [70_000, -1, None])
+def test_a_value_that_no_record_holds_is_refused(value: int | None) -> None:
+    options = parse_decoding(LAYOUT)
+    assert isinstance(options, StructOptions)
+    rows = pa.record_batch({"angle": [1.0], "gates": pa.array([value], pa.int64())})
+    with pytest.raises(Malformed, match="column gates"):
+        encode_structs(options.described(), rows)

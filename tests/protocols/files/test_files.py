@@ -1,0 +1,293 @@
+"""Streams become files of other tools, and come back as they were."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock import open_reader, open_writer
+from penstock.core.batch import BATCH_SCHEMA, batch_from_messages, messages_from_batch
+from penstock.core.endpoints import are_same_stream, describe
+from penstock.core.errors import (
+    AlreadyExists,
+    InvalidOption,
+    LockTimeout,
+    Malformed,
+    MessageTooLarge,
+    NotFound,
+    PositionError,
+)
+from penstock.core.message import Message
+from penstock.core.stream_id import StreamId
+from penstock.relay import Relay, relay_options
+
+KINDS = ["parquet", "arrow", "csv", "jsonl", "mcap"]
+ID = StreamId(bytes(range(16)))
+
+messages = st.builds(
+    Message,
+    seq=st.integers(0, 2**31),
+    time_ns=st.integers(0, 2**63 - 1),
+    created_ns=st.integers(1, 2**63 - 1),
+    type=st.integers(-(2**31), 2**31 - 1),
+    subtype=st.integers(-(2**31), 2**31 - 1),
+    stream=st.none() | st.binary(min_size=16, max_size=16).map(StreamId),
+    attributes=st.none() | st.binary(min_size=1, max_size=20),
+    payload=st.binary(max_size=40) | st.text(max_size=20).map(lambda text: text.encode()),
+)
+
+
+def written(url: str, found: list[Message], at_once: int = 1000) -> None:
+    with open_writer(url) as writer:
+        for at in range(0, len(found), at_once):
+            writer.write_batch(batch_from_messages(found[at : at + at_once]))
+
+
+def read(url: str, **options: Any) -> list[Message]:
+    with open_reader(url, **options) as reader:
+        return reader.read_many(10_000_000) + list(reader.available())
+
+
+def some(count: int) -> list[Message]:
+    return [Message(i, i, 1000 + i, i % 3, 0, None, None, b"%d" % i) for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sent=st.lists(messages, max_size=5))
+def test_what_was_written_is_read(tmp_path: Path, kind: str, sent: list[Message]) -> None:
+    url = f"{kind}:{tmp_path}/file"
+    written(f"{url}?replace=true", sent, at_once=2)
+    lost: dict[str, Any] = {"attributes": None} if kind == "mcap" else {}
+    expected = [each._replace(seq=i, **lost) for i, each in enumerate(sent)]
+    assert read(url) == expected
+    assert describe(url).count == len(sent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_goes_to_any_message(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{kind}:{tmp_path}/file"
+    monkeypatch.setattr("penstock.protocols.files.endpoint._ROWS", 40)  # several groups of rows
+    written(url, some(100), at_once=10)
+    with open_reader(url) as reader:
+        for place, number in ((0, 0), (57, 57), ("last", 99), ("start", 0)):
+            reader.seek(place)
+            found = reader.read(0)
+            assert found is not None
+            assert found.seq == number
+            assert found.payload == b"%d" % number
+        reader.seek(100)
+        assert reader.read(0) is None
+        with pytest.raises(PositionError):
+            reader.seek(101)
+        bounds = reader.bounds()
+        assert (bounds.oldest, bounds.end) == (0, 100)
+    with open_reader(url, "1970-01-01T00:00:00.000001050Z") as reader:
+        assert [message.seq for message in reader.read_many(2)] == [50, 51]
+    with open_reader(url, "end") as reader:
+        assert reader.read_many(5) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_whole_or_not_there(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(Malformed), open_writer(f"{kind}:{path}") as writer:
+        writer.write_batch(batch_from_messages(some(10)).append_column("x", pa.nulls(10)))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ZeroDivisionError), open_writer(f"{kind}:{path}") as writer:
+        assert (writer.write_many([b"a"] * 10) or 0) // 0
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing is left of it" in caplog.text
+    writer = open_writer(f"{kind}:{path}")
+    writer.write(b"a")
+    assert not path.exists()
+    with pytest.raises(LockTimeout, match="another writer"):
+        open_writer(f"{kind}:{path}")
+    writer.close()
+    with pytest.raises(AlreadyExists, match="there is a file") as raised:
+        open_writer(f"{kind}:{path}")
+    assert "replace=true" in str(raised.value.hint)
+    assert [message.payload for message in read(f"{kind}:{path}")] == [b"a"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "file.new").write_bytes(b"x" * 1000)
+    written(f"jsonl:{tmp_path}/file", some(2))
+    assert len(read(f"jsonl:{tmp_path}/file")) == 2
+    (tmp_path / "other.new").symlink_to(tmp_path / "file")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_writer(f"jsonl:{tmp_path}/other")
+
+
+def test_nobody_is_told_that_messages_of_an_unfinished_file_are_kept(tmp_path: Path) -> None:
+    log, url = f"log:{tmp_path}/log", f"csv:{tmp_path}/file"
+    written(log, some(3))
+    options = relay_options(source=log, target=url, state=tmp_path / "state", follow=False)
+    for source, asked in ((log, "state"), (f"{log}?group=g", "group"), (f"{log}?hold=h", "hold")):
+        with open_reader(source) as reader, open_writer(url) as writer:
+            with pytest.raises(InvalidOption, match="keeps nothing until it is finished") as raised:
+                Relay(reader, writer, options)
+            assert raised.value.option == asked
+        (tmp_path / "file").unlink()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_payloads_become_columns(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{kind}:{tmp_path}/file"
+    rows = [b'{"sensor": "a", "value": 1.5, "tags": [1, 2]}', b'{"sensor": "b"}', b"nonsense"]
+    caplog.set_level(logging.WARNING)
+    with open_writer(url, decode="json:sensor STRING, value DOUBLE, tags ARRAY<INT>") as writer:
+        assert writer.cannot_carry == {"stream": "left out", "attributes": "left out"}
+        for i, row in enumerate(rows):
+            writer.write(row, 7, 0, i, 100)
+    assert "1 payloads did not decode" in caplog.text
+    found = [json.loads(message.payload) for message in read(url)]
+    assert [row.get("sensor") for row in found] == ["a", "b", None]
+    assert found[0]["value"] == 1.5
+    assert found[0]["tags"] in ([1, 2], "[1, 2]")
+    assert "JSON object" in found[2]["decode_error"]
+    if kind == "parquet":
+        table = pq.read_table(tmp_path / "file")
+        assert table.column("sensor").to_pylist() == ["a", "b", None]
+        assert table.column("type").to_pylist() == [7, 7, 7]
+
+
+def test_other_tools_read_what_is_written(tmp_path: Path) -> None:
+    for kind in ("parquet", "csv", "arrow"):
+        written(f"{kind}:{tmp_path}/{kind}", some(3))
+    assert pq.read_table(tmp_path / "parquet").schema.equals(BATCH_SCHEMA)
+    assert pacsv.read_csv(tmp_path / "csv").column("payload").to_pylist() == [0, 1, 2]
+    with pa.ipc.open_file(tmp_path / "arrow") as file:
+        assert list(messages_from_batch(file.get_batch(0))) == some(3)
+
+
+def test_mcap_files_are_those_of_the_library(tmp_path: Path) -> None:
+    from mcap.reader import make_reader
+
+    url = f"mcap:{tmp_path}/file"
+    written(f"{url}?topic=/radar", [Message(5, 6, 7, 3, 1, ID, None, b"x"), *some(1)])
+    with (tmp_path / "file").open("rb") as file:
+        found = [(c.topic, m.publish_time, m.log_time, m.data)
+                 for _, c, m in make_reader(file).iter_messages(log_time_order=False)]  # fmt: skip
+    assert found == [(f"/radar/{ID.hex()}/3/1", 6, 7, b"x"), ("/radar", 0, 1000, b"0")]
+    assert [each.payload for each in read(f"{url}?topic=/radar")] == [b"0"]
+
+
+def test_rows_of_others_are_json_payloads(tmp_path: Path) -> None:
+    table = pa.table(
+        {"station": ["Oslo", "Bergen"], "type": ["x", "y"], "time_ns": [5, 6], "value": [None, 2]}
+    )
+    pq.write_table(table, tmp_path / "p")
+    pacsv.write_csv(table, tmp_path / "c")
+    (tmp_path / "j").write_text('{"station": "Oslo", "time_ns": 5}\n\n{"payload": "x", "y": 1}\n')
+    expected = [{"station": "Oslo", "type": "x"}, {"station": "Bergen", "type": "y", "value": 2}]
+    for url in (f"parquet:{tmp_path}/p", f"csv:{tmp_path}/c"):
+        found = read(url)
+        assert [json.loads(message.payload) for message in found] == expected
+        assert [message.time_ns for message in found] == [5, 6]
+        assert found[0].created_ns == Path(url.partition(":")[2]).stat().st_mtime_ns
+    lines = read(f"jsonl:{tmp_path}/j")
+    assert [each.payload for each in lines] == [
+        b'{"station": "Oslo", "time_ns": 5}',
+        b'{"payload": "x", "y": 1}',
+    ]
+    assert lines[0].time_ns == 5
+
+
+def test_columns_of_csv_may_be_text(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("id,name\n007,x\n")
+    assert read(f"csv:{tmp_path}/c")[0].payload == b'{"id":7,"name":"x"}'
+    assert read(f"csv:{tmp_path}/c?types=text")[0].payload == b'{"id":"007","name":"x"}'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_is_an_error_that_names_the_file(tmp_path: Path, kind: str, data: Any) -> None:
+    path = tmp_path / "file"
+    written(f"{kind}:{path}?replace=true", some(30))
+    whole = bytearray(path.read_bytes())
+    cut = data.draw(st.integers(0, len(whole)))
+    if data.draw(st.booleans()):
+        del whole[cut:]
+    for place in data.draw(st.lists(st.integers(0, max(0, len(whole) - 1)), max_size=3)):
+        if place < len(whole):
+            whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    try:
+        found = read(f"{kind}:{path}")
+    except Malformed as error:
+        if str(path) not in str(error):
+            raise
+    else:
+        assert len(found) <= 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_such_file_is_said(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(b"\x00\x01nothing of the kind\n" * 3)
+    if kind != "csv":  # of which that is some
+        with pytest.raises(Malformed, match="file"):
+            read(f"{kind}:{tmp_path}/file")
+    with pytest.raises(NotFound):
+        open_reader(f"{kind}:{tmp_path}/none")
+
+
+def test_a_batch_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = pa.table({"text": pa.array(["x" * 10_000] * 2_000)})
+    pq.write_table(large, tmp_path / "p")  # a few bytes: its values are in a dictionary
+    with pa.ipc.new_file(
+        tmp_path / "a", large.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as file:
+        file.write_table(large)
+    written(f"mcap:{tmp_path}/m", [Message(0, 0, 1, 0, 0, None, None, bytes(500_000))] * 10)
+    for name in ("tables", "mcap_files"):
+        monkeypatch.setattr(f"penstock.protocols.files.{name}.LARGEST", 1_000_000)
+    for url in (f"parquet:{tmp_path}/p", f"arrow:{tmp_path}/a", f"mcap:{tmp_path}/m"):
+        with pytest.raises(Malformed, match="at most"):
+            read(url)
+
+
+def test_csv_refuses_a_line_that_it_could_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.files.text.CsvFormat.largest", 100)
+    with (
+        open_writer(f"csv:{tmp_path}/file") as writer,
+        pytest.raises(MessageTooLarge),
+    ):
+        writer.write(bytes(101))
+
+
+def test_one_file_has_one_identity(tmp_path: Path) -> None:
+    written(f"jsonl:{tmp_path}/file", some(1))
+    assert are_same_stream(f"jsonl:{tmp_path}/file", f"csv:{tmp_path}/./file")
+
+
+def test_messages_of_nobody_are_numbered(tmp_path: Path) -> None:
+    url = f"arrow:{tmp_path}/file"
+    new = [each._replace(seq=0, created_ns=0) for each in some(3)]
+    written(url, [*some(2), *new])
+    with pa.ipc.open_file(tmp_path / "file") as file:
+        rows = file.read_all()
+    assert rows.column("seq").to_pylist() == [0, 1, 2, 3, 4]
+    assert rows.column("created_ns").to_pylist()[:2] == [1000, 1001]
+    assert all(moment > 1 << 60 for moment in rows.column("created_ns").to_pylist()[2:])

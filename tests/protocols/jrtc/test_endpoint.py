@@ -1,0 +1,132 @@
+"""`jrtc+udp:` as a stream that is read, written and copied as any other."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock import open_reader, open_writer
+from penstock.core.batch import batch_from_messages
+from penstock.core.endpoints import identity
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    InvalidOption,
+    InvalidURL,
+    MessageTooLarge,
+    PositionError,
+    StorageError,
+    Unsupported,
+)
+from penstock.core.message import Message
+from penstock.protocols.jrtc.endpoint import DatagramReader
+from penstock.relay.copy import copy
+from protocols.jrtc.forwarded import HOST, STATUS, UP, listening, port_of, send, stream_of
+from support.until import until
+
+
+def reader_at(options: str = "") -> DatagramReader:
+    reader = open_reader(f"jrtc+udp://{HOST}:0{options}")
+    assert isinstance(reader, DatagramReader)
+    return reader
+
+
+def test_datagrams_are_read_with_their_streams() -> None:
+    with reader_at() as reader:
+        send(reader.port, STATUS + UP, STATUS, b"short", STATUS + b"x")
+        messages = [reader.read(5) for _ in range(3)]
+        assert reader.read(0) is None
+    found = [(m.seq, m.stream, m.payload) for m in messages if m]
+    assert found == [(0, STATUS, UP), (1, STATUS, b""), (2, STATUS, b"x")]
+    books = reader.statistics()
+    assert (books.messages, books.bytes, books.filtered, books.lost) == (3, len(UP) + 1, 1, 0)
+    with pytest.raises(Closed):
+        reader.read(0)
+
+
+def test_a_reader_gives_the_streams_that_it_was_asked_for() -> None:
+    with reader_at(f"?stream={stream_of('wanted')}") as reader:
+        send(reader.port, STATUS + b"1", stream_of("wanted") + b"2", STATUS + b"3")
+        message = reader.read(5)
+        until(lambda: reader.statistics().filtered == 2)
+    assert message is not None
+    assert message.payload == b"2"
+
+
+def test_datagrams_wait_for_a_reader_that_is_slow() -> None:
+    with reader_at() as reader:
+        for _ in range(10):
+            send(reader.port, *(STATUS + bytes(100) for _ in range(100)))
+            until(lambda: reader.newest_seq() is not None)
+        until(lambda: reader.statistics().backlog + reader.statistics().lost == 1000)
+        assert sum(len(reader.read_many(64)) for _ in range(20)) == 1000
+        assert reader.statistics().lost == 0
+
+
+def test_a_writer_sends_what_a_forwarder_would() -> None:
+    with (
+        listening() as sock,
+        open_writer(f"jrtc+udp://{HOST}:{port_of(sock)}?stream={STATUS}") as writer,
+    ):
+        writer.write(UP)
+        writer.write(b"other", stream=stream_of("other"))
+        assert sock.recv(100) == STATUS + UP
+        assert sock.recv(100) == stream_of("other") + b"other"
+        messages = [
+            Message(0, 1, 2, 3, 4, None, b"a", b"one"),
+            Message(1, 1, 2, 0, 0, stream_of("two"), None, b"two"),
+            Message(2, 1, 2, 0, 0, None, None, bytes(65_492)),
+            Message(3, 1, 2, 0, 0, None, None, b"four"),
+        ]
+        with pytest.raises(MessageTooLarge):
+            writer.write_batch(batch_from_messages(messages))
+        assert [sock.recv(100), sock.recv(100)] == [STATUS + b"one", stream_of("two") + b"two"]
+        books = writer.statistics()
+        assert (books.messages, books.refused, books.headers_dropped) == (4, 1, 1)
+        assert books.bytes == len(UP) + 5 + 6
+
+
+def test_a_message_without_a_stream_cannot_be_sent() -> None:
+    with listening() as sock, open_writer(f"jrtc+udp://{HOST}:{port_of(sock)}") as writer:
+        with pytest.raises(InvalidOption, match="no stream"):
+            writer.write(UP)
+        with pytest.raises(InvalidOption, match="no stream"):
+            writer.write_batch(batch_from_messages([Message(0, 0, 0, 0, 0, None, None, b"x")]))
+
+
+def test_a_stream_is_copied_to_a_queue_and_back(tmp_path: Path) -> None:
+    with reader_at() as reader, open_writer(f"fmq:{tmp_path}/q") as queue:
+        send(reader.port, *(STATUS + b"%d" % i for i in range(50)))
+        until(lambda: reader.statistics().backlog == 50)
+        copy(reader, queue)
+    with (
+        open_reader(f"fmq:{tmp_path}/q") as source,
+        reader_at() as target,
+        open_writer(f"jrtc+udp://{HOST}:{target.port}") as writer,
+    ):
+        copy(source, writer)
+        got = target.read_many(50, 5)
+        while len(got) < 50:
+            got += target.read_many(50, 5)
+    assert [(m.stream, m.payload) for m in got] == [(STATUS, b"%d" % i) for i in range(50)]
+
+
+def test_urls_that_are_none() -> None:
+    for url in ("jrtc+udp:///path", "jrtc+udp://host/path"):
+        with pytest.raises(InvalidURL):
+            open_reader(url)
+    with pytest.raises(InvalidOption):
+        open_reader(f"jrtc+udp://{HOST}:0?stream=abc")
+    with pytest.raises(PositionError):
+        open_reader(f"jrtc+udp://{HOST}:0", start=5)
+    with pytest.raises(Unsupported):
+        open_reader(f"jrtc+tcp://{HOST}:1")
+    with pytest.raises(ConnectionLost):
+        open_writer(f"jrtc+tcp://{HOST}:1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((HOST, 0))
+        with pytest.raises(StorageError):
+            open_reader(f"jrtc+udp://{HOST}:{port_of(taken)}")
+    assert identity(f"jrtc+udp://{HOST}") == identity(f"jrtc+udp://{HOST}:20788?stream={STATUS}")

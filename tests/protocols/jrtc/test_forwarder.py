@@ -1,0 +1,432 @@
+"""Streams reach their destinations whole and in order, or it is counted why not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock import open_reader, open_writer
+from penstock.core.batch import Batch
+from penstock.core.config import parse_config
+from penstock.core.dead_letter import Code, DeadLetter
+from penstock.core.errors import ConfigError, InvalidStreamId, InvalidURL, StorageError
+from penstock.core.overflow import OverflowPolicy
+from penstock.protocols.jrtc.config import ForwarderConfig, ForwarderService
+from penstock.protocols.jrtc.destinations import (
+    Destination,
+    HttpDestination,
+    Outcome,
+    Rejected,
+    UdpDestination,
+    destination_for,
+)
+from penstock.protocols.jrtc.forwarder import Forwarder, RouteStatistics
+from penstock.protocols.jrtc.schemas import Schemas
+from penstock.queue.streams import OutputStream
+from protocols.jrtc.forwarded import (
+    EXAMPLE,
+    HOST,
+    LIMITS,
+    STATUS,
+    UP,
+    example_schemas,
+    listening,
+    port_of,
+    stream_of,
+)
+from support.until import until
+
+
+def assert_balanced(books: RouteStatistics) -> None:
+    gone = sum(books.rejected.values()) + books.undelivered + books.waiting
+    assert books.taken == books.forwarded + gone
+
+
+@contextmanager
+def forwarding(
+    folder: Path, destinations: dict[int, Destination], schemas: Schemas | None = None, **more: Any
+) -> Iterator[Forwarder]:
+    with Forwarder(destinations, schemas or Schemas(), directory=folder, **more) as forwarder:
+        yield forwarder.start()
+    for books in forwarder.statistics().routes.values():
+        assert_balanced(books)
+
+
+class Box(Destination):
+    """Keeps what it gets, and can be told to fail."""
+
+    name = "a box"
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.fails: Exception | None = None
+        self.most = 1 << 30
+        self.calls = 0
+
+    def send(self, batch: Batch) -> Outcome:
+        self.calls += 1
+        if self.fails is not None:
+            raise self.fails
+        part = batch.slice(0, self.most)
+        self.batches.append(part)
+        return Outcome(len(part))
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [each for batch in self.batches for each in batch.column("payload").to_pylist()]
+
+
+def test_bursts_arrive_whole_where_the_original_lost_nine_of_ten(tmp_path: Path) -> None:
+    with (
+        listening() as sock,
+        forwarding(tmp_path, {2: UdpDestination(HOST, port_of(sock))}) as forwarder,
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        for burst in range(20):
+            stream.write_many([b"%d" % (10 * burst + i) for i in range(10)])
+        got = [sock.recv(100) for _ in range(200)]
+    assert got == [STATUS + b"%d" % i for i in range(200)]
+    assert forwarder.statistics().routes[2].forwarded == 200
+    assert forwarder.statistics().lost == 0
+
+
+def test_messages_of_no_bytes_are_forwarded(tmp_path: Path) -> None:
+    with (
+        listening() as sock,
+        forwarding(tmp_path, {2: UdpDestination(HOST, port_of(sock))}),
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        stream.write(b"")
+        stream.write(b"next")
+        assert [sock.recv(100), sock.recv(100)] == [STATUS, STATUS + b"next"]
+
+
+def test_structs_are_serialised_and_those_that_cannot_be_are_dead_letters(tmp_path: Path) -> None:
+    schemas = example_schemas(nanopb=True)
+    schema = schemas.find(STATUS)
+    assert schema is not None
+    assert schema.codec is not None
+    good = schema.codec.deserialise(pa.array([UP], pa.binary())).rows[0].tobytes()
+    dead = open_writer(f"log:{tmp_path}/dead")
+    with (
+        listening() as sock,
+        forwarding(
+            tmp_path, {2: UdpDestination(HOST, port_of(sock))}, schemas, dead=dead
+        ) as forwarder,
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        stream.write_many([good, b"too short", good])
+        assert [sock.recv(100), sock.recv(100)] == [STATUS + UP] * 2
+    books = forwarder.statistics()
+    assert books.routes[2].rejected == {Code.INVALID_ARGUMENT: 1}
+    assert (books.dead, books.lost) == (1, 0)
+    with open_reader(f"log:{tmp_path}/dead") as reader:
+        letter = DeadLetter.from_message(next(reader.available()))
+    assert letter.original.payload == b"too short"
+    assert letter.original.stream == STATUS
+    assert "116 bytes, found 9 bytes" in letter.reason
+
+
+def test_what_does_not_fit_a_datagram_is_a_dead_letter_and_never_cut(tmp_path: Path) -> None:
+    dead = open_writer(f"log:{tmp_path}/dead")
+    with (
+        listening() as sock,
+        forwarding(tmp_path, {2: UdpDestination(HOST, port_of(sock))}, dead=dead) as forwarder,
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        largest, larger = b"a" * 65_491, b"b" * 65_492
+        stream.write_many([b"1", larger, b"2", larger, largest, larger])
+        assert [len(sock.recv(1 << 17)) for _ in range(3)] == [17, 17, 65_507]
+        until(lambda: forwarder.statistics().dead == 3)
+    books = forwarder.statistics()
+    assert books.routes[2].rejected == {Code.OUT_OF_RANGE: 3}
+    assert books.routes[2].bytes == 2 + len(largest)
+    with open_reader(f"log:{tmp_path}/dead") as reader:
+        letters = [DeadLetter.from_message(message) for message in reader.available()]
+    assert {letter.original.payload for letter in letters} == {larger}
+    assert "65,508 bytes do not fit a datagram" in letters[0].reason
+
+
+def test_each_stream_goes_where_its_destination_says(tmp_path: Path) -> None:
+    boxes: dict[int, Destination] = {2: Box(), 4: Box(), 8: Box()}
+    with forwarding(tmp_path, boxes) as forwarder:
+        for dst in (1, 2, 4, 8, 16):
+            for device in (1, 5):
+                with OutputStream.create(
+                    stream_of("a-name", dst, device), owner="x", directory=tmp_path
+                ) as stream:
+                    stream.write(b"%d of %d" % (dst, device))
+        until(lambda: forwarder.statistics().forwarded == 6)
+    for dst, box in boxes.items():
+        assert isinstance(box, Box)
+        assert sorted(box.payloads) == [b"%d of 1" % dst, b"%d of 5" % dst]
+        assert all(batch.column("stream")[0].as_py()[0] == 0 for batch in box.batches)
+
+
+def test_a_destination_that_is_away_gets_everything_when_it_is_back(tmp_path: Path) -> None:
+    box, other = Box(), Box()
+    box.fails = ConnectionError("away")
+    with (
+        forwarding(tmp_path, {2: box, 4: other}) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+        OutputStream.create(stream_of("other", 4), owner="x", directory=tmp_path) as beside,
+    ):
+        stream.write_many([b"%d" % i for i in range(50)])
+        until(lambda: box.calls > 1)
+        beside.write(b"others do not wait")
+        until(lambda: other.payloads)
+        assert forwarder.statistics().routes[2].waiting == 50
+        box.most = 7
+        box.fails = None
+        until(lambda: len(box.payloads) == 50)
+    assert box.payloads == [b"%d" % i for i in range(50)]
+    assert forwarder.statistics().routes[2].outages >= 1
+
+
+def test_what_was_not_taken_at_the_end_is_a_dead_letter(tmp_path: Path) -> None:
+    box = Box()
+    box.fails = ConnectionError("away")
+    dead = open_writer(f"log:{tmp_path}/dead")
+    with (
+        forwarding(tmp_path, {2: box}, dead=dead) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+    ):
+        stream.write_many([b"1", b"2"])
+        until(lambda: box.calls)
+    books = forwarder.statistics()
+    assert books.routes[2].undelivered == 2
+    assert (books.dead, books.lost) == (2, 0)
+
+
+def test_a_forwarder_that_is_too_slow_says_what_it_lost(tmp_path: Path) -> None:
+    box = Box()
+    box.fails = ConnectionError("away")
+    with (
+        forwarding(tmp_path, {2: box}) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path, slots=64) as stream,
+    ):
+        stream.write(b"first")
+        until(lambda: box.calls)
+        stream.write_many([b"%d" % i for i in range(1000)])
+        box.fails = None
+        until(lambda: box.payloads[-1:] == [b"999"])
+    books = forwarder.statistics()
+    assert books.routes[2].lost == 1001 - books.routes[2].forwarded
+    assert books.lost >= 900
+
+
+def test_creators_can_wait_for_a_forwarder(tmp_path: Path) -> None:
+    box = Box()
+    box.most = 10
+    with (
+        forwarding(tmp_path, {2: box}, policy=OverflowPolicy.BLOCK) as forwarder,
+        OutputStream.create(
+            STATUS, owner="x", directory=tmp_path, slots=64, hold="forwarder-2", policy="wait"
+        ) as stream,
+    ):
+        until(lambda: forwarder.statistics().routes[2].streams == 1)
+        for i in range(1000):
+            stream.write(b"%d" % i)
+        until(lambda: len(box.payloads) == 1000)
+    assert box.payloads == [b"%d" % i for i in range(1000)]
+    assert forwarder.statistics().lost == 0
+
+
+def test_nobody_who_listens_is_noticed(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((HOST, 0))
+        port = port_of(sock)
+    destination = UdpDestination(HOST, port)
+    with (
+        forwarding(tmp_path, {2: destination}) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+    ):
+        for _ in range(10):
+            stream.write(b"hello")
+            time.sleep(0.02)
+        until(lambda: forwarder.statistics().forwarded == 10)
+        until(lambda: destination.unheard)
+
+
+class _Smo(BaseHTTPRequestHandler):
+    """A web server that keeps what it gets, and answers as it is told."""
+
+    bodies: list[Any]
+    statuses: list[int]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status == 200:
+            self.bodies.append(json.loads(body))
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def smo(*statuses: int) -> Iterator[tuple[str, list[Any]]]:
+    handler = type("Smo", (_Smo,), {"bodies": [], "statuses": list(statuses)})
+    server = ThreadingHTTPServer((HOST, 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}/telemetry?x=1", handler.bodies  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_web_server_gets_json_also_when_it_fails_at_first(tmp_path: Path) -> None:
+    schemas = example_schemas()
+    with smo(503, 429) as (url, bodies):
+        destination = destination_for(url, schemas)
+        with (
+            forwarding(tmp_path, {2: destination}, schemas) as forwarder,
+            OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+            OutputStream.create(stream_of("no-schema"), owner="x", directory=tmp_path) as unknown,
+        ):
+            stream.write_many([UP, b"\xff", UP])
+            until(lambda: bodies)
+            unknown.write(b"x")
+            until(lambda: forwarder.statistics().rejected == 2)
+    (objects,) = bodies
+    assert [each["id"] for each in objects] == [7, 7]
+    assert objects[0]["_stream_id"] == str(STATUS)
+    books = forwarder.statistics().routes[2]
+    assert books.rejected == {Code.INVALID_ARGUMENT: 1, Code.FAILED_PRECONDITION: 1}
+    assert (books.forwarded, books.outages) == (2, 2)
+
+
+def test_what_a_web_server_refuses_is_rejected() -> None:
+    schemas = example_schemas()
+    batch = _batch(UP, UP)
+    with smo(400) as (url, _), HttpDestination(url, schemas) as destination:
+        outcome = destination.send(batch)
+    assert outcome.done == 2
+    assert [each.row for each in outcome.rejected] == [0, 1]
+    with (
+        HttpDestination("http://127.0.0.1:1/", schemas) as destination,
+        pytest.raises(ConnectionError),
+    ):
+        destination.send(batch)
+
+
+def _batch(*payloads: bytes) -> Batch:
+    from penstock.protocols.jrtc.wire import batch_of_datagrams
+
+    return batch_of_datagrams([STATUS + payload for payload in payloads], 0, 0)
+
+
+def test_any_stream_is_a_destination(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/queue?slots=1000&size=1M"
+    with (
+        forwarding(tmp_path, {4: destination_for(url, Schemas())}) as forwarder,
+        OutputStream.create(stream_of("a-stream", 4), owner="x", directory=tmp_path) as stream,
+    ):
+        stream.write_many([b"%d" % i for i in range(100)])
+        stream.write(bytes(2 << 20))  # larger than the queue
+        stream.write(b"last")
+        until(lambda: forwarder.statistics().forwarded == 101)
+    assert forwarder.statistics().routes[4].rejected == {Code.OUT_OF_RANGE: 1}
+    with open_reader(f"fmq:{tmp_path}/queue") as reader:
+        messages = list(reader.available())
+    assert [m.payload for m in messages] == [*(b"%d" % i for i in range(100)), b"last"]
+    assert {m.stream for m in messages} == {stream_of("a-stream", 4)}
+
+
+def test_destinations_that_are_none() -> None:
+    with pytest.raises(InvalidURL):
+        destination_for("jrtc+udp:///path", Schemas())
+    with pytest.raises(InvalidURL):
+        destination_for("http://", Schemas())
+    with pytest.raises(InvalidURL):
+        destination_for("e2://ric:36421", Schemas())
+    with pytest.raises(StorageError):
+        destination_for("jrtc+udp://no.such.host.invalid:1", Schemas())
+    for number in (0, 127, 130, -1):
+        with pytest.raises(InvalidStreamId):
+            Forwarder({number: Box()}, Schemas())
+
+
+def test_a_routing_application_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "example.pb").write_bytes(EXAMPLE)
+    (tmp_path / "example.options").write_text(
+        "".join(f"{name} max_size:{each['max_size']}\n" for name, each in LIMITS.items())
+    )
+    with listening() as sock:
+        text = f"""
+destinations:
+  2: jrtc+udp://{HOST}:{port_of(sock)}
+  4: log:{tmp_path}/kept
+schemas:
+  - file: {tmp_path}/example.pb
+    options: {tmp_path}/example.options
+    payloads: nanopb
+    streams:
+      {STATUS}: status
+dead: log:{tmp_path}/dead
+directory: {tmp_path}
+"""
+        config = parse_config(text, ForwarderConfig)
+        schema = example_schemas(nanopb=True).find(STATUS)
+        assert schema is not None
+        assert schema.codec is not None
+        row = np.zeros(1, schema.codec.dtype)
+        row["id"] = 5
+        row["status"] = b"fine"
+        with (
+            ForwarderService(config) as service,
+            OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+        ):
+            stream.write(row[0].tobytes())
+            assert sock.recv(100) == STATUS + b"\x08\x05\x12\x04fine\x1a\x02\x08\x00"
+            assert service.schemas.packages() == ["example"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("destinations: {130: 'log:/x'}", "destinations"),
+        ("schemas: [{file: x.pb, streams: {abc: status}}]", "not a stream id"),
+        ("control: {tcp_port: 70000, allow: []}", "65535"),
+        ("destination: {}", "did you mean destinations"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, ForwarderConfig)
+    assert said in f"{caught.value} {caught.value.hint}"
+
+
+def test_rejections_of_a_plug_in_are_counted(tmp_path: Path) -> None:
+    class Picky(Box):
+        def send(self, batch: Batch) -> Outcome:
+            super().send(batch)
+            odd = [i for i, x in enumerate(batch.column("payload").to_pylist()) if x == b"odd"]
+            return Outcome(len(batch), [Rejected(i, Code.PERMISSION_DENIED, "odd") for i in odd])
+
+    with (
+        forwarding(tmp_path, {2: Picky()}) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+    ):
+        stream.write_many([b"even", b"odd"] * 10)
+        until(lambda: forwarder.statistics().taken == 20)
+    books = forwarder.statistics()
+    assert books.routes[2].rejected == {Code.PERMISSION_DENIED: 10}
+    assert (books.forwarded, books.lost) == (10, 10)

@@ -1,0 +1,244 @@
+"""Beams become whole files of volumes: none is lost, none is there twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock import open_reader, open_writer
+from penstock.core.batch import messages_from_batch
+from penstock.core.capabilities import Worded
+from penstock.core.errors import Malformed, PositionError, StorageError
+from penstock.core.url import URL
+from penstock.radar.beams import batch_from_beams, beams_from_batch, check_beams
+from penstock.radar.file_endpoints import CfRadialEndpoint
+from penstock.radar.volume_files import read_volume
+from support.radar_volumes import START_NS, volume
+from support.small_disks import small_disk_at
+from support.until import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TESTS = Path(__file__).parents[1]
+
+
+def write(folder: Path, *tables: pa.Table, **options: object) -> None:
+    with open_writer(f"cfradial:{folder}", datamapper=False, **options) as writer:
+        for table in tables:
+            writer.write_batch(batch_from_beams(table))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("2*/*.nc"))
+
+
+def announced(folder: Path) -> list[str]:
+    with open_reader(f"latest:{folder}?format=json") as reader:
+        return [json.loads(message.payload)["rel_data_path"] for message in reader.available()]
+
+
+def rays(paths: Sequence[Path]) -> Counter[int]:
+    return Counter(ns for path in paths for ns in read_volume(path).column("time_ns").to_pylist())
+
+
+def set_column(table: pa.Table, name: str, values: object) -> pa.Table:
+    at = table.schema.get_field_index(name)
+    field = table.schema.field(at)
+    return table.set_column(at, field, pa.array(values, field.type))
+
+
+def test_volumes_become_files_and_each_is_announced_when_it_is_complete(tmp_path: Path) -> None:
+    tables = [volume(number, rays=6, gates=8, ends=number != 2) for number in (1, 2, 3)]
+    write(tmp_path, *tables)
+    found = files(tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in found] == announced(tmp_path)
+    for path, table in zip(found, tables, strict=True):
+        assert str(read_volume(path).column("time_ns")) == str(table.column("time_ns"))
+    with open_reader(f"latest:{tmp_path}?format=json") as reader:
+        entry = json.loads(next(reader.available()).payload)
+    assert (entry["file_ext"], entry["data_type"]) == ("nc", "netCDF")
+    assert entry["latest_time"] == START_NS // 1_000_000_000
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_files_become_the_beams_that_they_were_made_of(tmp_path: Path) -> None:
+    write(tmp_path, volume(1, rays=4, gates=3), volume(2, rays=4, gates=3))
+    with open_reader(f"cfradial:{tmp_path}") as reader:
+        batch = reader.read_batch(100)
+        assert isinstance(reader, Worded)
+        said = reader.in_words(next(messages_from_batch(batch)))
+        assert said.startswith("GOLDEN, volume 1, sweep 0, azimuth 0.25, elevation 0.50, 3 gates")
+        found = beams_from_batch(batch)
+        assert reader.statistics().lost == 0
+        with pytest.raises(PositionError, match="no numbers"):
+            reader.seek(5)
+    both = pa.concat_tables([volume(1, rays=4, gates=3), volume(2, rays=4, gates=3, ends=True)])
+    assert found.num_rows == 16
+    for name in ("time_ns", "azimuth", "VEL", "sweep_number", "radar"):
+        assert found.column(name).to_pylist() == both.column(name).to_pylist(), name
+
+
+def test_a_volume_that_stays_open_ends_by_its_timeout_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"cfradial:{tmp_path}?datamapper=false&timeout=0.2"
+    with caplog.at_level(logging.WARNING), open_writer(url) as writer:
+        writer.write_batch(batch_from_beams(volume(7, rays=3, gates=2, ends=False)))
+        until(lambda: files(tmp_path))
+    assert "volume 7 of GOLDEN, 6 rays: ended, for no ray came any more" in caplog.text
+    import netCDF4
+
+    with netCDF4.Dataset(files(tmp_path)[0]) as file:
+        assert file.comment == "ended without its last ray: timeout"
+
+
+def test_a_volume_that_is_kept_open_goes_on_with_the_next_writer(tmp_path: Path) -> None:
+    whole = volume(1, rays=6, gates=2)
+    write(tmp_path, whole.slice(0, 5), close="keep")
+    assert files(tmp_path) == []
+    write(tmp_path, whole.slice(5))
+    assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
+    assert len(files(tmp_path)) == 1
+
+
+def test_a_volume_is_not_cut_because_its_writer_was_away(tmp_path: Path) -> None:
+    whole = volume(1, rays=6, gates=2)
+    url = f"cfradial:{tmp_path}?datamapper=false&timeout=2&close=keep"
+    with open_writer(url) as writer:
+        writer.write_batch(batch_from_beams(whole.slice(0, 5)))
+    time.sleep(2.5)
+    CfRadialEndpoint().tend(URL.parse(url))  # as a pipeline that was started again
+    with open_writer(url) as writer:
+        writer.flush()
+        assert files(tmp_path) == []
+        writer.write_batch(batch_from_beams(whole.slice(5)))
+    assert len(files(tmp_path)) == 1
+    assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
+
+
+def test_two_radars_and_rays_out_of_order_are_sorted_into_their_volumes(tmp_path: Path) -> None:
+    one, two = (volume(1, rays=5, gates=2, radar=name) for name in ("ONE", "TWO"))
+    mixed = pa.concat_tables([one, two]).take(np.random.default_rng(1).permutation(20))
+    write(tmp_path, mixed)
+    assert [path.name.rsplit("_", 2)[1] for path in files(tmp_path)] == ["ONE", "TWO"]
+    assert set(rays(files(tmp_path)[:1]).values()) == {1}
+    assert read_volume(files(tmp_path)[0]).column("time_ns").to_pylist() == sorted(
+        one.column("time_ns").to_pylist()
+    )
+
+
+def test_a_ray_that_is_late_does_not_end_the_volume_that_has_begun(tmp_path: Path) -> None:
+    first, second = volume(1, rays=4, gates=2), volume(2, rays=4, gates=2)
+    late, first = first.slice(3, 1), pa.concat_tables([first.slice(0, 3), first.slice(4)])
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for part in (first, second.slice(0, 4), late, second.slice(4)):
+            writer.write_batch(batch_from_beams(part))
+            writer.flush()
+    counts = [read_volume(path).num_rows for path in files(tmp_path)]
+    assert sorted(counts) == [1, 7, 8]
+    assert set(rays(files(tmp_path)).values()) == {1}
+
+
+def test_rays_with_other_gates_are_in_a_file_of_their_own(tmp_path: Path) -> None:
+    table = volume(1, rays=4, gates=2)
+    table = set_column(table, "gate_spacing", [150.0] * 4 + [75.0] * 4)
+    write(tmp_path, table)
+    spacings = [set(read_volume(p).column("gate_spacing").to_pylist()) for p in files(tmp_path)]
+    assert sorted(spacings, key=min) == [{75.0}, {150.0}]
+
+
+def test_other_beams_of_the_same_times_do_not_replace_a_file(tmp_path: Path) -> None:
+    table = volume(1, rays=4, gates=2)
+    write(tmp_path, table)
+    write(tmp_path, table)  # the same again is the same file
+    assert len(files(tmp_path)) == 1
+    write(tmp_path, set_column(table, "elevation", [9.0] * 8))
+    assert [path.stem[-4:] for path in files(tmp_path)] == ["_SUR", "UR_2"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("azimuth", [float("nan")], "azimuth"),
+        ("gate_spacing", [0.0], "gate_spacing"),
+        ("start_range", [float("inf")], "start_range"),
+    ],
+)
+def test_a_ray_that_fits_no_volume_is_refused_before_it_is_taken(
+    tmp_path: Path, column: str, values: list[float], reason: str
+) -> None:
+    ray = set_column(volume(1, rays=1, sweeps=1, gates=2), column, values)
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        with pytest.raises(Malformed, match=reason):
+            writer.write_batch(batch_from_beams(ray))
+        assert writer.statistics().refused == 1
+    assert files(tmp_path) == []
+
+
+def test_a_ray_without_gates_is_refused(tmp_path: Path) -> None:
+    table = volume(1, rays=1, sweeps=1, gates=1)
+    empty = [name for name in table.column_names if pa.types.is_list(table.schema.field(name).type)]
+    for name in empty:
+        table = set_column(table, name, [[]])
+    with (
+        open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer,
+        pytest.raises(Malformed, match="gates"),
+    ):
+        writer.write_batch(batch_from_beams(check_beams(table)))
+
+
+def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path) -> None:
+    whole = volume(1, rays=20, gates=200)
+    day = tmp_path / "20250615"
+    with small_disk_at(day, "64k"):
+        with pytest.raises(StorageError, match="No space left"):
+            write(tmp_path, whole)
+        assert list(day.iterdir()) == []
+        assert not (tmp_path / "_latest_data_info.xml").exists()
+    write(tmp_path)  # who comes next finds room
+    assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
+    assert len(announced(tmp_path)) == 1
+
+
+def check_lives(folder: Path, count: int, kills: int) -> None:
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    done = subprocess.run(
+        [sys.executable, "-m", "support.volume_lives", str(folder), str(count), str(kills)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["kills"] >= kills // 2
+    out = folder / "out"
+    found = rays(files(out))
+    assert set(found.values()) == {1}
+    assert len(found) == 8 * count
+    assert len(files(out)) == count
+    assert not list(out.rglob("*.new"))
+    told = Counter(announced(out))
+    assert set(told) == {str(path.relative_to(out)) for path in files(out)}
+    assert sum(told.values()) - len(told) <= kills
+
+
+def test_no_ray_is_lost_or_doubled_by_processes_that_are_killed(tmp_path: Path) -> None:
+    check_lives(tmp_path, 3, 4)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_ray_is_lost_or_doubled_by_fifty_kills_in_twenty_volumes(tmp_path: Path) -> None:
+    check_lives(tmp_path, 20, 50)

@@ -1,0 +1,19 @@
+"""The map in CONTRIBUTING: each question is the first line of the module that answers it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROW = re.compile(r"^\| (.+\?.*) \| `([a-z_/0-9]+\.py)` \|$", re.MULTILINE)
+
+
+def test_each_question_is_the_first_line_of_the_module_that_answers_it() -> None:
+    rows = ROW.findall((ROOT / "CONTRIBUTING.md").read_text())
+    assert len(rows) >= 30
+    for question, module in rows:
+        text = ast.get_docstring(ast.parse((ROOT / "src/penstock" / module).read_text()))
+        assert text is not None
+        assert text.split("\n")[0] == question, module

@@ -1,0 +1,140 @@
+"""Several queues behind one address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock import open_reader, open_writer
+from penstock.core.capabilities import Grouped
+from penstock.core.worker_function import place_of
+from penstock.protocols.lhhttt import encode_bytes, join_frames
+from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
+from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
+from penstock.relay.faults import FaultRouter, Faults
+from penstock.workers.balancer import Balancer
+from protocols.lhhttt.queues import Asker, assert_balanced
+
+
+@contextmanager
+def balanced(
+    count: int = 3, key: str | None = None, lease: float = 30.0
+) -> Iterator[tuple[LhhtttServer, list[MessageQueue]]]:
+    queues = [MessageQueue(QueueSettings(lease=lease)) for _ in range(count)]
+    try:
+        with LhhtttServer(ServerOptions(port=0), Balancer(queues, key)) as server:
+            yield server, queues
+    finally:
+        for queue in queues:
+            queue.close()
+
+
+def counts(queues: list[MessageQueue]) -> list[int]:
+    return [queue.statistics().queued for queue in queues]
+
+
+def test_the_prototypes_verbs_work_at_the_one_address() -> None:
+    with balanced() as (server, queues), Asker(server.port) as asker:
+        for number in range(6):
+            assert asker.ask(b"PUT:%d" % number) == b"PUT 1 bytes"
+        assert counts(queues) == [2, 2, 2]
+        assert asker.ask(b"SIZE") == b"6"
+        assert sorted(asker.ask(b"GET") for _ in range(6)) == [b"%d" % n for n in range(6)]
+        assert asker.ask(b"GET") == b""
+        asker.send(b"WHAT")
+        assert asker.is_silent(0.2)
+        assert_balanced(server.statistics().queue)
+
+
+def test_an_empty_message_is_taken_once_and_hides_no_other() -> None:
+    with balanced(2) as (server, queues), Asker(server.port) as asker:
+        asker.ask(b"PUT:")
+        asker.ask(b"PUT:x")
+        assert sorted(asker.ask(b"GET") for _ in range(2)) == [b"", b"x"]
+        assert [queue.statistics().taken for queue in queues] == [1, 1]
+
+
+@pytest.mark.parametrize("verb", [b"PUT", b"RPUT", b"RPUTS"])
+def test_messages_of_one_key_go_to_the_same_queue(verb: bytes) -> None:
+    messages = [b"%b,%d" % (key, number) for key in (b"a", b"b", b"c", b"d") for number in range(5)]
+    with balanced(3, key="^([^,]*),") as (server, queues):
+        with Asker(server.port) as asker:
+            if verb == b"RPUTS":
+                frames = join_frames(messages)
+                assert asker.ask(b"RPUTS:me:1:" + frames) == b"OK:1"
+                assert asker.ask(b"RPUTS:me:1:" + frames) == b"OK:1"  # the same again
+            for seq, message in enumerate(messages):
+                if verb == b"PUT":
+                    asker.ask(b"PUT:" + message)
+                elif verb == b"RPUT":
+                    assert asker.ask(b"RPUT:me:%d:%b" % (seq, message)) == b"OK:%d" % seq
+        expected = [place_of(message.partition(b",")[0], 3) for message in messages]
+        assert counts(queues) == [expected.count(place) for place in range(3)]
+        assert_balanced(server.statistics().queue)
+
+
+def test_a_request_that_is_repeated_is_done_once() -> None:
+    with balanced(3) as (server, queues), Asker(server.port) as asker:
+        for seq in (1, 1, 2, 2, 3, 3):
+            assert asker.ask(b"RPUT:me:%d:m%d" % (seq, seq)) == b"OK:%d" % seq
+        assert counts(queues) == [1, 1, 1]
+        first = asker.ask(b"RGET:me:7")
+        assert asker.ask(b"RGET:me:7") == first
+        second = asker.ask(b"RGET:me:8")
+        assert first.split(b":")[3] != second.split(b":")[3]
+        assert asker.ask(b"RGET:me:7") == b"NONE:7"
+        for answer in (first, second):
+            tag = answer.split(b":")[2]
+            assert asker.ask(b"ACK:me:" + tag) == b"OK:" + tag
+        assert asker.ask(b"ACK:me:1.5").startswith(b"ERR:1.5:no-lease:")
+        assert server.statistics().queue.acked == 2
+        assert asker.ask(b"RPUTS:me:x:10").startswith(b"ERR:")
+
+
+def test_who_waits_is_given_what_comes_or_comes_again() -> None:
+    with balanced(3, lease=0.2) as (server, _), Asker(server.port) as waiting:
+        waiting.send(b"RGET:one:1:5000")
+        assert waiting.is_silent(0.2)
+        with Asker(server.port) as asker:
+            asker.ask(b"PUT:late")
+        answer = waiting.answer()
+        assert answer.endswith(b":late")
+        # Its lease runs out while it waits for the next.
+        again = waiting.ask(b"RGET:one:2:5000")
+        assert again.split(b":")[2:] == answer.split(b":")[2:]
+        tag = again.split(b":")[2]
+        assert waiting.ask(b"ACK:one:" + tag) == b"OK:" + tag
+        assert waiting.ask(b"RGET:one:3:50") == b"NONE:3"
+
+
+def test_no_message_is_lost_on_a_bad_network_before_it() -> None:
+    messages = [b"%d" % number for number in range(300)]
+    with (
+        balanced(3, key="") as (server, _),
+        FaultRouter.udp(
+            ("127.0.0.1", server.port), Faults(drop=0.2, duplicate=0.05, reorder=0.05), seed=4
+        ) as router,
+    ):
+        url = f"lhhttt://127.0.0.1:{router.address[1]}?mode=reliable"
+        with open_writer(url) as writer:
+            for at in range(0, 300, 60):
+                writer.write_many(messages[at : at + 60])
+        seen: dict[tuple[bytes | None, int], bytes] = {}
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            while len(seen) < 300:
+                found = reader.read_many(50, timeout=2)
+                seen |= {(message.attributes, message.seq): message.payload for message in found}
+                if found:
+                    reader.ack(found)
+        assert sorted(seen.values()) == sorted(messages)
+        assert server.statistics().queue.held == 0
+        assert_balanced(server.statistics().queue)
+
+
+def test_a_frame_of_it_is_one_of_the_protocol() -> None:
+    with balanced(2) as (server, _), Asker(server.port) as asker:
+        asker.socket.send(encode_bytes(b"CAPS"))
+        assert asker.answer().startswith(b"CAPS:1:")

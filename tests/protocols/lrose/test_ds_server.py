@@ -9,7 +9,6 @@ import resource
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from penstock.protocols.lrose.ldata_wire import LdataMessage, Mode
 from penstock.protocols.lrose.sku import encode_header
 from penstock.registry import DataMapServer, LdataServer, LdataServerOptions, MapServerOptions
 from protocols.lrose.serving import Caller, served
+from support.threads import own_threads
 from support.until import until
 
 INIT = Init("q", OpenMode.READ_ONLY, OpenMode.READ_ONLY)
@@ -179,11 +179,11 @@ def test_a_refusal_is_counted_as_an_error_however_the_service_tells_it(tmp_path:
 
 
 def test_a_server_that_was_closed_leaves_no_thread_behind(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
+    before = own_threads()
     with served(tmp_path) as server, open_writer(f"{server.url}/q") as writer:
         writer.write(b"x")
-        assert set(threading.enumerate()) - before
-    assert not set(threading.enumerate()) - before
+        assert own_threads() - before
+    assert not own_threads() - before
 
 
 # --- settings -------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import random
 import socket
-import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -39,6 +38,7 @@ from penstock.relay.journal import Journal, Note
 from protocols.psi.mutations import mutated
 from protocols.psi.recordings import recording
 from support.mutation import sizes
+from support.threads import own_threads
 
 HOST = "127.0.0.1"
 
@@ -108,7 +108,7 @@ def test_fuzz_changed_sessions_are_taken_or_refused(
 @pytest.mark.parametrize("count", sizes(60, 2_000))
 def test_fuzz_changed_clients_leave_an_exporter_that_serves_others(count: int) -> None:
     chance = random.Random(12)
-    before = threading.active_count()
+    before = len(own_threads())
     with RemoteExporter(port=0, first_message=0.5, max_clients=200) as exporter:
         stream = exporter.exporter.write(None, "Numbers", "int")
         assert exporter.data_port is not None
@@ -130,7 +130,7 @@ def test_fuzz_changed_clients_leave_an_exporter_that_serves_others(count: int) -
         while exporter.statistics().clients and time.monotonic() < deadline:
             time.sleep(0.02)
         assert exporter.statistics().clients == 0
-    assert threading.active_count() <= before + 2
+    assert len(own_threads()) <= before + 2
 
 
 @pytest.mark.parametrize("count", sizes(40, 1_000))

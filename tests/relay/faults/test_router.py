@@ -27,6 +27,7 @@ from relay.faults.targets import (
     tcp_client,
     udp_client,
 )
+from support.threads import own_threads
 from support.until import until
 from support.waiting import background
 
@@ -40,12 +41,12 @@ def open_files() -> int:
 
 @BOTH
 def test_it_leaves_nothing_behind(make: Callable[..., FaultRouter]) -> None:
-    threads, files = threading.active_count(), open_files()
+    threads, files = len(own_threads()), open_files()
     for _ in range(3):
         with make(NOWHERE) as router:
             assert router.address[0] == "127.0.0.1"
-            assert threading.active_count() == threads + 1
-    assert threading.active_count() == threads
+            assert len(own_threads()) == threads + 1
+    assert len(own_threads()) == threads
     assert open_files() == files
 
 

@@ -57,7 +57,7 @@ _BY_SPARK = re.compile(
 #: What we say: both ranges, or which files do not fit together.
 _BOTH_RANGES = re.compile(
     r"batch \d+ is made of .* but delivered was .*\d+|commits of batch \d+, (no )?offsets"
-    r"|checkpoint: \S+ should be as Spark wrote it"
+    r"|checkpoint: \S+ should be as Spark wrote it|_beginning.json is damaged: .* should be JSON"
 )
 
 

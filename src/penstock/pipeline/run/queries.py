@@ -77,7 +77,9 @@ class Prepared:
     def start(self, checkpoint: str, trigger: Trigger) -> StreamingQuery:
         """Start the query, with its progress in the directory `checkpoint`."""
         writer = self._writer(checkpoint)
-        writer = writer.queryName(self.query.name).trigger(**trigger.as_spark())
+        # By its checkpoint: in one session a backfill may run beside the query that it is of.
+        name = checkpoint.rstrip("/").rpartition("/")[2]
+        writer = writer.queryName(name).trigger(**trigger.as_spark())
         sink = self._sink(self.query.sinks[0])
         writer = writer.outputMode(sink.mode).option("checkpointLocation", checkpoint)
         with state_store(self._spark, [self._frames.whole(name) for name in self.query.stages]):

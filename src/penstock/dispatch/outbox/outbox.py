@@ -13,7 +13,7 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
 from penstock.core.interfaces import Closable
 from penstock.dispatch.outbox.backlog import BacklogOptions
-from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, key_of
+from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, encode, key_of
 from penstock.dispatch.outbox.state import Reason
 from penstock.dispatch.outbox.store import Store, look_after
 from penstock.queue.storage import no_thread
@@ -291,6 +291,7 @@ class Outbox(Closable):
         options = BacklogOptions(segment, sync, window, window_bytes)
         self._store = Store(self.folder, options, lock_timeout, first)
         self._backlog = self._store.backlog
+        self._state = self._store.state
         self._is_closed = False
         try:
             look_after(self, sync if isinstance(sync, float) else _BETWEEN_UPKEEP)
@@ -353,7 +354,7 @@ class Outbox(Closable):
             if not old or not done.stored:
                 return done
             count = self._backlog.supersede(old)
-            self._store.note()
+            self._keep_floor()
             return done._replace(superseded=count)
 
     def _append_crowded(
@@ -382,7 +383,37 @@ class Outbox(Closable):
         return Appended(len(entries) - len(refused), evicted, refused)
 
     def _append(self, columns: Columns, key: int | None = None) -> None:
-        self._store.append(columns, self._clock.now_ns() // 1_000_000, key)
+        """Append messages; return when they are stored.
+
+        :raises ValueError: a number is out of range; none is stored.
+        :raises StorageError: the disk is full; some may be stored.
+        """
+        now_ms = self._clock.now_ns() // 1_000_000
+        columns = columns._replace(arrivals=self._numbered(columns.arrivals))
+        records = encode(columns, now_ms, key)
+        first = self._store.first
+        if first is not None and not first.has_room(sum(map(len, records))):
+            self._store.make()
+        try:
+            self._backlog.append(columns, records, now_ms, key)
+        finally:
+            self._state.keep()
+
+    def _numbered(self, arrivals: Sequence[int]) -> Sequence[int]:
+        """Assign arrival numbers where they are 0."""
+        last = self._state.last_arrival
+        if not any(arrivals):
+            arrivals = range(last + 1, last + 1 + len(arrivals))
+            last = arrivals[-1]
+        elif all(arrivals):
+            last = max(last, *arrivals)
+        else:
+            given, arrivals = arrivals, []
+            for number in given:
+                arrivals.append(number or last + 1)
+                last = max(last, arrivals[-1])
+        self._state.last_arrival = last
+        return arrivals
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -430,8 +461,13 @@ class Outbox(Closable):
         if not items:
             return 0
         count = self._backlog.settle(items, reason)
-        self._store.note()
+        self._keep_floor()
         return count
+
+    def _keep_floor(self) -> None:
+        """Save the floor, so that it survives the process."""
+        self._backlog.save_floor(self._state)
+        self._state.keep()
 
     # --- expiry ---------------------------------------------------------------------------------
 
@@ -488,7 +524,7 @@ class Outbox(Closable):
         """The largest arrival number so far, including before a restart."""
         with self._lock:
             self._check_open()
-            return self._store.last_arrival
+            return self._state.last_arrival
 
     @property
     def queued(self) -> int:
@@ -522,7 +558,7 @@ class Outbox(Closable):
                 is_new = self._store.is_to_be_made
                 if is_new:
                     self._store.make()
-                if not self._store.is_made:
+                if self._store.first is not None:
                     return
                 notes = self._store.new_notes()
                 floor = self._backlog.marks.floor

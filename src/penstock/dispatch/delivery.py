@@ -102,7 +102,8 @@ class Outlet:
         self.trouble = ""
         #: Whether the receiver accepted the last message.
         self.is_there = False
-        self._storing = threading.Lock()
+        #: Held from the first to the last part of a `store`, and while the outbox is retired.
+        self._storing = threading.RLock()
         #: Stored messages that the ledger has counted, with those from before.
         self._counted = self.before.stored
 
@@ -137,6 +138,19 @@ class Outlet:
         refused = [entry.raw for appended in found for entry in appended.refused]
         self._ledger.add(copies=stored, copies_stored=stored)
         return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
+
+    def retire(self) -> bool:
+        """Close the outbox for good, unless messages are queued or being stored.
+
+        :returns: whether it is closed.
+        """
+        # Not between two parts of a `store`: its caller would store the first part again.
+        if not self._storing.acquire(blocking=False):
+            return False
+        try:
+            return self.outbox.close_if_empty()
+        finally:
+            self._storing.release()
 
     def _append(self, part: Part) -> Iterator[Appended]:
         if part.latest is None:

@@ -244,7 +244,7 @@ class Outlets:
         :raises NoRoom: messages are queued for all of them.
         """
         # Check and close atomically: a message stored in between would be lost with the folder.
-        outlet = next((it for it in self._outlets.values() if it.outbox.close_if_empty()), None)
+        outlet = next((it for it in self._outlets.values() if it.retire()), None)
         if outlet is None:
             limit = self._limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")

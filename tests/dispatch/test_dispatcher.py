@@ -14,10 +14,11 @@ import pytest
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import InvalidOption, Malformed, StorageError
 from penstock.core.retry import Backoff
-from penstock.dispatch import Access, Limits, Policy, Retry, Routes, Rule, outlets
+from penstock.dispatch import Access, Delivery, Limits, Policy, Retry, Routes, Rule, outlets
 from penstock.dispatch.outbox import Entry, Outbox, Part
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
+from support.waiting import SOON, background
 
 THERE = UUri("there", 0, 0, 0)
 
@@ -223,6 +224,33 @@ def test_what_is_stored_just_when_its_receiver_makes_room_is_not_lost(
     world.run()
     assert world.local.payloads(BOB) == [b"1", b"2"]
     assert len(world.local.payloads(ALICE)) + len(world.letters) == 1
+
+
+def test_a_receiver_does_not_make_room_between_two_messages_of_one_batch_for_it(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = Policy(topic=TOPIC, delivery=Delivery.LATEST)
+    world = make_world(limits=Limits(receivers=1), policies=[latest])
+    world.ingest(world.notify(b"0"))
+    world.run()
+    append = Outbox.append_latest
+
+    def append_slowly(outbox: Outbox, *args: Any, **options: Any) -> Any:
+        """Let this one be delivered, and another receiver need its room, before the next one."""
+        monkeypatch.undo()
+        done = append(outbox, *args, **options)
+        world.run()
+        with background(world.ingest, world.notify(b"other", sink=ALICE)) as call:
+            call.result(SOON)
+        world.run()
+        return done
+
+    monkeypatch.setattr(Outbox, "append_latest", append_slowly)
+    world.ingest(world.notify(b"1"), world.notify(b"2", source=UUri("here", 0x10, 1, 0x8002)))
+    world.run()
+    assert world.local.payloads(BOB) == [b"0", b"1", b"2"]
+    assert len(world.local.payloads(ALICE)) + len(world.letters) == 1
+    world.balance()
 
 
 @pytest.mark.parametrize("crash", ["rename", "save_notes", "rmtree"])

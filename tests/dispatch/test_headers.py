@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dispatch._headers import scan
-from penstock.dispatch.headers import groups_of, id_key
+from penstock.dispatch.intake import groups_of
+from penstock.dispatch.plan import id_key
 from penstock.protocols.uprotocol import UUID7, UMessage, UPayloadFormat, UUri, publish
 
 LARGEST = 1 << 20

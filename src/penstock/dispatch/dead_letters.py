@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.position import Position
-from penstock.dispatch.headers import tagged
 from penstock.dispatch.outbox.state import save_notes
 from penstock.protocols.uprotocol import (
     UUID7,
@@ -29,6 +28,7 @@ from penstock.protocols.uprotocol import (
     UUri,
     proto,
 )
+from penstock.protocols.uprotocol.message import tagged
 from penstock.protocols.uprotocol.validation import is_traceparent
 from penstock.queue.log.consuming import open_log_reader
 from penstock.queue.log.options import LogOptions

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.dispatch.dead_letters import Failure, Stored
 from penstock.dispatch.outbox import Reason, in_order
-from penstock.dispatch.switches import topic_of_item
+from penstock.dispatch.routes import topic_of
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
+    InvalidMessage,
     UCode,
     UMessage,
     UMessageType,
@@ -26,94 +27,25 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.dispatch.books import Ledger
-    from penstock.dispatch.failures import FailureHandler
     from penstock.dispatch.outbox import Appended, Item, Order, Outbox, Part
-    from penstock.dispatch.outlets import Outlets
     from penstock.dispatch.retry import Attempts, Verdict
-    from penstock.dispatch.routes import Receiver
+    from penstock.dispatch.routes import Receiver, Routing
     from penstock.dispatch.scheduler import Scheduler
     from penstock.dispatch.settings import Limits
-    from penstock.dispatch.switches import Traffic
+    from penstock.dispatch.switches import Switches
     from penstock.dispatch.ttl import ExpiryTimer
     from penstock.protocols.uprotocol import UAttributes
     from penstock.protocols.uprotocol.transports import Leg
 
-__all__ = ["Deliveries", "Outlet"]
+__all__ = ["Kind", "Outlet", "Traffic"]
 
 log = logging.getLogger(__name__)
 
 #: Expired messages of one receiver handled before the next receiver.
 _AT_ONCE: Final = 256
-
-
-class Deliveries:
-    """Delivers to all receivers, and passes failures to the failure handler."""
-
-    def __init__(
-        self,
-        outlets: Outlets,
-        failures: FailureHandler,
-        scheduler: Scheduler,
-        timer: ExpiryTimer,
-        clock: Clock,
-    ) -> None:
-        self._outlets = outlets
-        self._failures = failures
-        self._scheduler = scheduler
-        self._timer = timer
-        self._clock = clock
-
-    def start(self) -> None:
-        """Start the threads that deliver queued and new messages."""
-        self._timer.start(self._outlets.all, self._expire)
-        self._scheduler.start(self._deliver_to)
-        self.wake_all()
-
-    def wake_all(self) -> None:
-        """Wake the deliveries of all receivers."""
-        for outlet in self._outlets.all():
-            self._scheduler.wake(outlet)
-
-    def stop(self) -> None:
-        """Stop all threads after their current delivery."""
-        self._scheduler.stop()
-        self._timer.stop()
-
-    def _deliver_to(self, outlet: Outlet) -> bool:
-        """Deliver one batch to a receiver; tell whether anything was due.
-
-        :raises StorageError: a dead letter could not be written; its message is requeued.
-        """
-        failures = outlet.deliver()
-        try:
-            if failures:
-                self._failures.handle(failures)
-            self._failures.room_came(outlet)
-        except BaseException:
-            outlet.pause()
-            raise
-        return failures is not None
-
-    def _expire(self, outlet: Outlet, now_ms: int) -> bool:
-        """Expire messages of a receiver; tell whether there were any."""
-        failures = outlet.expire(now_ms)
-        self._failures.handle(failures)
-        return bool(failures)
-
-    def step(self) -> float | None:
-        """Do all due work; return when more is due (monotonic seconds), or None."""
-        is_busy = True
-        while is_busy:
-            is_busy = self._timer.work(self._outlets.all, self._expire)
-            for outlet in self._outlets.all():
-                while self._deliver_to(outlet):
-                    is_busy = True
-        now = self._clock.monotonic()
-        dues = [due for outlet in self._outlets.all() if (due := outlet.next_due()) is not None]
-        next_ms = self._timer.next_ms
-        if next_ms is not None:
-            dues.append(now + max(next_ms * 1_000_000 - self._clock.now_ns(), 0) / 1e9)
-        return min(dues, default=None)
+#: Sources of one receiver whose treatment is remembered, at most.
+_MOST_KINDS: Final = 65536
+_PUBLISH: Final = int(UMessageType.PUBLISH)
 
 
 class Outlet:
@@ -170,7 +102,8 @@ class Outlet:
         self.trouble = ""
         #: Whether the receiver accepted the last message.
         self.is_there = False
-        self._storing = threading.Lock()
+        #: Held from the first to the last part of a `store`, and while the outbox is retired.
+        self._storing = threading.RLock()
         #: Stored messages that the ledger has counted, with those from before.
         self._counted = self.before.stored
 
@@ -205,6 +138,19 @@ class Outlet:
         refused = [entry.raw for appended in found for entry in appended.refused]
         self._ledger.add(copies=stored, copies_stored=stored)
         return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
+
+    def retire(self) -> bool:
+        """Close the outbox for good, unless messages are queued or being stored.
+
+        :returns: whether it is closed.
+        """
+        # Not between two parts of a `store`: its caller would store the first part again.
+        if not self._storing.acquire(blocking=False):
+            return False
+        try:
+            return self.outbox.close_if_empty()
+        finally:
+            self._storing.release()
 
     def _append(self, part: Part) -> Iterator[Appended]:
         if part.latest is None:
@@ -392,7 +338,7 @@ class Outlet:
 
     def _settle(self, items: Sequence[Item]) -> None:
         self.outbox.settle(items, Reason.ACKED)
-        if self._attempts:
+        if self._attempts.tried:
             self._attempts.forget(items)
 
     def _hold(self, item: Item, due: float) -> None:
@@ -494,7 +440,7 @@ class Outlet:
         at: int | None = 0
         while at is not None:
             items, at = self.outbox.look(at)
-            own = [item for item in items if topic.matches(topic_of_item(item))]
+            own = [item for item in items if topic.matches(_topic_of(item))]
             if own:
                 count += self.outbox.settle(own, Reason.ADMIN)
         return count
@@ -505,6 +451,89 @@ class Outlet:
             self._held.clear()
             self._rests_until = 0.0
         self._scheduler.wake(self)
+
+
+class Kind(NamedTuple):
+    """How the messages of one source and type are treated."""
+
+    is_gone: bool = False
+    is_stopped: bool = False
+    #: Sample period (seconds).
+    period: float = 0.0
+
+
+_PLAIN: Final = Kind()
+
+
+class Traffic:
+    """A cache of how the sources of a receiver's messages are treated."""
+
+    def __init__(self, receiver: Receiver, routing: Routing, switches: Switches) -> None:
+        self._receiver = receiver
+        self._routing = routing
+        self._switches = switches
+        self._kinds: dict[int, Kind] = {}
+        self._generation = -1
+        self._has_stops = False
+        #: Sources whose next message is of a stopped topic.
+        self.stopped: set[int] = set()
+        #: Whether any source is sampled.
+        self.is_sampled = False
+
+    def notice_changes(self) -> None:
+        """Clear the cache after a change of subscriptions or stops."""
+        generation = self._routing.subscriptions.generation + self._switches.generation
+        if generation != self._generation or len(self._kinds) > _MOST_KINDS:
+            self._generation = generation
+            self._has_stops = bool(self._switches)
+            self._kinds = {}
+            self.stopped = set()
+            self.is_sampled = False
+
+    def is_plain(self, items: Sequence[Item]) -> bool:
+        """Tell whether all of these are known to need no special treatment."""
+        kinds = self._kinds
+        return not self._has_stops and all(
+            kinds.get(kind) is _PLAIN for kind in {item.source ^ item.type for item in items}
+        )
+
+    def period(self, item: Item) -> float:
+        """Return the cached sample period of a message's source (seconds)."""
+        return self._kinds.get(item.source ^ item.type, _PLAIN).period
+
+    def of(self, item: Item) -> Kind:
+        """Return how a message, and others of its source and type, are treated."""
+        kind = item.source ^ item.type
+        known = self._kinds.get(kind)
+        if known is not None:
+            return known
+        try:
+            attributes = UMessage.attributes_of(item.raw)
+        except InvalidMessage:
+            return _PLAIN  # its delivery will fail
+        topic = topic_of(attributes) or UUri()
+        known = _PLAIN
+        if item.type == _PUBLISH:
+            period = self._routing.period_of(self._receiver, topic, attributes.sink)
+            known = Kind(is_gone=True) if period is None else Kind(period=period / 1000)
+            self.is_sampled = self.is_sampled or known.period > 0
+        if item.type != UMessageType.RESPONSE and self._switches.find(
+            topic, self._receiver.address
+        ):
+            known = known._replace(is_stopped=True)
+        if known == _PLAIN:
+            known = _PLAIN
+        if not (self._has_stops and item.type == UMessageType.REQUEST):
+            self._kinds[kind] = known  # requests of one source may be for several methods
+        return known
+
+
+def _topic_of(item: Item) -> UUri:
+    """Return the topic or the method of a stored message."""
+    try:
+        return topic_of(UMessage.attributes_of(item.raw)) or UUri()
+    except InvalidMessage:
+        return UUri()
 
 
 class Linger:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import Closed, InvalidOption, PenstockError, Unsupported
+from penstock.core.errors import InvalidOption, PenstockError, Unsupported
 from penstock.core.interfaces import Closable
 from penstock.dispatch.access import Access
 from penstock.dispatch.books import Books, Ledger
@@ -20,16 +20,15 @@ from penstock.dispatch.dead_letters import (
     Quarantine,
     dead_letter_topic,
 )
-from penstock.dispatch.delivery import Deliveries
 from penstock.dispatch.failures import FailureHandler
 from penstock.dispatch.intake import Intake, Window
 from penstock.dispatch.outlets import Outlets, ReceiverInfo
-from penstock.dispatch.plan import Planner
+from penstock.dispatch.plan import Deadlines, Planner
 from penstock.dispatch.routes import Nobody, Receiver, Routes, Routing
-from penstock.dispatch.scheduler import Scheduler
+from penstock.dispatch.scheduler import Deliveries, Scheduler
 from penstock.dispatch.settings import Limits, Policies, Retry
 from penstock.dispatch.switches import Stop, Switches
-from penstock.dispatch.ttl import Deadlines, ExpiryTimer
+from penstock.dispatch.ttl import ExpiryTimer
 from penstock.protocols.uprotocol import UMessage, UStatusError, UUri
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.routes import Subscriptions
     from penstock.dispatch.settings import Policy
     from penstock.protocols.uprotocol import UUID7
-    from penstock.protocols.uprotocol.transports import Leg, Unreadable
+    from penstock.protocols.uprotocol.transports import Leg
     from penstock.queue.options import Sync
 
 __all__ = ["Dispatcher"]
@@ -179,16 +178,7 @@ class Dispatcher(Closable):
         :raises StorageError: the disk is full: the leg must not acknowledge them.
         :raises Closed: the dispatcher was stopped.
         """
-        self._check_open()
         self._intake.take(leg, messages)
-
-    def _take_unreadable(self, leg: str, what: Sequence[Unreadable]) -> None:
-        self._check_open()
-        self._intake.take_unreadable(leg, what)
-
-    def _check_open(self) -> None:
-        if self._is_stopped:
-            raise Closed("the dispatcher takes no more messages")
 
     # --- running --------------------------------------------------------------------------------
 
@@ -202,8 +192,8 @@ class Dispatcher(Closable):
             self._deliveries.start()
         self.subscriptions_changed()
         for leg in self._legs.values():
-            ingest = functools.partial(self.ingest, leg.name)
-            leg.on_unreadable = functools.partial(self._take_unreadable, leg.name)
+            ingest = functools.partial(self._intake.take, leg.name)
+            leg.on_unreadable = functools.partial(self._intake.take_unreadable, leg.name)
             leg.start(ingest, self._routing.received_by(leg))
 
     def subscriptions_changed(self) -> None:
@@ -239,6 +229,7 @@ class Dispatcher(Closable):
         for leg in self._legs.values():
             leg.stop()
         self._is_stopped = True
+        self._intake.close()
         self._work_for(grace, self._queued)
         if grace:
             longest = max((leg.settle_after for leg in self._legs.values()), default=0.0)

@@ -16,9 +16,8 @@ from penstock.dispatch.dead_letters import Failure, Letter, letter_id
 from penstock.dispatch.intake import Window
 from penstock.dispatch.outbox import Entry, Part
 from penstock.dispatch.outlets import NoRoom
-from penstock.dispatch.plan import class_of, order_of
+from penstock.dispatch.plan import Lifetime, class_of, order_of
 from penstock.dispatch.routes import Receiver
-from penstock.dispatch.ttl import Lifetime
 from penstock.protocols.uprotocol import (
     UUID7,
     DeadLetterReason,
@@ -172,7 +171,7 @@ class FailureHandler:
         self._answers = Answers()
         self._publishing = threading.RLock()
         #: Letters waiting for room in the queue of a subscriber.
-        self._unpublished: dict[Outlet, deque[Entry]] = {}
+        self.unpublished: dict[Outlet, deque[Entry]] = {}
 
     def handle(self, failures: Iterable[Failure], done: list[Failure] | None = None) -> None:
         """Handle messages that cannot be delivered.
@@ -330,7 +329,7 @@ class FailureHandler:
                 self._ledger.add(letters_unpublished=len(letters))
                 continue
             with self._publishing:
-                waiting = self._unpublished.setdefault(outlet, deque())
+                waiting = self.unpublished.setdefault(outlet, deque())
                 left = _MOST_WAITING - sum(map(_size, waiting))
                 before, unpublished = len(waiting), 0
                 for entry in entries:
@@ -357,7 +356,7 @@ class FailureHandler:
         :raises StorageError: the disk is full; all go on waiting, also those that were stored.
         """
         with self._publishing:
-            waiting = self._unpublished.get(outlet, deque())
+            waiting = self.unpublished.get(outlet, deque())
             some: list[Entry] = []
             size = 0
             for entry in waiting:
@@ -369,7 +368,7 @@ class FailureHandler:
             for _ in some:
                 waiting.popleft()
             if not waiting:
-                self._unpublished.pop(outlet, None)
+                self.unpublished.pop(outlet, None)
             if not some:
                 return []
         self._ledger.add(letters_published=len(some))
@@ -377,8 +376,6 @@ class FailureHandler:
 
     def room_came(self, outlet: Outlet) -> None:
         """Store waiting letters after messages of a receiver were delivered."""
-        if outlet not in self._unpublished:
-            return
         for failure in self._publish_waiting(outlet):
             if failure.stored is not None:  # another message took the room
                 failure.stored.outbox.give_back([failure.stored.item])
@@ -388,9 +385,9 @@ class FailureHandler:
     def close(self) -> None:
         """Count the letters still waiting as unpublished."""
         with self._publishing:
-            left = sum(map(len, self._unpublished.values()))
+            left = sum(map(len, self.unpublished.values()))
             self._ledger.add(letters_unpublished=left)
-            self._unpublished.clear()
+            self.unpublished.clear()
 
     def retry(self, letter: Letter) -> None:
         """Store the message of a dead letter for the receiver that did not get it."""

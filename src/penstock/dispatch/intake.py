@@ -11,11 +11,13 @@ import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import starmap
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.errors import Closed
+from penstock.dispatch._headers import scan
 from penstock.dispatch.dead_letters import Failure
-from penstock.dispatch.headers import groups_of
 from penstock.dispatch.outbox import Columns, Part
 from penstock.dispatch.plan import Refusal
 from penstock.dispatch.settings import Rate
@@ -26,6 +28,7 @@ from penstock.protocols.uprotocol import (
     UMessage,
     UMessageType,
 )
+from penstock.protocols.uprotocol.message import ID_SIZE, tagged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,15 +38,13 @@ if TYPE_CHECKING:
     from penstock.dispatch.dead_letters import Quarantine
     from penstock.dispatch.delivery import Outlet
     from penstock.dispatch.failures import FailureHandler
-    from penstock.dispatch.headers import Group
     from penstock.dispatch.outlets import Outlets
-    from penstock.dispatch.plan import Copy, Plan, Planner
+    from penstock.dispatch.plan import Copy, Deadlines, Plan, Planner
     from penstock.dispatch.settings import Limits
-    from penstock.dispatch.ttl import Deadlines
     from penstock.protocols.uprotocol import UUri
     from penstock.protocols.uprotocol.transports import Unreadable
 
-__all__ = ["Intake", "Rates", "Window"]
+__all__ = ["Group", "Intake", "Rates", "Window", "groups_of"]
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,52 @@ _EXPIRED: Final = Refusal(
 _TOO_FAST: Final = Refusal(
     "rate_limited", UCode.RESOURCE_EXHAUSTED, DeadLetterReason.QUEUE_FULL, ""
 )
+
+
+class Group(NamedTuple):
+    """Messages of a batch with equal attributes except the id."""
+
+    #: Their indexes in the batch.
+    places: Sequence[int]
+    raws: Sequence[bytes]
+    #: The ids in the form of `plan.id_key`, and their times (milliseconds since 1970 UTC).
+    ids: Sequence[bytes]
+    made_ms: Sequence[int]
+    #: The offset of the attributes in each; 0 if the protobuf library must decode the message.
+    attributes_begin: int
+    attributes_end: int
+    #: The attributes after the id.
+    attributes: bytes
+    has_payload: bool
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the attributes were found in their usual place."""
+        return self.attributes_begin > 0
+
+    def some(self, which: Sequence[int]) -> Group:
+        """Return a group of some of its messages, given by their index in the group."""
+        return self._replace(
+            places=[self.places[at] for at in which],
+            raws=[self.raws[at] for at in which],
+            ids=[self.ids[at] for at in which],
+            made_ms=[self.made_ms[at] for at in which],
+        )
+
+    def with_attributes(self, raw: bytes, attributes: bytes) -> bytes:
+        """Return a message of the group with other attributes after the id."""
+        id_end = self.attributes_begin + ID_SIZE
+        tag = tagged(1, ID_SIZE + len(attributes))
+        id = raw[self.attributes_begin : id_end]
+        return b"".join((tag, id, attributes, raw[self.attributes_end :]))
+
+
+def groups_of(messages: Sequence[bytes], largest: int) -> list[Group]:
+    """Return the groups of a batch, in the order of their first messages.
+
+    Messages of more than `largest` bytes are not parsed.
+    """
+    return list(starmap(Group, scan(messages, largest)))
 
 
 @dataclass(slots=True)
@@ -143,12 +190,15 @@ class Intake:
         self._ledger = ledger
         self._clock = clock
         self._on_publish = on_publish
+        self._is_closed = False
 
     def take(self, leg: str, messages: Sequence[bytes | UMessage]) -> None:
         """Accept messages; return when each is stored for all receivers, or is a dead letter.
 
         :raises StorageError: the disk is full: the leg must not acknowledge them.
+        :raises Closed: the dispatcher was stopped.
         """
+        self._check_open()
         raws = [it if it.__class__ is bytes else _bytes_of(it) for it in messages]
         now_ms = self._clock.now_ns() // 1_000_000
         batch = Batch(leg)
@@ -168,7 +218,9 @@ class Intake:
         """Turn invalid messages into dead letters; keep the bytes of undecodable ones.
 
         :raises StorageError: the disk is full: the leg must not acknowledge it.
+        :raises Closed: the dispatcher was stopped.
         """
+        self._check_open()
         batch = Batch(leg)
         for place, came in enumerate(what):
             raw = _NOTHING if came.message is None else _bytes_of(came.message)
@@ -181,6 +233,14 @@ class Intake:
                 counter, reason = "unauthenticated", DeadLetterReason.UNAUTHENTICATED
             batch.refuse(place, raw, Refusal(counter, came.code, reason, came.reason))
         self._finish(batch, len(what), self._clock.now_ns() // 1_000_000)
+
+    def close(self) -> None:
+        """Take no more messages."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the dispatcher takes no more messages")
 
     # --- what becomes of a group ----------------------------------------------------------------
 
@@ -314,7 +374,8 @@ class Intake:
         try:
             for outlet, parts in batch.parts.items():
                 failures += self._outlets.store(outlet, parts, batch.leg)
-            self._failures.handle(failures, done)
+            if failures:
+                self._failures.handle(failures, done)
         except BaseException:
             with self._window.lock:
                 self._window.forget(batch.keys)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.errors import Closed, Malformed
 from penstock.core.whole_files import sync_names
 from penstock.dispatch.books import NO_COPIES, added
-from penstock.dispatch.delivery import Outlet
+from penstock.dispatch.delivery import Outlet, Traffic
 from penstock.dispatch.outbox import CommonLog, Outbox, OutboxBooks
 from penstock.dispatch.outbox.state import save_notes
 from penstock.dispatch.outbox.store import LABEL, restore
 from penstock.dispatch.retry import Attempts
 from penstock.dispatch.routes import Receiver
-from penstock.dispatch.switches import Traffic
 from penstock.protocols.uprotocol import UCode, UStatus, UUri
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after
 from penstock.queue.storage import storage_errors
@@ -245,7 +244,7 @@ class Outlets:
         :raises NoRoom: messages are queued for all of them.
         """
         # Check and close atomically: a message stored in between would be lost with the folder.
-        outlet = next((it for it in self._outlets.values() if it.outbox.close_if_empty()), None)
+        outlet = next((it for it in self._outlets.values() if it.retire()), None)
         if outlet is None:
             limit = self._limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue
 from penstock.dispatch.access import Access, Tokens
-from penstock.dispatch.headers import ID_SIZE, id_key
 from penstock.dispatch.outbox import CLASSES, key_of
 from penstock.dispatch.outlets import NoRoom
 from penstock.dispatch.routes import topic_of
-from penstock.dispatch.ttl import ENDLESS, Deadlines, Lifetime
 from penstock.protocols.uprotocol import (
     DeadLetterReason,
     InvalidMessage,
@@ -22,21 +21,109 @@ from penstock.protocols.uprotocol import (
     UUri,
     validate,
 )
+from penstock.protocols.uprotocol.message import ID_SIZE, encode_id
 from penstock.protocols.uprotocol.validation import RULES
 
 if TYPE_CHECKING:
     from penstock.dispatch.delivery import Outlet
-    from penstock.dispatch.headers import Group
+    from penstock.dispatch.intake import Group
     from penstock.dispatch.outlets import Outlets
     from penstock.dispatch.routes import Receiver, Routing
     from penstock.dispatch.settings import Limits, Policies
     from penstock.dispatch.switches import Switches
-    from penstock.protocols.uprotocol import UAttributes
+    from penstock.protocols.uprotocol import UUID7, UAttributes
 
-__all__ = ["Copy", "Plan", "Planner", "Refusal", "class_of", "order_of"]
+__all__ = [
+    "ENDLESS",
+    "Copy",
+    "Deadlines",
+    "Lifetime",
+    "Plan",
+    "Planner",
+    "Refusal",
+    "class_of",
+    "id_key",
+    "order_of",
+]
 
 #: Cached plans per leg, at most.
 _MOST_PLANS: Final = 8192
+#: The start of 2020: a clock before that is not set.
+_CLOCK_IS_SET_MS: Final = 1_577_836_800_000
+#: A request expires before its ttl ends, so that the error response reaches the caller in time: a
+#: tenth of the ttl earlier, at most this (milliseconds).
+_LONGEST_NOTICE_MS: Final = 100
+#: Number of requests whose deadlines are kept, at least.
+_REMEMBERED: Final = 50_000
+#: The ttl assumed for an unknown request: the default of SDKs (milliseconds).
+_USUAL_MS: Final = 10_000
+#: The tags before an id in the attributes.
+_ID_BEGIN: Final = 3
+
+
+def id_key(id: UUID7) -> bytes:
+    """Return an id as in the attributes of a message, without the tags before it."""
+    return encode_id(id)[_ID_BEGIN:]
+
+
+class Lifetime(NamedTuple):
+    """The lifetime of messages of a kind. All times are milliseconds."""
+
+    #: From the time in the id; 0: no limit.
+    ttl: int = 0
+    #: From the arrival; 0: no limit.
+    max_age: int = 0
+    #: An id further than this in the future counts as created now; None: no check.
+    skew: int | None = None
+    is_request: bool = False
+
+    def deadline_ms(self, made_ms: int, now_ms: int) -> int:
+        """Return when the ttl of a message that arrives now ends."""
+        if self.skew is not None and made_ms > now_ms + self.skew:
+            made_ms = now_ms
+        return made_ms + self.ttl
+
+    def expires_ms(self, made_ms: int, now_ms: int) -> int:
+        """Return when a message that arrives now expires; 0: never."""
+        # Before the clock is set there is no max_age: setting it would make all messages too old.
+        ends = now_ms + self.max_age if self.max_age and now_ms >= _CLOCK_IS_SET_MS else 0
+        if not self.ttl:
+            return ends
+        expires = self.deadline_ms(made_ms, now_ms) + 1
+        if self.is_request:
+            notice = expires - min(self.ttl // 10, _LONGEST_NOTICE_MS)
+            expires = notice if notice > now_ms else expires
+        return min(expires, ends) if ends else expires
+
+
+#: The lifetime of messages that never expire.
+ENDLESS: Final = Lifetime()
+
+
+class Deadlines:
+    """The ends of the ttl of the latest requests. Thread-safe."""
+
+    def __init__(self, size: int = _REMEMBERED) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._new: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+
+    def add(self, key: bytes, expires_ms: int) -> None:
+        """Add a request by its id."""
+        with self._lock:
+            if len(self._new) >= self._size:
+                self._old, self._new = self._new, {}
+            self._new[key] = expires_ms
+
+    def left_for(self, response: UAttributes) -> int:
+        """Return the ttl for a response without one: the remaining ttl of its request."""
+        id, reqid = response.id, response.reqid
+        if id is None or reqid is None:
+            return _USUAL_MS
+        key = id_key(reqid)
+        expires = self._new.get(key) or self._old.get(key) or reqid.time_ms + _USUAL_MS
+        return expires - id.time_ms
 
 
 class Refusal(NamedTuple):

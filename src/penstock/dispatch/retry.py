@@ -67,24 +67,22 @@ class Attempts:
         self._retry = retry
         self._clock = clock
         self._rng = rng
-        self._tried: dict[tuple[int, int], Tried] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._tried)
+        #: By class and number; only messages that failed and are still queued.
+        self.tried: dict[tuple[int, int], Tried] = {}
 
     @property
     def total(self) -> int:
         """Number of failed attempts of the messages still queued."""
-        return sum(tried.made for tried in list(self._tried.values()))
+        return sum(tried.made for tried in list(self.tried.values()))
 
     def forget(self, items: Iterable[Item]) -> None:
         """Forget settled messages."""
         for item in items:
-            self._tried.pop((item.priority, item.seq), None)
+            self.tried.pop((item.priority, item.seq), None)
 
     def end(self, item: Item) -> Tried:
         """Forget a settled message; return its attempts."""
-        return self._tried.pop((item.priority, item.seq), _NEVER)
+        return self.tried.pop((item.priority, item.seq), _NEVER)
 
     def fail(self, item: Item, status: UStatus) -> Verdict:
         """Count a failed attempt; decide whether to retry."""
@@ -99,9 +97,9 @@ class Attempts:
         if most is not None and tried.made >= most:
             text = f"given up after {tried.made} attempts; {text}"
             return Verdict(None, code, DeadLetterReason.UNREACHABLE, text, tried)
-        if len(self._tried) >= _MOST:
-            self._tried.clear()  # mostly of messages that ended otherwise
-        self._tried[item.priority, item.seq] = tried
+        if len(self.tried) >= _MOST:
+            self.tried.clear()  # mostly of messages that ended otherwise
+        self.tried[item.priority, item.seq] = tried
         due = self._clock.monotonic() + self._retry.backoff.delay(tried.made, self._rng)
         return Verdict(due, code, DeadLetterReason.UNREACHABLE, text, tried)
 

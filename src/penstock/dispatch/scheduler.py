@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.dispatch.delivery import Outlet
+    from penstock.dispatch.failures import FailureHandler
+    from penstock.dispatch.outlets import Outlets
+    from penstock.dispatch.ttl import ExpiryTimer
 
-__all__ = ["Schedule", "Scheduler"]
+__all__ = ["Deliveries", "Schedule", "Scheduler"]
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +133,7 @@ class Scheduler:
     def start(self, deliver_to: Callable[[Outlet], bool]) -> None:
         """Start delivering to outlets that are woken."""
         self._deliver_to = deliver_to
+        self._timer.start()
 
     def wake(self, outlet: Outlet) -> None:
         """Queue an outlet for a thread that checks for due messages."""
@@ -172,7 +176,6 @@ class Scheduler:
             self._begin()
         else:
             self._changed.notify()
-        self._timer.start()
 
     def _begin(self) -> None:
         thread = Worker("dispatch", self._deliver, log=log, restart=True)
@@ -243,3 +246,74 @@ class Scheduler:
                         self._begin()
                     wait = _HELD_UP if wait is None else min(wait, _HELD_UP)
                 self._changed.wait(wait)
+
+
+class Deliveries:
+    """Delivers to all receivers, and passes failures to the failure handler."""
+
+    def __init__(
+        self,
+        outlets: Outlets,
+        failures: FailureHandler,
+        scheduler: Scheduler,
+        timer: ExpiryTimer,
+        clock: Clock,
+    ) -> None:
+        self._outlets = outlets
+        self._failures = failures
+        self._scheduler = scheduler
+        self._timer = timer
+        self._clock = clock
+
+    def start(self) -> None:
+        """Start the threads that deliver queued and new messages."""
+        self._timer.start(self._outlets.all, self._expire)
+        self._scheduler.start(self._deliver_to)
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake the deliveries of all receivers."""
+        for outlet in self._outlets.all():
+            self._scheduler.wake(outlet)
+
+    def stop(self) -> None:
+        """Stop all threads after their current delivery."""
+        self._scheduler.stop()
+        self._timer.stop()
+
+    def _deliver_to(self, outlet: Outlet) -> bool:
+        """Deliver one batch to a receiver; tell whether anything was due.
+
+        :raises StorageError: a dead letter could not be written; its message is requeued.
+        """
+        failures = outlet.deliver()
+        try:
+            if failures:
+                self._failures.handle(failures)
+            if outlet in self._failures.unpublished:
+                self._failures.room_came(outlet)
+        except BaseException:
+            outlet.pause()
+            raise
+        return failures is not None
+
+    def _expire(self, outlet: Outlet, now_ms: int) -> bool:
+        """Expire messages of a receiver; tell whether there were any."""
+        failures = outlet.expire(now_ms)
+        self._failures.handle(failures)
+        return bool(failures)
+
+    def step(self) -> float | None:
+        """Do all due work; return when more is due (monotonic seconds), or None."""
+        is_busy = True
+        while is_busy:
+            is_busy = self._timer.work(self._outlets.all, self._expire)
+            for outlet in self._outlets.all():
+                while self._deliver_to(outlet):
+                    is_busy = True
+        now = self._clock.monotonic()
+        dues = [due for outlet in self._outlets.all() if (due := outlet.next_due()) is not None]
+        next_ms = self._timer.next_ms
+        if next_ms is not None:
+            dues.append(now + max(next_ms * 1_000_000 - self._clock.now_ns(), 0) / 1e9)
+        return min(dues, default=None)

@@ -1,16 +1,15 @@
-"""When does a message expire, and who ends it then, also while its receiver is stuck?"""
+"""Who ends the messages whose time is over, also while their receiver is stuck?"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import Closed
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
-from penstock.dispatch.headers import id_key
 from penstock.dispatch.scheduler import Schedule
 
 if TYPE_CHECKING:
@@ -18,90 +17,20 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.dispatch.delivery import Outlet
-    from penstock.protocols.uprotocol import UAttributes
 
     Outlets = Callable[[], Sequence[Outlet]]
     Expire = Callable[[Outlet, int], bool]
 
-__all__ = ["ENDLESS", "Deadlines", "ExpiryTimer", "Lifetime"]
+__all__ = ["ExpiryTimer"]
 
 log = logging.getLogger(__name__)
 
-#: The start of 2020: a clock before that is not set.
-_CLOCK_IS_SET_MS: Final = 1_577_836_800_000
-#: A request expires before its ttl ends, so that the error response reaches the caller in time: a
-#: tenth of the ttl earlier, at most this (milliseconds).
-_LONGEST_NOTICE_MS: Final = 100
-#: Number of requests whose deadlines are kept, at least.
-_REMEMBERED: Final = 50_000
-#: The ttl assumed for an unknown request: the default of SDKs (milliseconds).
-_USUAL_MS: Final = 10_000
 #: Longest wait (seconds), since the wall clock may be set meanwhile.
 _LONGEST_WAIT: Final = 0.5
 #: Pause after an error (seconds).
 _PAUSE: Final = 1.0
 #: Interval of the check of all outlets (seconds).
 _BETWEEN_LOOKS: Final = 1.0
-
-
-class Lifetime(NamedTuple):
-    """The lifetime of messages of a kind. All times are milliseconds."""
-
-    #: From the time in the id; 0: no limit.
-    ttl: int = 0
-    #: From the arrival; 0: no limit.
-    max_age: int = 0
-    #: An id further than this in the future counts as created now; None: no check.
-    skew: int | None = None
-    is_request: bool = False
-
-    def deadline_ms(self, made_ms: int, now_ms: int) -> int:
-        """Return when the ttl of a message that arrives now ends."""
-        if self.skew is not None and made_ms > now_ms + self.skew:
-            made_ms = now_ms
-        return made_ms + self.ttl
-
-    def expires_ms(self, made_ms: int, now_ms: int) -> int:
-        """Return when a message that arrives now expires; 0: never."""
-        # Before the clock is set there is no max_age: setting it would make all messages too old.
-        ends = now_ms + self.max_age if self.max_age and now_ms >= _CLOCK_IS_SET_MS else 0
-        if not self.ttl:
-            return ends
-        expires = self.deadline_ms(made_ms, now_ms) + 1
-        if self.is_request:
-            notice = expires - min(self.ttl // 10, _LONGEST_NOTICE_MS)
-            expires = notice if notice > now_ms else expires
-        return min(expires, ends) if ends else expires
-
-
-#: The lifetime of messages that never expire.
-ENDLESS: Final = Lifetime()
-
-
-class Deadlines:
-    """The ends of the ttl of the latest requests. Thread-safe."""
-
-    def __init__(self, size: int = _REMEMBERED) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._new: dict[bytes, int] = {}
-        self._old: dict[bytes, int] = {}
-
-    def add(self, key: bytes, expires_ms: int) -> None:
-        """Add a request by its id."""
-        with self._lock:
-            if len(self._new) >= self._size:
-                self._old, self._new = self._new, {}
-            self._new[key] = expires_ms
-
-    def left_for(self, response: UAttributes) -> int:
-        """Return the ttl for a response without one: the remaining ttl of its request."""
-        id, reqid = response.id, response.reqid
-        if id is None or reqid is None:
-            return _USUAL_MS
-        key = id_key(reqid)
-        expires = self._new.get(key) or self._old.get(key) or reqid.time_ms + _USUAL_MS
-        return expires - id.time_ms
 
 
 class ExpiryTimer:

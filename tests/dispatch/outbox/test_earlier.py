@@ -13,6 +13,7 @@ import pytest
 from penstock.core.errors import StorageError
 from penstock.dispatch.outbox import Outbox, OutboxBooks, Reason
 from penstock.dispatch.outbox import earlier as earlier_module
+from penstock.dispatch.outbox import state as state_module
 from penstock.dispatch.outbox.log import OutboxLog
 from penstock.dispatch.outbox.state import StateFile
 
@@ -98,6 +99,24 @@ def test_a_disk_that_is_full_meanwhile_leaves_all_as_it_was(
         with pytest.raises(StorageError):
             Outbox(earlier)
     assert not (earlier / "log.new").exists()
+    assert contents(earlier) == expected
+
+
+def test_a_new_state_whose_name_cannot_be_synced_keeps_its_log(
+    earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(earlier, tmp_path / "other")
+    expected = contents(tmp_path / "other")
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, "the device fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "sync_names", refuse)
+        with pytest.raises(StorageError):
+            Outbox(earlier)
+    with Outbox(earlier) as outbox:
+        assert not outbox.findings
     assert contents(earlier) == expected
 
 

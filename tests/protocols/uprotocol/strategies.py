@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 

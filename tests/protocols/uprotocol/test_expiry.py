@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.protocols.uprotocol.attributes import UAttributes, expires_at_ms, is_expired
+from penstock.protocols.uprotocol.message import UAttributes, expires_at_ms, is_expired
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from protocols.uprotocol.vectors import cases
 

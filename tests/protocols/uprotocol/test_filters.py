@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UStatusError
+from penstock.protocols.uprotocol.message import UAttributes
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import check_filter, is_filter, matches
 from protocols.uprotocol.vectors import cases

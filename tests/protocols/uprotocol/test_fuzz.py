@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from penstock.protocols.uprotocol import proto
-from penstock.protocols.uprotocol.attributes import UAttributes, is_expired
 from penstock.protocols.uprotocol.cloud_events import (
     from_json,
     from_protobuf,
@@ -20,7 +19,7 @@ from penstock.protocols.uprotocol.cloud_events import (
     to_protobuf,
 )
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage, is_expired
 from penstock.protocols.uprotocol.mqtt_wire import (
     MqttProperties,
     attributes_of,

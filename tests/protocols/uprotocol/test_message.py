@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.protocols.uprotocol import message as make
 from penstock.protocols.uprotocol import proto
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import (
     UCode,
     UMessageType,
@@ -22,7 +21,7 @@ from penstock.protocols.uprotocol.codes import (
     UStatus,
 )
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 from protocols.uprotocol.strategies import messages

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 
 from penstock.protocols.uprotocol import message as make
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.mqtt_wire import (
     MqttProperties,
     attributes_of,

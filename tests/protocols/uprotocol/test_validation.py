@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import RULES, check, is_traceparent, validate

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 
 from penstock.protocols.uprotocol import message as make
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.zenoh_wire import (
     PRIORITIES,

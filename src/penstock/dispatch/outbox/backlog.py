@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.core.message import Message
     from penstock.dispatch.outbox.log import Columns, FirstMessages, Item
-    from penstock.dispatch.outbox.state import Floor
+    from penstock.dispatch.outbox.state import Floor, StateFile
     from penstock.dispatch.outbox.window import Window
     from penstock.queue.options import Sync
 
@@ -730,6 +730,10 @@ class Backlog:
         self._expiries.learn(block, times)
 
     # --- saved state ----------------------------------------------------------------------------
+
+    def save_floor(self, state: StateFile) -> None:
+        """Set the floor of a state file, and the counts below it."""
+        state.set_floor(self.log.epoch, self.marks.floor, self.marks.below)
 
     def notes(self) -> Notes:
         """Return the notes to save: marks and contents above the floor."""

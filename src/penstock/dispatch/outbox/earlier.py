@@ -61,7 +61,7 @@ def take_over(folder: Path, segment: int) -> list[str]:
     Atomic: after a crash either the old or the new files count, as the version of the state says.
 
     :raises Unsupported: a newer Penstock wrote it.
-    :raises StorageError: the disk is full; nothing has changed.
+    :raises StorageError: the operating system refuses; the next call starts again, or goes on.
     """
     with storage_errors("opening", str(folder)):
         logs = {p: path for p in range(CLASSES) if (path := folder / f"cs{p}").exists()}
@@ -80,7 +80,9 @@ def take_over(folder: Path, segment: int) -> list[str]:
         try:
             findings = _Move(folder, logs, moving, segment).run()
         except StorageError:
-            shutil.rmtree(moving, ignore_errors=True)
+            # With the new state in place, as when only its name was not synced, the new log counts.
+            if _version(state) <= _VERSION:
+                shutil.rmtree(moving, ignore_errors=True)
             raise
         with storage_errors("taking over", str(folder)):
             moving.rename(new)

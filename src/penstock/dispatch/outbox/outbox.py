@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from bisect import bisect_right
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -13,18 +11,18 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
 from penstock.core.interfaces import Closable
 from penstock.dispatch.outbox.backlog import BacklogOptions
-from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, key_of
+from penstock.dispatch.outbox.log import CLASSES, OVERHEAD, Columns, Entry, Item, encode, key_of
 from penstock.dispatch.outbox.state import Reason
 from penstock.dispatch.outbox.store import Store, look_after
+from penstock.dispatch.outbox.window import in_order_of_arrival, in_order_of_priority
 from penstock.queue.storage import no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from penstock.core.clock import Clock
     from penstock.dispatch.outbox.backlog import Backlog, Latest
     from penstock.dispatch.outbox.log import FirstMessages
-    from penstock.dispatch.outbox.window import Lane
     from penstock.queue.options import Sync
 
 __all__ = [
@@ -33,8 +31,6 @@ __all__ = [
     "Order",
     "Outbox",
     "OutboxBooks",
-    "in_order_of_arrival",
-    "in_order_of_priority",
     "make_room",
 ]
 
@@ -111,117 +107,6 @@ def make_room(
     return evicted
 
 
-class _Picking:
-    """A batch being picked, up to its limits of messages and bytes."""
-
-    def __init__(self, limit: int, max_bytes: int | None, blocked: Collection[int]) -> None:
-        self._left = limit
-        self._bytes_left = max_bytes
-        self.blocked = blocked
-        self.items: list[Item] = []
-        self._by_lane: dict[int, list[Item]] = {}
-        self.is_over = False
-
-    @property
-    def wanted(self) -> int:
-        return self._left
-
-    def pick(self, lane: Lane, item: Item) -> bool:
-        """Add a message to the batch; return False if it exceeds the byte limit."""
-        if self._bytes_left is not None:
-            if self.items and len(item.raw) > self._bytes_left:
-                self.is_over = True
-                return False
-            self._bytes_left -= len(item.raw)
-        self.items.append(item)
-        self._by_lane.setdefault(lane.priority, []).append(item)
-        self._left -= 1
-        self.is_over = not self._left
-        return True
-
-    def take(self, lanes: Sequence[Lane]) -> list[Item]:
-        for lane in lanes:
-            own = self._by_lane.get(lane.priority)
-            if own:
-                lane.window.take(own, in_order=not self.blocked)
-        return self.items
-
-
-def in_order_of_arrival(
-    lanes: Sequence[Lane], limit: int, max_bytes: int | None, blocked: Collection[int]
-) -> list[Item]:
-    """Take messages in order of arrival, across classes."""
-    if len(lanes) == 1 and not blocked:
-        return _from_one(lanes[0], limit, max_bytes)
-    picking = _Picking(limit, max_bytes, blocked)
-    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
-    for lane in lanes:
-        waiting = lane.window.available(blocked, limit)
-        item = next(waiting, None)
-        if item is not None:
-            heads.append((item, lane, waiting))
-    while heads:
-        heads.sort(key=_number, reverse=True)
-        item, lane, waiting = heads.pop()
-        others = heads[-1][0].seq if heads else None
-        following: Item | None = item
-        while following is not None and (others is None or following.seq <= others):
-            if not picking.pick(lane, following) or picking.is_over:
-                return picking.take(lanes)
-            following = next(waiting, None)
-        if following is not None:
-            heads.append((following, lane, waiting))
-    return picking.take(lanes)
-
-
-def _from_one(lane: Lane, limit: int, max_bytes: int | None) -> list[Item]:
-    """Take in order of arrival from a single lane: the fast path."""
-    items = list(islice(lane.window.available((), limit), limit))
-    sizes = [len(item.raw) for item in items]
-    if max_bytes is not None and sum(sizes) > max_bytes:
-        del items[max(1, bisect_right(list(accumulate(sizes)), max_bytes)) :]
-    lane.window.take(items, in_order=True)
-    return items
-
-
-def _number(head: tuple[Item, Lane, Iterator[Item]]) -> int:
-    return head[0].seq
-
-
-def in_order_of_priority(
-    lanes: Sequence[Lane],
-    limit: int,
-    max_bytes: int | None,
-    blocked: Collection[int],
-    passed: int,
-    starvation: int,
-) -> tuple[list[Item], int]:
-    """Take the highest class first, but one of the lowest after every `starvation` others.
-
-    `passed` is the number of messages taken since one of the lowest class; its new value is
-    returned with the messages.
-    """
-    picking = _Picking(limit, max_bytes, blocked)
-    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
-    for lane in lanes:  # the lowest class first
-        waiting = lane.window.available(blocked, limit)
-        item = next(waiting, None)
-        if item is not None:
-            heads.append((item, lane, waiting))
-    while heads and not picking.is_over:
-        turn = 0 if passed >= starvation else -1
-        item, lane, waiting = heads[turn]
-        if not picking.pick(lane, item):
-            break
-        passed = 0 if turn == 0 or len(heads) == 1 else passed + 1
-        following = next(waiting, None)
-        if following is None:
-            del heads[turn]
-        else:
-            heads[turn] = following, lane, waiting
-    return picking.take(lanes), passed
-
-
 Order = Literal["arrival", "priority"]
 
 #: Upkeep interval (seconds) if `sync` is not a time.
@@ -291,6 +176,7 @@ class Outbox(Closable):
         options = BacklogOptions(segment, sync, window, window_bytes)
         self._store = Store(self.folder, options, lock_timeout, first)
         self._backlog = self._store.backlog
+        self._state = self._store.state
         self._is_closed = False
         try:
             look_after(self, sync if isinstance(sync, float) else _BETWEEN_UPKEEP)
@@ -353,7 +239,7 @@ class Outbox(Closable):
             if not old or not done.stored:
                 return done
             count = self._backlog.supersede(old)
-            self._store.note()
+            self._keep_floor()
             return done._replace(superseded=count)
 
     def _append_crowded(
@@ -382,7 +268,37 @@ class Outbox(Closable):
         return Appended(len(entries) - len(refused), evicted, refused)
 
     def _append(self, columns: Columns, key: int | None = None) -> None:
-        self._store.append(columns, self._clock.now_ns() // 1_000_000, key)
+        """Append messages; return when they are stored.
+
+        :raises ValueError: a number is out of range; none is stored.
+        :raises StorageError: the disk is full; some may be stored.
+        """
+        now_ms = self._clock.now_ns() // 1_000_000
+        columns = columns._replace(arrivals=self._numbered(columns.arrivals))
+        records = encode(columns, now_ms, key)
+        first = self._store.first
+        if first is not None and not first.has_room(sum(map(len, records))):
+            self._store.make()
+        try:
+            self._backlog.append(columns, records, now_ms, key)
+        finally:
+            self._state.keep()
+
+    def _numbered(self, arrivals: Sequence[int]) -> Sequence[int]:
+        """Assign arrival numbers where they are 0."""
+        last = self._state.last_arrival
+        if not any(arrivals):
+            arrivals = range(last + 1, last + 1 + len(arrivals))
+            last = arrivals[-1]
+        elif all(arrivals):
+            last = max(last, *arrivals)
+        else:
+            given, arrivals = arrivals, []
+            for number in given:
+                arrivals.append(number or last + 1)
+                last = max(last, arrivals[-1])
+        self._state.last_arrival = last
+        return arrivals
 
     # --- out ------------------------------------------------------------------------------------
 
@@ -430,8 +346,13 @@ class Outbox(Closable):
         if not items:
             return 0
         count = self._backlog.settle(items, reason)
-        self._store.note()
+        self._keep_floor()
         return count
+
+    def _keep_floor(self) -> None:
+        """Save the floor, so that it survives the process."""
+        self._backlog.save_floor(self._state)
+        self._state.keep()
 
     # --- expiry ---------------------------------------------------------------------------------
 
@@ -488,7 +409,7 @@ class Outbox(Closable):
         """The largest arrival number so far, including before a restart."""
         with self._lock:
             self._check_open()
-            return self._store.last_arrival
+            return self._state.last_arrival
 
     @property
     def queued(self) -> int:
@@ -522,7 +443,7 @@ class Outbox(Closable):
                 is_new = self._store.is_to_be_made
                 if is_new:
                     self._store.make()
-                if not self._store.is_made:
+                if self._store.first is not None:
                     return
                 notes = self._store.new_notes()
                 floor = self._backlog.marks.floor

@@ -14,7 +14,7 @@ from penstock.core.whole_files import sync_files, sync_names
 from penstock.core.worker import Worker
 from penstock.dispatch.outbox.backlog import Backlog
 from penstock.dispatch.outbox.earlier import take_over
-from penstock.dispatch.outbox.log import OutboxLog, encode
+from penstock.dispatch.outbox.log import OutboxLog
 from penstock.dispatch.outbox.state import (
     BLOCK,
     Notes,
@@ -27,11 +27,11 @@ from penstock.queue.log.locking import WriterLock
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.dispatch.outbox.backlog import BacklogOptions
-    from penstock.dispatch.outbox.log import Columns, FirstMessages
+    from penstock.dispatch.outbox.log import FirstMessages
     from penstock.dispatch.outbox.outbox import Outbox
     from penstock.queue.options import Sync
 
@@ -73,19 +73,20 @@ class Store:
         self._lock_timeout = lock_timeout
         #: Callbacks that `close` runs in any case.
         self._at_end = contextlib.ExitStack()
-        self._first = first
+        #: The messages of an outbox that has no files yet; None: it has files.
+        self.first = first
         #: The same after `make`, until the new files are synced.
         self._made: FirstMessages | None = None
         self._is_new = False
         if first is not None:
-            self._state = StateFile(folder / _STATE)
+            self.state = StateFile(folder / _STATE)
             self._open_backlog(Notes())
             return
         with storage_errors("creating", str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
         with self._owned() as undo:
             self._findings += take_over(folder, options.segment)
-            self._state = StateFile(folder / _STATE)
+            self.state = StateFile(folder / _STATE)
             self._open_state(undo)
             self._open()
             undo.callback(self.backlog.log.suspend)
@@ -100,12 +101,12 @@ class Store:
 
     def _open_state(self, undo: contextlib.ExitStack) -> None:
         # If `sync` is a time, `bring_to_disk` syncs the new file.
-        self._is_new = self._options.sync != "batch" and self._state.is_new
-        self._state.open(sync=self._options.sync == "batch")
-        undo.callback(self._state.close)
+        self._is_new = self._options.sync != "batch" and self.state.is_new
+        self.state.open(sync=self._options.sync == "batch")
+        undo.callback(self.state.close)
 
     def _open(self) -> None:
-        state = self._state
+        state = self.state
         notes, damage = load_notes(self._folder / _NOTES)
         for error in filter(None, (state.damage, damage)):
             self._findings.append(f"{error}; messages come again")
@@ -119,91 +120,41 @@ class Store:
         state.keep()
 
     def _open_backlog(self, notes: Notes) -> Backlog:
-        state = self._state
-        self.backlog = Backlog(self._folder / _LOG, self._options, state.floor, notes, self._first)
+        state = self.state
+        self.backlog = Backlog(self._folder / _LOG, self._options, state.floor, notes, self.first)
         state.last_arrival = max(state.last_arrival, self.backlog.last_arrival)
-        self._set_floor()
+        self.backlog.save_floor(self.state)
         return self.backlog
-
-    def _set_floor(self) -> None:
-        marks = self.backlog.marks
-        self._state.set_floor(self.backlog.log.epoch, marks.floor, marks.below)
 
     def make(self) -> None:
         """Create the files if none exist; from now on messages are written to them.
 
         :raises StorageError: the operating system refuses; the call can be repeated.
         """
-        if self._first is None:
+        if self.first is None:
             return
         with storage_errors("creating", str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
         # Always synced: only the label says which receiver owns the folder.
-        save_notes(self._folder / LABEL, self._first.label, sync=True)
+        save_notes(self._folder / LABEL, self.first.label, sync=True)
         with self._owned() as undo:
             undo.callback(self.backlog.log.suspend)
             self.backlog.log.make()
-            self._set_floor()
+            self.backlog.save_floor(self.state)
             self._open_state(undo)
-        self._first, self._made = None, self._first
-
-    @property
-    def is_made(self) -> bool:
-        return self._first is None
+        self.first, self._made = None, self.first
 
     @property
     def is_to_be_made(self) -> bool:
         """Whether files are missing and needed, for example because a message was settled."""
-        if self._first is None:
+        if self.first is None:
             return False
-        return self._first.has_to_go or self.backlog.queued < self.backlog.log.head
+        return self.first.has_to_go or self.backlog.queued < self.backlog.log.head
 
     @property
     def findings(self) -> list[str]:
         """Faults found in the files, and how each was handled."""
         return self._findings + self.backlog.findings
-
-    @property
-    def last_arrival(self) -> int:
-        return self._state.last_arrival
-
-    # --- in -------------------------------------------------------------------------------------
-
-    def append(self, columns: Columns, now_ms: int, key: int | None = None) -> None:
-        """Append messages; return when they are stored.
-
-        :raises ValueError: a number is out of range; none is stored.
-        :raises StorageError: the disk is full; some may be stored.
-        """
-        columns = columns._replace(arrivals=self._numbered(columns.arrivals))
-        records = encode(columns, now_ms, key)
-        if self._first is not None and not self._first.has_room(sum(map(len, records))):
-            self.make()
-        try:
-            self.backlog.append(columns, records, now_ms, key)
-        finally:
-            self._state.keep()
-
-    def _numbered(self, arrivals: Sequence[int]) -> Sequence[int]:
-        """Assign arrival numbers where they are 0."""
-        last = self._state.last_arrival
-        if not any(arrivals):
-            arrivals = range(last + 1, last + 1 + len(arrivals))
-            last = arrivals[-1]
-        elif all(arrivals):
-            last = max(last, *arrivals)
-        else:
-            given, arrivals = arrivals, []
-            for number in given:
-                arrivals.append(number or last + 1)
-                last = max(last, arrivals[-1])
-        self._state.last_arrival = last
-        return arrivals
-
-    def note(self) -> None:
-        """Save the floor, so that it survives the process."""
-        self._set_floor()
-        self._state.keep()
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -224,7 +175,7 @@ class Store:
         # Also without `sync`: the common log gives up its copy below.
         if self._syncs or self._made is not None:
             self.backlog.log.sync()
-            self._state.sync()
+            self.state.sync()
             if self._is_new:
                 with storage_errors("syncing", str(self._folder)):
                     sync_files(self._folder)
@@ -258,7 +209,7 @@ class Store:
         try:
             if self.is_to_be_made:
                 self.make()
-            if self._first is None:
+            if self.first is None:
                 self.bring_to_disk()
                 self.save_notes(pack_notes(self.backlog.notes()))
         finally:
@@ -270,7 +221,7 @@ class Store:
 
     def discard(self) -> None:
         """Drop the outbox's entries in the common log."""
-        for first in filter(None, (self._first, self._made)):
+        for first in filter(None, (self.first, self._made)):
             first.end()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.dispatch.outbox.backlog import Backlog
     from penstock.dispatch.outbox.log import Item
 
-__all__ = ["Lane", "Supply", "Window"]
+__all__ = ["Lane", "Supply", "Window", "in_order_of_arrival", "in_order_of_priority"]
 
 #: Messages that are read from the log at a time.
 _AT_ONCE: Final = 512
@@ -309,3 +310,113 @@ class Lane:
         if self.window.wants(len(seqs)):
             self.window.offer(items(seqs), size)
         self.head = seqs[-1] + 1
+
+
+# --- which messages are next, of all classes ---------------------------------------------------
+
+
+class _Picking:
+    """A batch being picked, up to its limits of messages and bytes."""
+
+    def __init__(self, limit: int, max_bytes: int | None, blocked: Collection[int]) -> None:
+        self._left = limit
+        self._bytes_left = max_bytes
+        self.blocked = blocked
+        self.items: list[Item] = []
+        self._by_lane: dict[int, list[Item]] = {}
+        self.is_over = False
+
+    @property
+    def wanted(self) -> int:
+        return self._left
+
+    def pick(self, lane: Lane, item: Item) -> bool:
+        """Add a message to the batch; return False if it exceeds the byte limit."""
+        if self._bytes_left is not None:
+            if self.items and len(item.raw) > self._bytes_left:
+                self.is_over = True
+                return False
+            self._bytes_left -= len(item.raw)
+        self.items.append(item)
+        self._by_lane.setdefault(lane.priority, []).append(item)
+        self._left -= 1
+        self.is_over = not self._left
+        return True
+
+    def take(self, lanes: Sequence[Lane]) -> list[Item]:
+        for lane in lanes:
+            own = self._by_lane.get(lane.priority)
+            if own:
+                lane.window.take(own, in_order=not self.blocked)
+        return self.items
+
+
+def in_order_of_arrival(
+    lanes: Sequence[Lane], limit: int, max_bytes: int | None, blocked: Collection[int]
+) -> list[Item]:
+    """Take messages in order of arrival, across classes."""
+    if len(lanes) == 1 and not blocked:
+        return _from_one(lanes[0], limit, max_bytes)
+    picking = _Picking(limit, max_bytes, blocked)
+    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
+    for lane in lanes:
+        waiting = lane.window.available(blocked, limit)
+        item = next(waiting, None)
+        if item is not None:
+            heads.append((item, lane, waiting))
+    while heads:
+        heads.sort(key=lambda head: head[0].seq, reverse=True)
+        item, lane, waiting = heads.pop()
+        others = heads[-1][0].seq if heads else None
+        following: Item | None = item
+        while following is not None and (others is None or following.seq <= others):
+            if not picking.pick(lane, following) or picking.is_over:
+                return picking.take(lanes)
+            following = next(waiting, None)
+        if following is not None:
+            heads.append((following, lane, waiting))
+    return picking.take(lanes)
+
+
+def _from_one(lane: Lane, limit: int, max_bytes: int | None) -> list[Item]:
+    """Take in order of arrival from a single lane: the fast path."""
+    items = list(islice(lane.window.available((), limit), limit))
+    sizes = [len(item.raw) for item in items]
+    if max_bytes is not None and sum(sizes) > max_bytes:
+        del items[max(1, bisect_right(list(accumulate(sizes)), max_bytes)) :]
+    lane.window.take(items, in_order=True)
+    return items
+
+
+def in_order_of_priority(
+    lanes: Sequence[Lane],
+    limit: int,
+    max_bytes: int | None,
+    blocked: Collection[int],
+    passed: int,
+    starvation: int,
+) -> tuple[list[Item], int]:
+    """Take the highest class first, but one of the lowest after every `starvation` others.
+
+    `passed` is the number of messages taken since one of the lowest class; its new value is
+    returned with the messages.
+    """
+    picking = _Picking(limit, max_bytes, blocked)
+    heads: list[tuple[Item, Lane, Iterator[Item]]] = []
+    for lane in lanes:  # the lowest class first
+        waiting = lane.window.available(blocked, limit)
+        item = next(waiting, None)
+        if item is not None:
+            heads.append((item, lane, waiting))
+    while heads and not picking.is_over:
+        turn = 0 if passed >= starvation else -1
+        item, lane, waiting = heads[turn]
+        if not picking.pick(lane, item):
+            break
+        passed = 0 if turn == 0 or len(heads) == 1 else passed + 1
+        following = next(waiting, None)
+        if following is None:
+            del heads[turn]
+        else:
+            heads[turn] = following, lane, waiting
+    return picking.take(lanes), passed

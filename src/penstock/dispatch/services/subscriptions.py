@@ -215,7 +215,8 @@ class SubscriptionTable:
         self._watchers: dict[Watcher, None] = {}
         self._notes: dict[UUri, Record] = {}
         self._count = 0
-        self._generation = 0
+        #: A number that increases with every change, including expiries.
+        self.generation = 0
         self._expiring: dict[tuple[UUri, UUri], int] = {}
         self._expiry_generation = -1
         self._next_expiry_ms: int | None = None
@@ -231,10 +232,6 @@ class SubscriptionTable:
             self._refresh(topic)
 
     # --- what a dispatcher asks -------------------------------------------------------------------
-
-    @property
-    def generation(self) -> int:
-        return self._generation
 
     def receivers_of(self, topic: UUri) -> Sequence[Subscriber]:
         """Return the subscribers of a topic, including pending ones."""
@@ -286,8 +283,8 @@ class SubscriptionTable:
 
     def next_expiry_ms(self) -> int | None:
         """Return when the next one expires (milliseconds since 1970 UTC), or None."""
-        if self._expiry_generation != self._generation:
-            self._expiry_generation = self._generation
+        if self._expiry_generation != self.generation:
+            self._expiry_generation = self.generation
             self._next_expiry_ms = min(self._expiring.values(), default=None)
         return self._next_expiry_ms
 
@@ -343,7 +340,7 @@ class SubscriptionTable:
                 topic = self._apply(record)
                 if topic is not None:
                     self._refresh(topic)
-            self._generation += 1
+            self.generation += 1
             in_use = self._count + len(self._watchers) + len(self._notes)
             if self._journal.is_long(in_use):
                 self._journal.rewrite(self._records())

@@ -1,6 +1,5 @@
 """uProtocol: addresses, ids, messages and their encodings on every transport, without I/O."""
 
-from penstock.protocols.uprotocol.attributes import UAttributes, expires_at_ms, is_expired
 from penstock.protocols.uprotocol.codes import (
     DeadLetterReason,
     SubscriptionStatus,
@@ -13,8 +12,11 @@ from penstock.protocols.uprotocol.codes import (
 )
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
 from penstock.protocols.uprotocol.message import (
+    UAttributes,
     UMessage,
     error_response,
+    expires_at_ms,
+    is_expired,
     notification,
     publish,
     request,

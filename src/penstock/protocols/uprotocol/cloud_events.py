@@ -8,10 +8,9 @@ import json
 from typing import Any, Final
 
 from penstock.protocols.uprotocol import proto
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UPayloadFormat, UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage, InvalidUUID, InvalidUUri
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UAttributes, UMessage
 from penstock.protocols.uprotocol.uuid7 import UUID7
 from penstock.protocols.uprotocol.uuri import UUri
 

@@ -13,9 +13,8 @@ from penstock.core.interfaces import Concluding, Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
-from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UMessageType
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UMessage, is_expired
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 from penstock.core.batch import messages_from_batch
 from penstock.core.errors import ConnectionLost, MessageTooLarge, Unacknowledged
 from penstock.core.interfaces import BookedWriter
-from penstock.protocols.uprotocol.attributes import UAttributes
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
-from penstock.protocols.uprotocol.message import UMessage, publish
+from penstock.protocols.uprotocol.message import UAttributes, UMessage, publish
 from penstock.protocols.uprotocol.mqtt_wire import REFUSED
 from penstock.protocols.uprotocol.topic_reader import READER_NAME
 from penstock.protocols.uprotocol.transports.interface import HandedOver

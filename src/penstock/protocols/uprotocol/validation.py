@@ -21,7 +21,7 @@ from penstock.protocols.uprotocol.uuri import ANY_ENTITY, ANY_RESOURCE, ANY_VERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.protocols.uprotocol.attributes import UAttributes
+    from penstock.protocols.uprotocol.message import UAttributes
 
 __all__ = [
     "RULES",

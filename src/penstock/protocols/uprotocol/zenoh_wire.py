@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.protocols.uprotocol.attributes import UAttributes, addresses
 from penstock.protocols.uprotocol.codes import UPriority
 from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.message import UAttributes, addresses
 from penstock.protocols.uprotocol.uuri import address_segments
 
 if TYPE_CHECKING:

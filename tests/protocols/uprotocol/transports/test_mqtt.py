@@ -390,7 +390,7 @@ def test_no_more_are_unacknowledged_than_the_receive_maximum(broker: Mosquitto) 
     until(lambda: seen)
     time.sleep(0.2)
     assert receiver._intake is not None
-    assert len(receiver._intake._pump._buffer) + seen[0] <= 10
+    assert len(receiver._intake._pump._waiting) + seen[0] <= 10
     go_on.set()
     until(lambda: receiver.statistics()["received"] == 100)
     assert sum(seen) == 100

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
+from paho.mqtt.properties import Properties
 
 from penstock.protocols.uprotocol import UMessage, UUri, notification, publish
-from penstock.protocols.uprotocol.transports import pump
+from penstock.protocols.uprotocol.mqtt_wire import Packing
+from penstock.protocols.uprotocol.transports import interface
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
 from penstock.protocols.uprotocol.transports.mqtt_link import identifier
-from penstock.protocols.uprotocol.transports.mqtt_packets import Packing
 from support.mosquitto import Mosquitto, mosquitto
 from support.mqtt_client import PlainClient
 from support.until import until
@@ -53,13 +55,14 @@ def test_what_is_sent_but_once_is_kept_when_the_session_is_resumed(broker: Mosqu
             if number == 1:
                 until(lambda: slow.has_some)
             packet = Packing("vehicle1").pack(message)
-            plain.client.publish(packet.topic, packet.payload, 0, properties=packet.properties)
+            properties = cast("Properties", packet.properties)
+            plain.client.publish(packet.topic, packet.payload, 0, properties=properties)
         intake = receiver._intake
         assert intake is not None
         size = sum(message.size for message in messages)
         until(lambda: slow.has_some and intake._pump._bytes == size)
         # Of those that are in hand already nothing can be learned.
-        assert len(intake._pump._buffer) > 0
+        assert len(intake._pump._waiting) > 0
         intake.link._break()
         until(lambda: receiver.statistics()["connections"] == 2)
         slow.go_on.set()
@@ -73,7 +76,7 @@ def test_who_is_slow_has_a_bounded_number_of_bytes_waiting(
     broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 1 << 20
-    defaults = pump.Pump.__init__.__kwdefaults__ or {}
+    defaults = interface.Pump.__init__.__kwdefaults__ or {}
     monkeypatch.setitem(defaults, "most_bytes", most)
     slow = Slow()
     options = MqttBroker.parse(broker.url, client_id="cloud", keepalive=1)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.protocols.uprotocol import UMessage, UUri, notification, publish
+from penstock.protocols.uprotocol.mqtt_wire import Packet, Packing
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg
-from penstock.protocols.uprotocol.transports.mqtt_packets import Packet, Packing
 from penstock.protocols.uprotocol.transports.mqtt_publisher import Flight, Window
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until

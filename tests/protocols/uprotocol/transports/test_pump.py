@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from penstock.core.errors import Closed
-from penstock.protocols.uprotocol.transports.pump import Pump
+from penstock.protocols.uprotocol.transports.interface import Pump
 from support.until import until
 from support.waiting import SOON
 

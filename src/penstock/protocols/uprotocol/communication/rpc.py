@@ -17,11 +17,16 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.interfaces import Closable
 from penstock.core.retry import RetryPolicy, retry
 from penstock.core.worker import Worker
-from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.communication.pubsub import CallOptions, UPayload, payload_fields
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage, error_response, request, response
+from penstock.protocols.uprotocol.message import (
+    UMessage,
+    error_response,
+    is_expired,
+    request,
+    response,
+)
 from penstock.protocols.uprotocol.transports.interface import Counts
 from penstock.protocols.uprotocol.uuri import UUri
 

@@ -7,9 +7,9 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
+from penstock.protocols.uprotocol.message import is_expired
 from penstock.protocols.uprotocol.transports.interface import Counts, UTransport
 from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, ListenerRegistry
 from penstock.protocols.uprotocol.uuri import UUri

@@ -1,12 +1,15 @@
-"""What can every transport of uProtocol do, for an entity and for a dispatcher?
+"""What can every transport of uProtocol do, for an entity and for a dispatcher, and by what means?
 
 (docs/specs/uprotocol.md 4)
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +26,10 @@ from typing import (
 )
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
+from penstock.core.errors import Closed
 from penstock.core.interfaces import Closable
+from penstock.core.retry import Backoff
+from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.message import UMessage
 
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.uuri import UUri
 
 __all__ = [
+    "BATCH",
     "NOT_TRIED",
     "Counts",
     "HandedOver",
@@ -38,11 +45,15 @@ __all__ = [
     "Leg",
     "Listener",
     "Owner",
+    "Pump",
     "UListener",
     "UTransport",
     "Unreadable",
+    "hand_over",
     "not_tried_after",
 ]
+
+log = logging.getLogger(__name__)
 
 
 class UListener(Protocol):
@@ -285,6 +296,135 @@ class Owner:
 
 
 T = TypeVar("T")
+
+#: Messages per batch, at most.
+BATCH: Final = 1024
+#: Bytes that wait to be handed over, at most; a single message may have more.
+_MOST_BYTES_IN: Final = 64 << 20
+#: If a message follows a batch within this time (seconds), wait for a fuller batch.
+_IN_STREAM: Final = 0.002
+_LINGER: Final = 0.001
+#: Pauses between attempts after a failure.
+_BACKOFF: Final = Backoff(initial=0.05, maximum=2.0)
+_random = random.Random()  # noqa: S311 - spreads load, keeps no secret
+
+
+def hand_over(
+    take: Callable[[Sequence[T]], None],
+    batch: Sequence[T],
+    stopping: threading.Event,
+    on_failure: Callable[[], None] = lambda: None,
+) -> bool:
+    """Call `take` until it succeeds; return False if it is closed, or `stopping` is set.
+
+    After a disk error the messages are kept and not acknowledged, which slows down the transport.
+    """
+    failures = 0
+    while True:
+        try:
+            take(batch)
+        except Closed:
+            return False  # there is nobody any more who could take them
+        except Exception:
+            failures += 1
+            delay = _BACKOFF.delay(failures, _random)
+            log.exception("%s messages were not taken; again in %.2g s", f"{len(batch):,}", delay)
+            on_failure()
+            if stopping.wait(delay):
+                return False
+        else:
+            return True
+
+
+class Pump(Generic[T]):
+    """A bounded queue of single messages, and a thread that hands them over in batches.
+
+    :param capacity: messages that wait, at most.
+    :param size_of: returns the bytes of a message, which are bounded too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[Sequence[T]], None],
+        *,
+        capacity: int = 4 * BATCH,
+        batch: int = BATCH,
+        on_failure: Callable[[], None] = lambda: None,
+        size_of: Callable[[T], int] = lambda _: 0,
+        most_bytes: int = _MOST_BYTES_IN,
+    ) -> None:
+        self._take = take
+        self._size_of = size_of
+        self._most = capacity
+        self._most_bytes = most_bytes
+        self._batch = batch
+        self._on_failure = on_failure
+        self._waiting: deque[T] = deque()
+        #: Bytes of the messages that wait, and of those being handed over.
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._came = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+        self._is_failing = self._is_stopped = False
+        self._stopping = threading.Event()
+        self._worker = Worker(name, self._run, log=log).start()
+
+    def put(self, item: T, timeout: float | None = None) -> bool:
+        """Add a message; wait for room. Return False if stopped, or after the timeout."""
+        size = self._size_of(item)
+        with self._lock:
+            if not self._fits(size):
+                self._has_room.wait_for(lambda: self._is_stopped or self._fits(size), timeout)
+            if self._is_stopped or not self._fits(size):
+                return False
+            self._waiting.append(item)
+            self._bytes += size
+            self._came.notify()
+            return True
+
+    def _fits(self, size: int) -> bool:
+        has_bytes = not self._bytes or self._bytes + size <= self._most_bytes
+        return has_bytes and len(self._waiting) < self._most
+
+    def _next(self, most: int, timeout: float | None = None) -> list[T]:
+        """Remove and return messages, at most so many; wait for one. Empty if there is none."""
+        with self._lock:
+            self._came.wait_for(lambda: self._waiting or self._is_stopped, timeout)
+            batch = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            self._has_room.notify_all()
+            return batch
+
+    def _run(self, _: Worker) -> None:
+        ended = 0.0
+        while not self._stopping.is_set() and (batch := self._next(self._batch)):
+            # Waking for each message would cost more than handling it.
+            if time.monotonic() - ended < _IN_STREAM and len(batch) < self._batch:
+                time.sleep(_LINGER)
+                batch += self._next(self._batch - len(batch), 0)
+            if not hand_over(self._take, batch, self._stopping, self._failed):
+                return
+            with self._lock:
+                self._bytes -= sum(map(self._size_of, batch))
+                self._has_room.notify_all()
+            self._is_failing = False
+            ended = time.monotonic()
+
+    def _failed(self) -> None:
+        self._is_failing = True
+        self._on_failure()
+
+    def stop(self, patience: float = 5.0) -> None:
+        """Accept no more messages, and pass on the rest; drop those left after the timeout."""
+        with self._lock:
+            self._is_stopped = True
+            self._came.notify_all()
+            self._has_room.notify_all()
+        if not self._is_failing:
+            self._worker.join(patience)
+        self._stopping.set()
+        self._worker.join()
+
 
 #: Messages and bytes in flight, at most: they are held in memory.
 _MOST: Final = 65_536

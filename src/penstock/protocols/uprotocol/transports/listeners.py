@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption
 from penstock.core.worker import Worker
-from penstock.protocols.uprotocol.attributes import is_expired
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
+from penstock.protocols.uprotocol.message import is_expired
 from penstock.protocols.uprotocol.transports.interface import Counts
 from penstock.protocols.uprotocol.transports.pending import (
     Acknowledging,

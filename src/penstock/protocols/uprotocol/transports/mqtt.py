@@ -10,22 +10,36 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
 from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.mqtt_wire import (
+    ANOTHERS,
+    Packing,
+    Topics,
+    properties_in,
+    readable_attributes,
+    topic_in,
+)
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
-from penstock.protocols.uprotocol.transports.interface import NOT_TRIED, Counts, Leg, Unreadable
+from penstock.protocols.uprotocol.transports.interface import (
+    NOT_TRIED,
+    Counts,
+    Leg,
+    Pump,
+    Unreadable,
+)
 from penstock.protocols.uprotocol.transports.listeners import Acknowledging
 from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
 from penstock.protocols.uprotocol.transports.mqtt_link import Arrival, MqttLink, identifier
-from penstock.protocols.uprotocol.transports.mqtt_packets import Packing, Topics
-from penstock.protocols.uprotocol.transports.pump import Pump
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import check_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from paho.mqtt.client import MQTTMessage
+
+    from penstock.protocols.uprotocol.mqtt_wire import Packet
     from penstock.protocols.uprotocol.transports.interface import Ingest
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
-    from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
 __all__ = ["MqttBroker", "MqttLeg", "MqttTransport"]
 
@@ -141,7 +155,7 @@ class _Intake:
             if not self._wants_unreadable:
                 self.acknowledge([arrival])
                 return True
-            message = self._packing.unreadable(arrival.packet, error)
+            message = _unreadable(self._packing, arrival.packet, error)
         return self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped
 
     def _hand_over(self, batch: Sequence[_Taken]) -> None:
@@ -165,6 +179,27 @@ class _Intake:
 
     def statistics(self) -> dict[str, int]:
         return {**self.counts.snapshot(), **self.link.statistics()}
+
+
+def _unreadable(packing: Packing, packet: MQTTMessage, error: InvalidMessage) -> Unreadable:
+    """Describe a packet that is not a valid message."""
+    plain, topic, payload = properties_in(packet), topic_in(packet), bytes(packet.payload)
+    lines = [f"topic: {topic}", *(f"{key}: {value}" for key, value in plain.user_properties)]
+    if plain.content_type is not None:
+        lines.append(f"content type: {plain.content_type}")
+    if plain.correlation_data is not None:
+        lines.append(f"correlation data: {plain.correlation_data.hex()}")
+    raw = "\n".join(lines).encode(errors="replace") + b"\n\n" + payload
+    attributes = readable_attributes(plain)
+    message = None if attributes is None else UMessage.from_parts(attributes, payload)
+    is_anothers = error.field == ANOTHERS
+    if attributes is not None and not is_anothers:
+        try:
+            is_anothers = topic != packing.topic_of(attributes)
+        except InvalidMessage:
+            message = None  # nobody knows whose it is
+    code = UCode.UNAUTHENTICATED if is_anothers else UCode.INVALID_ARGUMENT
+    return Unreadable(raw, error.reason, code, message)
 
 
 class MqttTransport(BaseTransport):

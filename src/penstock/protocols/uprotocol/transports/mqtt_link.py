@@ -31,8 +31,8 @@ from penstock.protocols.uprotocol.transports.mqtt_publisher import Publisher as 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from penstock.protocols.uprotocol.mqtt_wire import Packet
     from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
-    from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
 __all__ = ["Arrival", "MqttLink", "Subscriptions", "identifier"]
 

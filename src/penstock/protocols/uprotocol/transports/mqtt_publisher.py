@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from paho.mqtt.client import MQTT_ERR_SUCCESS, Client
 
@@ -13,9 +13,11 @@ from penstock.protocols.uprotocol.transports.mqtt_connection import SILENT, Conn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paho.mqtt.properties import Properties
+
+    from penstock.protocols.uprotocol.mqtt_wire import Packet
     from penstock.protocols.uprotocol.transports.interface import Counts
     from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
-    from penstock.protocols.uprotocol.transports.mqtt_packets import Packet
 
 __all__ = ["Flight", "Publisher", "Window"]
 
@@ -215,9 +217,8 @@ class Publisher:
     def _send(self, packet: Packet, flight: Flight, at: int) -> None:
         connection = self._connection
         number = connection.number
-        info = connection.client.publish(
-            packet.topic, packet.payload, qos=1, properties=packet.properties
-        )
+        properties = cast("Properties", packet.properties)  # it has what the library asks for
+        info = connection.client.publish(packet.topic, packet.payload, qos=1, properties=properties)
         with self._changed:
             if number != connection.number or not connection.is_up:
                 flight.lose()  # with the connection the window began anew

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from penstock.protocols.uprotocol.attributes import is_expired
+from penstock.protocols.uprotocol.message import is_expired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

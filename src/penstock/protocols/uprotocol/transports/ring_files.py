@@ -34,7 +34,7 @@ from penstock.core.url import URL
 from penstock.core.whole_files import write_whole
 from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus
-from penstock.protocols.uprotocol.transports.pump import BATCH, hand_over
+from penstock.protocols.uprotocol.transports.interface import BATCH, hand_over
 from penstock.queue.endpoint import is_queue
 
 if TYPE_CHECKING:

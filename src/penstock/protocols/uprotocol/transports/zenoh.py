@@ -13,16 +13,16 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import ConnectionLost, InvalidOption, Unsupported
 from penstock.protocols.uprotocol.codes import UCode, UMessageType, UStatus, UStatusError
 from penstock.protocols.uprotocol.errors import InvalidMessage
-from penstock.protocols.uprotocol.message import UMessage
+from penstock.protocols.uprotocol.message import UMessage, kind_of
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.interface import (
     NOT_TRIED,
     Counts,
     Leg,
     Owner,
+    Pump,
     Unreadable,
 )
-from penstock.protocols.uprotocol.transports.pump import Pump
 from penstock.protocols.uprotocol.uuri import UUri
 from penstock.protocols.uprotocol.validation import check_filter
 from penstock.protocols.uprotocol.zenoh_wire import (
@@ -36,7 +36,7 @@ from penstock.protocols.uprotocol.zenoh_wire import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from penstock.protocols.uprotocol.attributes import UAttributes
+    from penstock.protocols.uprotocol.message import UAttributes
     from penstock.protocols.uprotocol.transports.interface import Ingest
     from penstock.protocols.uprotocol.transports.listeners import ListenerLimits, Pattern
 
@@ -50,7 +50,8 @@ except ImportError as missing:
     ) from missing
 #: Publishers kept open, at most.
 _MOST_PUBLISHERS: Final = 1024
-_MOST_KEYS: Final = 4096
+#: Kinds of messages whose key is remembered, at most.
+_MOST_KINDS: Final = 4096
 #: A receiver that does not read blocks the sender. zenoh's default closes the link after 5 seconds;
 #: its lease of 10 seconds should expire first. Not much longer: a put that is blocked when the link
 #: is lost stays blocked for this time.
@@ -107,6 +108,8 @@ class ZenohLink:
         self._lock = threading.Lock()
         #: Each with its listener for matching subscribers.
         self._publishers: OrderedDict[tuple[str, str], tuple[Any, Any]] = OrderedDict()
+        #: The key and the priority of messages by their kind.
+        self._routes: dict[bytes | None, tuple[str, str]] = {}
         self.counts = Counts("undecodable", "mismatched", "put", "links_lost", "receivers_lost")
         self._lost_at = -math.inf
         self._link_events = self._session.info.declare_link_events_listener(self._link_changed)
@@ -147,9 +150,9 @@ class ZenohLink:
         if not self._owner.is_here:
             return self._owner.why_not
         try:
-            key = _key(attributes, self.authority)
             attachment = encode_attachment(attributes)
-            publisher = self._publisher(key, priority_name(attributes.priority))
+            key, priority = self._route(attributes)
+            publisher = self._publisher(key, priority)
             is_heard = self.is_connected and publisher.matching_status.matching
             if must_be_heard and not is_heard:
                 return UStatus(UCode.UNAVAILABLE, f"nobody subscribes to {key}")
@@ -160,6 +163,21 @@ class ZenohLink:
             return UStatus(UCode.UNAVAILABLE, f"zenoh: {error}")
         self.counts.add("put")
         return None
+
+    def _route(self, attributes: UAttributes) -> tuple[str, str]:
+        """Return the key and the priority of a message: the same for all of its kind.
+
+        :raises InvalidMessage: its addresses are missing, or are patterns.
+        """
+        kind = kind_of(attributes)
+        found = self._routes.get(kind)
+        if found is None:
+            found = key_of(attributes, self.authority), priority_name(attributes.priority)
+            if len(self._routes) >= _MOST_KINDS:
+                self._routes.clear()
+            if kind is not None:
+                self._routes[kind] = found
+        return found
 
     def _publisher(self, key: str, priority: str) -> Any:
         with self._lock:
@@ -220,7 +238,7 @@ class ZenohLink:
         payload, at = sample.payload.to_bytes(), str(sample.key_expr)
         try:
             attributes = decode_attachment(attachment)
-            key = _key(attributes, self.authority)
+            key, _ = self._route(attributes)
         except InvalidMessage as error:
             self.counts.add("undecodable")
             return Unreadable(_raw(at, attachment, payload), error.reason)
@@ -243,23 +261,8 @@ class ZenohLink:
             self._session.close()  # type: ignore[no-untyped-call]
 
 
-#: Cache of keys by addresses: all messages of a topic have the same key.
-_keys: dict[tuple[object, ...], str] = {}
-
-
 def _raw(key: str, attachment: bytes, payload: bytes) -> bytes:
     return f"key: {key}\nattachment: {attachment.hex()}\n\n".encode() + payload
-
-
-def _key(attributes: UAttributes, authority: str) -> str:
-    which = attributes.source, attributes.sink, attributes.type, authority
-    key = _keys.get(which)
-    if key is None:
-        key = key_of(attributes, authority)
-        if len(_keys) >= _MOST_KEYS:
-            _keys.clear()
-        _keys[which] = key
-    return key
 
 
 class ZenohTransport(BaseTransport):
@@ -397,16 +400,14 @@ class ZenohLeg(Leg):
         failed: set[tuple[UUri | None, UUri | None]] = set()
         for message in messages:
             # One entity may be absent, others not: only messages after it have to wait.
-            sink = message.attributes.sink
-            between = message.attributes.source, sink and sink.with_resource(0)
-            if between in failed:
+            if failed and _between(message) in failed:
                 found.append(NOT_TRIED)
                 continue
             status = self.link.put(message, must_be_heard=self._must_be_heard)
             found.append(status)
             if status is not None:
                 self._counts.add("failed")
-                failed.add(between)
+                failed.add(_between(message))
                 if not self.link.is_connected:
                     break
         self._counts.add("delivered", found.count(None))
@@ -433,3 +434,9 @@ class ZenohLeg(Leg):
 
     def statistics(self) -> Mapping[str, int]:
         return {**self._counts.snapshot(), **self.link.counts.snapshot()}
+
+
+def _between(message: UMessage) -> tuple[UUri | None, UUri | None]:
+    """Return the source of a message and the entity that it goes to."""
+    source, sink = message.attributes.source, message.attributes.sink
+    return source, sink and sink.with_resource(0)

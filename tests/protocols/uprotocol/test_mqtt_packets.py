@@ -10,8 +10,8 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from penstock.protocols.uprotocol import InvalidMessage, UMessage, UUri, publish
-from penstock.protocols.uprotocol.transports.mqtt_packets import Packing
+from penstock.protocols.uprotocol import UUID7, InvalidMessage, UMessage, UUri, publish
+from penstock.protocols.uprotocol.mqtt_wire import Packing
 from protocols.uprotocol.strategies import messages
 
 PACKING = Packing("local")
@@ -38,14 +38,40 @@ def test_what_is_packed_is_read_by_the_library_and_unpacked(sent: UMessage, exac
         return  # which MQTT does not allow in a text
     packing = Packing("local", exact_ttl=exact)
     packet = packing.pack(sent)
-    found = packing.unpack(
-        received(packet.topic, packet.properties.pack(), packet.payload)  # type: ignore[no-untyped-call]
-    )
+    found = packing.unpack(received(packet.topic, packet.properties.pack(), packet.payload))
     if not exact and not sent.attributes.ttl:  # no time and no end are the same without it
         sent = sent.with_attributes(ttl=None)
     assert found.attributes == sent.attributes
     assert (found.payload or b"") == (sent.payload or b"")
-    assert packet.size >= len(packet.properties.pack()) + len(packet.payload)  # type: ignore[no-untyped-call]
+    assert packet.size >= len(packet.properties.pack()) + len(packet.payload)
+
+
+@given(messages(shared_memory=False))
+def test_another_message_of_the_same_kind_is_unpacked_alike(sent: UMessage) -> None:
+    if any("\0" in text or "\ufeff" in text for text in _texts(sent)):
+        return
+    packing = Packing("local")
+    for id in (UUID7.new(), UUID7.new(), UUID7.new()):
+        packet = packing.pack(sent.with_attributes(id=id))
+        message = received(packet.topic, packet.properties.pack(), packet.payload)
+        found = packing.unpack(message)
+        assert found == Packing("local").unpack(message)
+        assert found.attributes.id == id
+        assert UMessage.from_bytes(found.to_bytes()) == found
+
+
+@pytest.mark.parametrize("ids", [[], ["not an id"], [str(UUID7.new()), str(UUID7.new())]])
+def test_a_known_kind_excuses_no_bad_id(ids: list[str]) -> None:
+    packing = Packing("local")
+    packet = packing.pack(publish(UUri("local", 1, 1, 0x8001)))
+    message = received(packet.topic, packet.properties.pack(), b"")
+    packing.unpack(message)
+    pairs: Any = message.properties
+    others = [pair for pair in pairs.UserProperty if pair[0] != "1"]
+    del pairs.UserProperty
+    pairs.UserProperty = [*others, *(("1", id) for id in ids)]
+    with pytest.raises(InvalidMessage, match="property 1"):
+        packing.unpack(message)
 
 
 def _texts(message: UMessage) -> list[str]:
@@ -92,7 +118,7 @@ def test_properties_of_any_kind_give_a_message_or_say_what_is_wrong(
 def test_a_topic_that_is_no_text_is_no_message() -> None:
     sent = publish(UUri("local", 1, 1, 0x8001))
     packet = PACKING.pack(sent)
-    message = received(packet.topic, packet.properties.pack(), b"")  # type: ignore[no-untyped-call]
+    message = received(packet.topic, packet.properties.pack(), b"")
     message._topic = b"\xff\xfe"
     with pytest.raises(InvalidMessage):
         PACKING.unpack(message)

@@ -81,6 +81,7 @@ class Store:
         if first is not None:
             self.state = StateFile(folder / _STATE)
             self._open_backlog(Notes())
+            self._resume()
             return
         with storage_errors("creating", str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -88,8 +89,7 @@ class Store:
             self._findings += take_over(folder, options.segment)
             self.state = StateFile(folder / _STATE)
             self._open_state(undo)
-            self._open()
-            undo.callback(self.backlog.log.suspend)
+            self._open(undo)
 
     @contextlib.contextmanager
     def _owned(self) -> Iterator[contextlib.ExitStack]:
@@ -105,13 +105,15 @@ class Store:
         self.state.open(sync=self._options.sync == "batch")
         undo.callback(self.state.close)
 
-    def _open(self) -> None:
+    def _open(self, undo: contextlib.ExitStack) -> None:
         state = self.state
         notes, damage = load_notes(self._folder / _NOTES)
         for error in filter(None, (state.damage, damage)):
             self._findings.append(f"{error}; messages come again")
         was_there = (self._folder / _LOG).exists()
         backlog = self._open_backlog(notes)
+        undo.callback(backlog.log.suspend)
+        self._resume()
         if backlog.queued and self._syncs:
             backlog.log.sync()
         backlog.log.suspend()
@@ -120,11 +122,14 @@ class Store:
         state.keep()
 
     def _open_backlog(self, notes: Notes) -> Backlog:
-        state = self.state
-        self.backlog = Backlog(self._folder / _LOG, self._options, state.floor, notes, self.first)
-        state.last_arrival = max(state.last_arrival, self.backlog.last_arrival)
-        self.backlog.save_floor(self.state)
+        log = self._folder / _LOG
+        self.backlog = Backlog(log, self._options, self.state.floor, notes, self.first)
         return self.backlog
+
+    def _resume(self) -> None:
+        """Go on from where the backlog is."""
+        self.state.last_arrival = max(self.state.last_arrival, self.backlog.last_arrival)
+        self.backlog.save_floor(self.state)
 
     def make(self) -> None:
         """Create the files if none exist; from now on messages are written to them.

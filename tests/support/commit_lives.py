@@ -44,8 +44,8 @@ def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[Stage
         mine = numbers[partition::3]
         task = staging.Staging(folder / _QUERY / "7", partition)
         messages = [Message(0, 0, 0, n % 5, 0, None, None, b"row %d" % n) for n in mine]
-        task.add(url, batch_from_messages(messages[: len(mine) // 2]))
-        task.add(url, batch_from_messages(messages[len(mine) // 2 :]))
+        task.add([url], batch_from_messages(messages[: len(mine) // 2]))
+        task.add([url], batch_from_messages(messages[len(mine) // 2 :]))
         parts += task.finish()
     return parts
 

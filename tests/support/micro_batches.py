@@ -107,7 +107,7 @@ def _deliver(
     numbers = planner.read()
     if numbers:
         messages = [Message(0, 0, 0, 0, 0, None, None, b"%d" % n) for n in numbers]
-        task.add(target, batch_from_messages(messages))
+        task.add([target], batch_from_messages(messages))
     parts = task.finish()
     if parts:
         origin = origin_of(str(checkpoint.folder), batch, secrets.token_hex(4))

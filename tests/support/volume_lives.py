@@ -59,7 +59,7 @@ def commit_all(folder: Path, count: int) -> None:
     begin = int(done.read_text()) if done.exists() else 0
     for number in range(begin, len(batches)):
         task = staging.Staging(folder / "staging" / str(number), 0)
-        task.add(url, batch_from_beams(batches[number]))
+        task.add([url], batch_from_beams(batches[number]))
         endpoint.append_once(URL.parse(url), Commit("query", number, task.finish()))
         whole_files.write_whole(done, str(number + 1).encode(), sync=False)
     file_endpoints.CfRadialEndpoint().open_writer(URL.parse(url)).close()

@@ -438,7 +438,7 @@ class _Appending:
                     there[key] -= not is_new[-1]
                 new = batch.filter(pa.array(is_new, pa.bool_()))
                 if new.num_rows:
-                    staging.add(self._url, new)
+                    staging.add([self._url], new)
             if there.total():
                 staging.discard()
                 return None

@@ -22,7 +22,7 @@ __all__ = ["Staging", "remove_batch", "remove_files"]
 
 
 class Staging:
-    """The staged files of one task, one for each stream.
+    """The staged files of one task. Streams that get the same messages share a file.
 
     A task may run twice, even concurrently; each attempt has files of its own.
     """
@@ -31,38 +31,56 @@ class Staging:
         self._folder = folder
         self._partition = partition
         self._mark = f"{partition:05d}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._files: dict[str, tuple[Path, pa.OSFile, pa.ipc.RecordBatchFileWriter]] = {}
-        self._counts: dict[str, int] = {}
+        self._files: dict[tuple[str, ...], _File] = {}
 
-    def add(self, url: str, batch: Batch) -> None:
-        """Stage a batch for a stream.
+    def add(self, urls: Sequence[str], batch: Batch) -> None:
+        """Stage a batch once for all of these streams.
 
         :raises StorageError: there is no space, or no permission.
         """
+        streams = tuple(urls)
         with storage_errors("staging in", str(self._folder)):
-            if url not in self._files:
+            if streams not in self._files:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                path = self._folder / f"{self._mark}-{len(self._files)}.arrow"
-                file = pa.OSFile(str(path), "wb")
-                self._files[url] = path, file, pa.ipc.new_file(file, BATCH_SCHEMA)
-            self._files[url][2].write_batch(batch)
-        self._counts[url] = self._counts.get(url, 0) + batch.num_rows
+                self._files[streams] = _File(
+                    self._folder / f"{self._mark}-{len(self._files)}.arrow"
+                )
+            self._files[streams].write(batch)
 
     def finish(self, *, sync: bool = False) -> list[Staged]:
         """Close the files, and return them; with `sync`, sync them to disk."""
         done = []
         with storage_errors("staging in", str(self._folder)):
-            for url, (path, file, writer) in self._files.items():
-                writer.close()
+            for streams, file in self._files.items():
                 file.close()
                 if sync:
-                    _sync(path)
-                done.append(Staged(url, str(path), self._partition, self._counts[url]))
+                    _sync(file.path)
+                done += [
+                    Staged(url, str(file.path), self._partition, file.messages) for url in streams
+                ]
         return done
 
     def discard(self) -> None:
         """Remove the files of a task that failed."""
-        remove_files([str(path) for path, _, _ in self._files.values()])
+        remove_files([str(file.path) for file in self._files.values()])
+
+
+class _File:
+    """A staged file that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.messages = 0
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._file, BATCH_SCHEMA)
+
+    def write(self, batch: Batch) -> None:
+        self._writer.write_batch(batch)
+        self.messages += batch.num_rows
+
+    def close(self) -> None:
+        self._writer.close()
+        self._file.close()
 
 
 def remove_files(paths: Sequence[str]) -> None:

@@ -116,6 +116,12 @@ def unfinished(url: str, parts: list[Staged], **changes: Any) -> None:
     notes.put(note._replace(is_done=False, files=files, **changes))
 
 
+def begun(url: str, parts: list[Staged], folder: Path) -> None:
+    """Leave a stream as a driver does that dies after the note of the first batch."""
+    append_once(url, [], "q", 0, folder)
+    unfinished(url, parts, batch=0, count=sum(part.messages for part in parts))
+
+
 def file_of(url: str) -> Path:
     """Return where a stream of this machine has its notes."""
     endpoint = endpoint_of(url)
@@ -335,6 +341,52 @@ def test_what_was_begun_is_brought_to_its_end_if_the_replay_has_no_rows_for_it(
     assert rows_of(url) == list(range(30))
 
 
+def test_streams_that_share_what_was_staged_get_it_once_though_one_of_them_fails(
+    tmp_path: Path, folder: Path
+) -> None:
+    urls = [f"log:{tmp_path}/{name}?lock_timeout=100ms" for name in "abc"]
+    messages = [Message(0, 0, 0, 0, 0, None, None, b"row %d" % n) for n in range(20)]
+
+    def attempt() -> _Message:
+        task = Staging(folder / "query-q" / "0", 0)
+        task.add(urls, batch_from_messages(messages[:12]))
+        task.add(urls, batch_from_messages(messages[12:]))
+        return _Message("q", task.finish())
+
+    sink = StreamSink(
+        SinkOptions(outputs={"all": urls}, staging=str(folder)), ["payload", "output"]
+    )
+    first = attempt()
+    assert len({part.path for part in first.staged}) == 1
+    with open_writer(f"log:{tmp_path}/b"):
+        begun(urls[0], [part for part in first.staged if part.url == urls[0]], folder)
+        with pytest.raises(LockTimeout):
+            sink._append_once([first], "q", 0)
+    assert rows_of(f"log:{tmp_path}/a") == rows_of(f"log:{tmp_path}/c") == list(range(20))
+    sink._discard([first], "q", 0)
+    assert not list(folder.rglob("*.arrow"))  # no stream needs them: a is done, b was not begun
+    sink._append_once([attempt()], "q", 0)
+    assert [rows_of(f"log:{tmp_path}/{name}") for name in "abc"] == [list(range(20))] * 3
+    assert not list(folder.rglob("*.arrow"))
+
+
+def test_files_stay_after_a_failure_as_long_as_one_of_their_streams_needs_them(
+    tmp_path: Path, folder: Path
+) -> None:
+    urls = [f"log:{tmp_path}/{name}" for name in "ab"]
+    task = Staging(folder / "query-q" / "0", 0)
+    task.add(urls, batch_from_messages([Message(0, 0, 0, 0, 0, None, None, b"row 0")]))
+    parts = task.finish()
+    begun(urls[1], [part for part in parts if part.url == urls[1]], folder)
+    sink = StreamSink(
+        SinkOptions(outputs={"all": urls}, staging=str(folder)), ["payload", "output"]
+    )
+    sink._discard([_Message("q", parts)], "q", 0)
+    assert Path(parts[0].path).exists()
+    sink._append_once([_Message("q", [])], "q", 0)
+    assert rows_of(urls[1]) == [0]
+
+
 # --- a checkpoint that falls back -----------------------------------------------------------------
 
 
@@ -359,7 +411,7 @@ def plan_batch(checkpoint: Path, batch: int, *ends: int) -> Origin:
 def rows(url: str, folder: Path, first: int, end: int, batch: int = 0) -> list[Staged]:
     task = Staging(folder / "q" / str(batch), 0)
     messages = [Message(0, 0, 0, 0, 0, None, None, b"row %d" % n) for n in range(first, end)]
-    task.add(url, batch_from_messages(messages))
+    task.add([url], batch_from_messages(messages))
     return task.finish()
 
 

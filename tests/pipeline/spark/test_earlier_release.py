@@ -89,7 +89,7 @@ def test_one_of_which_it_is_not_known_what_it_had_is_refused(
 def staged(old: Path, first: int, end: int) -> list[Staged]:
     task = Staging(old / "begun-staging" / "query-q" / "2", 0)
     messages = [Message(0, 0, 0, 0, 0, None, None, b"%d" % n) for n in range(first, end)]
-    task.add(f"log:{old}/begun", batch_from_messages(messages))
+    task.add([f"log:{old}/begun"], batch_from_messages(messages))
     return list(task.finish())
 
 

@@ -24,9 +24,9 @@ def messages(
     batch = rows(**columns)
     targets = Targets(url, outputs or {}, batch.schema.names)
     found: dict[str, list[Message]] = {}
-    for where, some in targets.messages(batch):
+    for urls, some in targets.messages(batch):
         assert some.schema == BATCH_SCHEMA
-        found[where] = list(messages_from_batch(some))
+        found |= {where: list(messages_from_batch(some)) for where in urls}
     return found
 
 
@@ -80,15 +80,23 @@ def test_a_name_may_stand_for_several_streams() -> None:
     found = Targets(None, outputs, ["payload", "output"]).messages(
         rows(payload=["1", "2"], output=["x", "y"])
     )
-    assert [(url, some["payload"].to_pylist()) for url, some in found] == [
-        ("log:/a", [b"1"]),
-        ("log:/b", [b"1"]),
-        ("log:/b", [b"2"]),
+    assert [(urls, some["payload"].to_pylist()) for urls, some in found] == [
+        (["log:/a"], [b"1"]),
+        (["log:/b"], [b"1"]),
+        (["log:/b"], [b"2"]),
     ]
     alone = Targets(None, outputs, ["payload", "output"]).messages(
         rows(payload=["1", "2"], output=["x", "x"])
     )
-    assert [(url, some.num_rows) for url, some in alone] == [("log:/a", 2), ("log:/b", 2)]
+    assert [(urls, some.num_rows) for urls, some in alone] == [(["log:/a"], 2), (["log:/b"], 2)]
+
+
+def test_streams_that_get_the_same_messages_and_no_others_are_staged_together() -> None:
+    outputs = {"x": ["log:/a", "log:/c", "log:/b"], "y": ["log:/b"]}
+    found = Targets(None, outputs, ["payload", "output"]).messages(
+        rows(payload=["1"], output=["x"])
+    )
+    assert [urls for urls, _ in found] == [["log:/a", "log:/c"], ["log:/b"]]
 
 
 @pytest.mark.parametrize(

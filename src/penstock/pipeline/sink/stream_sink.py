@@ -7,11 +7,13 @@ Tasks convert rows to messages and stage them by stream: at the stream if its en
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -30,6 +32,7 @@ from penstock.core.capabilities import AppendOnce, Commit, Staged, Stages
 from penstock.core.endpoints import Identity, endpoint_of, identity, open_writer
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, Unsupported
 from penstock.core.url import URL
+from penstock.core.worker import Worker
 from penstock.pipeline.sink.commits import append_once, known_of
 from penstock.pipeline.source.checkpoint import origin_of
 from penstock.pipeline.source.options import check_target
@@ -37,7 +40,7 @@ from penstock.pipeline.spark_process import BATCH, QUERY, RUN, explained, privat
 from penstock.queue.staging import Staging, remove_batch, remove_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.capabilities import StagedPart
@@ -71,14 +74,16 @@ class _Task:
         self._may_be_there = may_be_there
         self._there: dict[str, StagedPart | None] = {}
 
-    def add(self, url: str, messages: Batch) -> None:
-        if url not in self._there:
-            self._there[url] = self._begin(url)
-        part = self._there[url]
-        if part is None:
-            self._files.add(url, messages)
-        else:
-            part.add(messages)
+    def add(self, urls: Sequence[str], messages: Batch) -> None:
+        """Stage messages for all of these streams."""
+        for url in urls:
+            if url not in self._there:
+                self._there[url] = self._begin(url)
+            part = self._there[url]
+            if part is not None:
+                part.add(messages)
+        if by_file := [url for url in urls if self._there[url] is None]:
+            self._files.add(by_file, messages)
 
     def _begin(self, url: str) -> StagedPart | None:
         endpoint = endpoint_of(url)
@@ -116,8 +121,8 @@ class _Sink:
         try:
             for some in rows:
                 if some.num_rows:
-                    for url, messages in self._targets.messages(some):
-                        task.add(url, messages)
+                    for urls, messages in self._targets.messages(some):
+                        task.add(urls, messages)
             return _Message(query, task.finish(), context.getLocalProperty(RUN))
         except BaseException:
             task.discard()
@@ -135,8 +140,12 @@ class _Sink:
         for url in dict.fromkeys((*found, *begun)):
             # One stream may have two URLs, but has one note for the batch.
             streams.setdefault(identity(url), (url, []))[1].extend(found.get(url, []))
-        for url, parts in streams.values():
-            append_once(url, parts, query, batch, folder, origin)
+        _side_by_side(
+            [
+                partial(append_once, url, parts, query, batch, folder, origin)
+                for url, parts in streams.values()
+            ]
+        )
         self._clean(streams.values(), query, batch)
 
     def _clean(self, done: Iterable[tuple[str, list[Staged]]], query: str, batch: int) -> None:
@@ -153,16 +162,20 @@ class _Sink:
     def _discard(
         self, messages: Sequence[WriterCommitMessage | None], query: str, batch: int
     ) -> None:
+        by_file: set[str] = set()
+        needed: set[str] = set()
         for url, parts in _by_url(messages).items():
             endpoint = endpoint_of(url)
             there = [part for part in parts if part.is_there]
             if there and isinstance(endpoint, Stages):
                 endpoint.unstage(URL.parse(url), Commit(query, batch, there), is_done=False)
                 continue
-            # The replay of a started append needs its files.
+            by_file.update(part.path for part in parts)
+            # The replay of a started append needs its files; other streams may share them.
             noted = known_of(url, query, batch, self._folder())
-            needed = set() if noted is None or noted.is_done else set(noted.files)
-            remove_files([part.path for part in parts if part.path not in needed])
+            if noted is not None and not noted.is_done:
+                needed.update(noted.files)
+        remove_files(sorted(by_file - needed))
 
     def _folder_of(self, query: str) -> Path:
         # Quoted: the name may be any text, and must not escape the folder.
@@ -183,6 +196,32 @@ class _Sink:
         url = self._options.url
         named = [one for urls in self._options.outputs.values() for one in urls]
         return [*([] if url is None else [url]), *named]
+
+
+def _side_by_side(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run jobs beside each other, as many at a time as there are cores, and wait for all.
+
+    :raises PenstockError: a job failed; the others were run all the same.
+    """
+    waiting = deque(jobs)
+    failures: list[Exception] = []
+
+    def work(_: object) -> None:
+        with suppress(IndexError):
+            while True:
+                job = waiting.popleft()
+                try:
+                    job()
+                except Exception as error:  # noqa: BLE001 - raised below
+                    failures.append(error)
+
+    count = min(len(jobs), os.cpu_count() or 1)
+    workers = [Worker(f"append {number}", work, log=log).start() for number in range(1, count)]
+    work(None)
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
 
 
 def _by_url(messages: Sequence[WriterCommitMessage | None]) -> dict[str, list[Staged]]:
@@ -300,7 +339,7 @@ class Targets:
         """
         _check_columns(names)
         self._url = url
-        self._outputs = outputs
+        self._outputs = {name: _groups(outputs, name) for name in outputs}
         self._column: str | None = None
         if outputs or "output" in names:
             self._column = "output"
@@ -315,14 +354,14 @@ class Targets:
                     hint='.option("url", "log:/path/name"), or a column url',
                 )
 
-    def messages(self, rows: pa.RecordBatch) -> Iterator[tuple[str, Batch]]:
-        """Yield the rows as batches of messages, each with its target URL.
+    def messages(self, rows: pa.RecordBatch) -> Iterator[tuple[Sequence[str], Batch]]:
+        """Yield the rows as batches of messages, each with target URLs.
 
         :raises Malformed: a column has the wrong type, or a row has no target.
         """
         if self._column is None:
             assert self._url is not None
-            yield self._url, _batch_of(rows)
+            yield (self._url,), _batch_of(rows)
             return
         where = rows.column(rows.schema.get_field_index(self._column))
         names = pc.unique(where).to_pylist()
@@ -333,16 +372,27 @@ class Targets:
                 messages = _batch_of(rows)
             else:
                 messages = _batch_of(rows.filter(pc.equal(where, pa.scalar(name, where.type))))
-            for url in self._urls_of(name):
-                yield url, messages
+            for urls in self._groups_of(name):
+                yield urls, messages
 
-    def _urls_of(self, name: str) -> Sequence[str]:
+    def _groups_of(self, name: str) -> Sequence[Sequence[str]]:
         if self._column == "url":
             check_target(name)  # an option is checked before, and a column has just come
-            return (name,)
+            return ((name,),)
         if name not in self._outputs:
             raise _bad("output", f"one of {', '.join(sorted(self._outputs))}", name)
         return self._outputs[name]
+
+
+def _groups(outputs: Mapping[str, Sequence[str]], name: str) -> list[Sequence[str]]:
+    """Return the URLs of an output, those together that get its messages and no others.
+
+    A stream of several outputs stands alone, so that it gets their messages as they come.
+    """
+    others = {url for other, urls in outputs.items() if other != name for url in urls}
+    together = [url for url in outputs[name] if url not in others]
+    alone = [[url] for url in outputs[name] if url in others]
+    return [*([together] if together else []), *alone]
 
 
 def _check_columns(names: list[str]) -> None:

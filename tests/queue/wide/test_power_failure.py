@@ -178,6 +178,25 @@ def test_a_named_reader_beyond_the_cut_goes_on_at_the_cut(queue_path: str) -> No
         assert [m.seq for m in reader.read_many(100)] == list(range(4, 12))
 
 
+def test_a_named_reader_is_told_when_nothing_is_left_of_what_it_had_not_read(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(f"{url}?slots=64&crc=true") as writer:
+        writer.write_many(numbered(*range(10)))
+        with wide_reader(f"{url}?hold=archive") as reader:
+            assert len(reader.read_many(4)) == 4
+    header = list_queue(f"{queue_path}.fmq").header
+    image = image_of(queue_path)
+    slots = slice(header.slots_offset, header.slots_offset + 64 * 64)
+    power_fails(queue_path, image[: slots.start] + bytes(64 * 64) + image[slots.stop :])
+    with wide_writer(url) as writer:
+        writer.write(b"next")
+    with wide_reader(f"{url}?hold=archive") as reader:
+        assert [m.payload for m in reader.read_many(100)] == [b"next"]
+        assert reader.statistics().lost == 6
+
+
 def test_a_reader_that_was_first_after_a_power_failure_finds_its_place_again(
     queue_path: str,
 ) -> None:

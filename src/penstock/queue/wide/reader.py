@@ -140,7 +140,7 @@ class WideReader(
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
         elif (known := self._known_place(cursor)) is not None:
-            self._next = max(known, file.field("first_seq"))
+            self._next = known  # what is gone of it counts as lost
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1

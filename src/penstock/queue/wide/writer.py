@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.core.capabilities import InPlaceWriter, KeepsOrigin
@@ -68,12 +69,21 @@ def open_wide_writer(url: str, path: str, options: WideOptions) -> WideWriter:
     :raises LockTimeout: another process writes to it.
     """
     path = os.path.abspath(path)  # noqa: PTH100 - the process may change its directory
-    file = _open_or_make(path, options)
-    if file.compression is Compression.NONE:
-        return WideWriter(url, path, options, file)
-    from penstock.queue.wide.compression import CompressingWriter  # noqa: PLC0415 - a subclass: import cycle
+    while True:
+        file = _open_or_make(path, options)
+        kind = WideWriter
+        if file.compression is not Compression.NONE:
+            from penstock.queue.wide.compression import CompressingWriter  # noqa: PLC0415 - a subclass: import cycle
 
-    return CompressingWriter(url, path, options, file)
+            kind = CompressingWriter
+        with suppress(_Replaced):
+            return kind(url, path, options, file)
+        if options.create is Creation.ALWAYS:  # it was emptied once, as asked
+            options = replace(options, create=Creation.MISSING)
+
+
+class _Replaced(Closed):
+    """The queue was resized, replaced or removed while a writer waited for its lock."""
 
 
 def _open_or_make(path: str, options: WideOptions) -> QueueFile:
@@ -122,6 +132,8 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def _open(self) -> None:
         options, file = self._options, self._file
         self._begin_writing()
+        if not file.is_named():
+            raise _Replaced(f"{self.url} was removed", hint="open it again")
         if options.hold:
             check_held(file, options)
         if file.needs_recovery():
@@ -150,7 +162,7 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
         sync_each = self._options.sync == "batch"
         while error := self._attach(self._file.mapping, self._locks.fd, timeout_ns, sync_each):
             if error == errno.EPIPE:
-                raise Closed(f"{self.url} was sealed; it takes no more messages")
+                raise self._ended()
             if error != errno.EBUSY:
                 cause = OSError(error, os.strerror(error))
                 raise StorageError("writing to", self._file.path, cause)
@@ -158,6 +170,17 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
                 raise self._lock_timeout()
             time.sleep(_LOOK_FOR_WRITER)
         self._waited += time.monotonic() - began
+
+    def _ended(self) -> Closed:
+        """Return the error for a queue that takes no more messages."""
+        if self._file.field("state") != State.REPLACED:
+            return Closed(f"{self.url} was sealed; it takes no more messages")
+        if not self._file.is_named():
+            return _Replaced(f"{self.url} was replaced", hint="open it again")
+        return Closed(
+            f"{self.url} was removed, and is there again; it takes no more messages",
+            hint="copy what is in it, then empty it: penstock create --replace",
+        )
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -289,13 +312,17 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def _go_over(self) -> None:
         """Switch to the queue that the path names now; recreate it if there is none."""
         try:
-            new = self._successor()
-            self._let_go()
-            self._held = self._disk = None
-            self._file = new
-            self._locks = LockFile(new.descriptor)
-            self._space = Space(self, new)
-            self._open()
+            is_open = False
+            while not is_open:
+                new = self._successor()
+                self._let_go()
+                self._held = self._disk = None
+                self._file = new
+                self._locks = LockFile(new.descriptor)
+                self._space = Space(self, new)
+                with suppress(_Replaced):
+                    self._open()
+                    is_open = True
         except BaseException:
             self.close()  # there is no queue to write to
             raise

@@ -191,10 +191,11 @@ class StateFile(Closable):
         if before >= 0:
             os.close(before)
         data = _read_from(fd, 0)
-        identity = self._identity
-        self._identity, self._boot, self.state, self._start = _checkpoint(str(self.path), data)
-        if identity not in (b"", self._identity):
+        identity, boot, state, start = _checkpoint(str(self.path), data)
+        if self._identity not in (b"", identity):
+            # Its identity is not taken over: this member has neither its lock nor a number in it.
             raise Removed(f"the group {self.path} was made anew", hint="open it again")
+        self._identity, self._boot, self.state, self._start = identity, boot, state, start
         self._at, self._crc = self._start, zlib.crc32(data[: self._start])
         self._is_stale = False
         self._replay(data[self._start :])

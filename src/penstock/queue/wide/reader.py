@@ -276,6 +276,14 @@ class WideReader(
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
 
+    def is_named(self) -> bool:
+        """Tell whether its path still names the file that it reads."""
+        return self._file.is_named()
+
+    def end_here(self) -> int:
+        """Return the next number of the stream that it reads, even if another has replaced it."""
+        return self._head
+
     @property
     def epoch(self) -> int:
         return self._numbers_of

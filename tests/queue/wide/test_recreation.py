@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import aio, open_writer
+from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue import wait_any
@@ -217,3 +218,31 @@ def test_a_task_that_waits_for_moments_finds_the_new_queue(queue_path: str) -> N
     with wide_writer(f"fmq:{queue_path}") as writer:
         writer.write(b"old")
     assert asyncio.run(follow()) == [b"old", b"new"]
+
+
+def test_a_writer_that_was_silent_for_long_writes_to_the_queue_that_is_there_now(
+    queue_path: str,
+) -> None:
+    with wide_writer(f"fmq:{queue_path}?slots=64") as writer:
+        writer.write(b"one")
+        time.sleep(1.1)
+        Path(f"{queue_path}.fmq").unlink()
+        wide_writer(f"fmq:{queue_path}?slots=64").close()
+        writer.write(b"two")
+    assert [message.payload for message in list_queue(f"{queue_path}.fmq").messages] == [b"two"]
+
+
+def test_a_message_that_is_refused_because_its_queue_was_removed_is_nowhere(
+    queue_path: str,
+) -> None:
+    wide_writer(f"fmq:{queue_path}?slots=64").close()
+    kept = Path(f"{queue_path}-kept.fmq")
+    kept.hardlink_to(f"{queue_path}.fmq")
+    with wide_writer(f"fmq:{queue_path}?create=never") as writer:
+        writer.write(b"one")
+        time.sleep(1.1)
+        Path(f"{queue_path}.fmq").unlink()
+        with pytest.raises(NotFound):
+            writer.write(b"two")
+        assert (writer.statistics().messages, writer.statistics().refused) == (1, 1)
+    assert [message.payload for message in list_queue(str(kept)).messages] == [b"one"]

@@ -549,6 +549,7 @@ class DiskSync:
         self._overrun = 0
         self._failure: Exception | None = None
         self._has_failed = False
+        self._is_many = HeaderFlag.MANY_WRITERS in file.flags
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         if policy == "none":
@@ -620,29 +621,36 @@ class DiskSync:
         meanwhile, so nothing changes between the two syncs.
         """
         self._sync(self._file.field("guard"))
-        self._file.header["guard_next"] = self._synced
-        self._bring_to_disk()
+        self._bring_to_disk(self._synced)
         self._store(_EVERYTHING)
 
     def _sync(self, guard: int) -> None:
         head, tail = self._file.field("head"), self._file.field("tail")
+        self._bring_to_disk(None if guard == _EVERYTHING else guard)
+        is_guarded = self._file.field("guard") != _EVERYTHING
         if guard != _EVERYTHING:
-            self._file.header["guard_next"] = guard
-        self._bring_to_disk()
-        if guard == _EVERYTHING:
+            self._store(guard)
+        elif not is_guarded:  # otherwise another writer has promised that its messages are safe
             self._file.header["guard_next"] = head
-        self._store(guard)
         if tail > self._freed:
             self._overrun = 0
         self._synced, self._freed = head, tail
 
-    def _bring_to_disk(self) -> None:
-        try:
-            with storage_errors("syncing", self._file.path):
-                os.fdatasync(self._file.descriptor)
-        except StorageError:
-            self._has_failed = True
-            raise
+    def _bring_to_disk(self, mark: int | None) -> None:
+        """Sync the file, with this number or a higher one as `guard_next`."""
+        header = self._file.header
+        while True:
+            if mark is not None:
+                # Any number is right that a sync of another writer found, up to its `head`.
+                header["guard_next"] = max(mark, header["guard_next"]) if self._is_many else mark
+            try:
+                with storage_errors("syncing", self._file.path):
+                    os.fdatasync(self._file.descriptor)
+            except StorageError:
+                self._has_failed = True
+                raise
+            if mark is None or header["guard_next"] >= mark:
+                return  # otherwise another writer stored its own meanwhile
 
     def _store(self, guard: int) -> None:
         # The writer first: `tail` shows what it passed before.
@@ -667,7 +675,7 @@ class DiskSync:
         if self.policy == "none":
             return
         self.sync()
-        if HeaderFlag.MANY_WRITERS not in self._file.flags and not self._has_failed:
+        if not self._is_many and not self._has_failed:
             # All is synced: a crash of the machine before the next writer needs no recovery.
             # Not after a failure: the kernel may have dropped pages that it could not write.
             self._file.header.boot_id = bytes(16)

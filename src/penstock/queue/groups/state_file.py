@@ -18,7 +18,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.interfaces import Closable
-from penstock.core.whole_files import sync_names, write_whole
+from penstock.core.whole_files import make_folder, sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
 from penstock.queue.groups.state import GroupState, Put, Record, decode
 from penstock.queue.storage import LockFile, storage_error, storage_errors
@@ -88,9 +88,7 @@ class StateFile(Closable):
         self.changes = 0
         lock = str(folder / f"{name}{_LOCK}")
         with storage_errors("creating", lock):
-            if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                sync_names(folder.parent)
+            make_folder(folder)
             os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         self._locks = LockFile(lock)
         try:

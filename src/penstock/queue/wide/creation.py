@@ -18,7 +18,7 @@ from penstock.core.errors import (
 )
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
-from penstock.core.whole_files import open_new, sync_names
+from penstock.core.whole_files import make_folder, open_new, sync_names
 from penstock.queue.storage import LockFile, storage_errors
 from penstock.queue.wide.file import (
     IN_MEMORY,
@@ -163,7 +163,7 @@ def create_queue(
             raise AlreadyExists(
                 f"there is a queue at {path} already", hint="penstock create --replace empties it"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
         descriptor = open_new(made, _PRIVATE)
         try:

@@ -13,15 +13,17 @@ import pytest
 from penstock import aio, open_writer
 from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
+from penstock.core.position import Position
 from penstock.core.statistics import Loss
 from penstock.queue import wait_any
+from penstock.queue.wide.file import QueueFile
+from penstock.queue.wide.options import WideOptions
+from penstock.queue.wide.reader import WideReader
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from penstock.queue.wide.reader import WideReader
 
 #: How long a reader has, and its writer, to notice.
 SOON = 6.0
@@ -246,3 +248,23 @@ def test_a_message_that_is_refused_because_its_queue_was_removed_is_nowhere(
             writer.write(b"two")
         assert (writer.statistics().messages, writer.statistics().refused) == (1, 1)
     assert [message.payload for message in list_queue(str(kept)).messages] == [b"one"]
+
+
+def test_a_reader_that_cannot_see_writers_gets_what_one_still_writes_to_the_removed_queue(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(f"{url}?slots=64") as writer:
+        writer.write(b"one")
+        file = QueueFile.open(queue_path, writable=False)  # as of a file of somebody else
+        with WideReader(url, queue_path, Position.START, WideOptions(), file) as reader:
+            assert [message.payload for message in reader.read_many(9)] == [b"one"]
+            Path(f"{queue_path}.fmq").unlink()
+            with wide_writer(f"{url}?slots=64") as other:
+                other.write(b"new")
+            found = reader.read_many(1, timeout=0.3)
+            writer.write(b"late")
+            while len(found) < 2 and (message := reader.read(timeout=SOON)):
+                found.append(message)
+            assert {message.payload for message in found} == {b"late", b"new"}
+            assert reader.statistics().lost == 0

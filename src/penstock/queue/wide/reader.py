@@ -480,7 +480,10 @@ class WideReader(
         """
         now = time.monotonic()
         self._removed_at = now if self._removed_at is None else self._removed_at
-        return now - self._removed_at > _WRITER_NOTICES or not self._file.has_writer()
+        if now - self._removed_at > _WRITER_NOTICES:
+            return True
+        # Without permission to see a writer, it waits for one that may be there.
+        return self._file.writable and not self._file.has_writer()
 
     def _go_over(self) -> None:
         """Switch to the queue that the path names now, at its first message."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import aio, open_writer
+from penstock import aio, create, open_writer
 from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.statistics import Loss
 from penstock.queue import wait_any
+from penstock.queue.wide import creation
 from penstock.queue.wide.file import QueueFile
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import WideReader
+from support.waiting import background, waits
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
@@ -268,3 +271,30 @@ def test_a_reader_that_cannot_see_writers_gets_what_one_still_writes_to_the_remo
                 found.append(message)
             assert {message.payload for message in found} == {b"late", b"new"}
             assert reader.statistics().lost == 0
+
+
+def test_a_writer_that_comes_while_the_queue_is_replaced_writes_to_the_new_one(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}"
+    wide_writer(f"{url}?slots=64").close()
+    write_new_file = creation.write_new_file
+
+    def write() -> None:
+        with open_writer(url) as writer:
+            writer.write(b"one")
+
+    with contextlib.ExitStack() as stack:
+        writing = []
+
+        def make_slowly(*arguments: Any, **options: Any) -> None:
+            writing.append(stack.enter_context(background(write)))
+            assert waits(writing[0]), "it writes to what is thrown away"
+            write_new_file(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(creation, "write_new_file", make_slowly)
+            create(url, replace=True, slots=128)
+        writing[0].result()
+    found = list_queue(f"{queue_path}.fmq")
+    assert (found.header.slots, [m.payload for m in found.messages]) == (128, [b"one"])

@@ -552,6 +552,12 @@ static inline bool penstock_is_alive(int fd, uint64_t byte) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
+/* Messages from here on may not be overwritten; the largest number: there is no such promise. */
+static inline uint64_t penstock_guard(const penstock_ring *ring) {
+    uint64_t guard = __atomic_load_n(&ring->header->guard, __ATOMIC_SEQ_CST);
+    return guard == 0 ? UINT64_MAX : guard;
+}
+
 /* Resume after the last published message; unpublished ones of the last writer are discarded. The
  * caller is the only writer, or has the lock. False: the queue is damaged. */
 static inline bool penstock_resume(penstock_writer *w) {
@@ -561,8 +567,7 @@ static inline bool penstock_resume(penstock_writer *w) {
     w->position = 0;
     w->created_ns = INT64_MIN;
     w->planned = 0;
-    uint64_t guard = __atomic_load_n(&ring->header->guard, __ATOMIC_RELAXED);
-    w->guard = guard == 0 ? UINT64_MAX : guard;
+    w->guard = penstock_guard(ring);
     uint64_t first = ring->header->first_seq;
     if (w->tail < first || w->head < w->tail || w->head - w->tail > ring->mask + 1)
         return false;
@@ -634,8 +639,12 @@ static inline int penstock_writer_open(penstock_writer *w, penstock_ring ring, i
     int error = penstock_writer_claim(w, ring, fd);
     if (error != 0)
         return error;
+    bool is_new = false;
     for (int i = 0; i < 2; i++)
-        __atomic_store_n(&known[i], boot[i], __ATOMIC_RELAXED);
+        is_new = __atomic_exchange_n(&known[i], boot[i], __ATOMIC_RELAXED) != boot[i] || is_new;
+    /* On the disk before the first message: otherwise the queue could look clean after a power failure. */
+    if (is_new && fdatasync(fd) != 0)
+        return errno;
     return w->number != 0 || penstock_resume(w) ? 0 : EBADMSG;
 }
 
@@ -767,6 +776,8 @@ static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, u
         if (tail > w->limit && tail > (w->limit = penstock_held(w)))
             return PENSTOCK_FULL;
     }
+    if (tail != w->tail && w->number != 0)
+        w->guard = penstock_guard(&w->ring); /* another writer may have synced since the lock was taken */
     if (tail != w->tail && tail > w->guard)
         return PENSTOCK_GUARDED;
     if (at + room > w->ready_position || next >= w->ready_seq)

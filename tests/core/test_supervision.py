@@ -235,3 +235,23 @@ def test_programs_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         finally:
             os.kill(process.pid, signal.SIGKILL)
     until(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Program(name="bad", command=("no\0name",), restart=Restart.NEVER),
+        shell("bad", "exit 0", environment={"A": "a\0b"}, restart=Restart.NEVER),
+        shell("bad", "exit 0", directory="/no\0where", restart=Restart.NEVER),
+    ],
+    ids=["command", "environment", "directory"],
+)
+def test_a_program_that_nobody_could_start_does_not_end_the_supervision(bad: Program) -> None:
+    with Supervisor([bad, shell("good", "sleep 60")]) as supervisor:
+        assert supervisor.wait(["bad"], timeout=20)
+        assert "cannot be started" in (supervisor.statistics()["bad"].last_end or "")
+        until(lambda: supervisor.statistics()["good"].pid is not None)
+        first = supervisor.statistics()["good"].pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        until(lambda: supervisor.statistics()["good"].starts == 2)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.core.whole_files import make_whole, sync_names, write_whole
+from penstock import create
+from penstock.core.whole_files import make_folder, make_whole, sync_names, write_whole
 from support.until import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SIZE = 1 << 20
 
@@ -88,3 +94,29 @@ def test_a_reader_finds_a_whole_file_at_any_moment_also_after_kill_9(tmp_path: P
         assert content == content[:1] * SIZE
         # What it left is overwritten by the next, and does not pile up.
         assert {one.name for one in tmp_path.iterdir()} <= {"state", "state.new"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make_folder, id="folder"),
+        pytest.param(lambda folder: make_whole(folder / "file", b"x"), id="file"),
+        pytest.param(lambda folder: create(f"fmq:{folder}/queue", slots=2, size="4k"), id="queue"),
+        pytest.param(lambda folder: create(f"log:{folder}/log", segment="64k"), id="log"),
+    ],
+)
+def test_the_names_of_new_folders_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def note_and_sync(file: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{file}").readlink())
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", note_and_sync)
+    deep = tmp_path / "a" / "b" / "c"
+    make(deep)
+    assert deep.is_dir()
+    assert synced >= {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import open_reader, open_writer
+from penstock import describe, open_reader, open_writer
 from penstock.core.capabilities import Grouped
 from penstock.core.overflow import DropReason
 from penstock.dispatch import Limits, outlets
@@ -434,6 +434,31 @@ def test_a_log_loses_nothing_that_was_synced_and_gives_no_number_twice(
     place: Path, images: int
 ) -> None:
     simulate(place, LOG, Books, images)
+
+
+def test_what_a_writer_synced_is_there_whoever_made_the_log(place: Path) -> None:
+    chance = random.Random(0)
+    for _ in range(20):
+        folder = place / "life"
+        folder.mkdir()
+        disk = Disk(folder, chance, 0, 1)
+        url = f"log:{folder}/stream?segment=8k&segment_slots=8"
+        with disk.watch():
+            with open_writer(f"{url}&sync=none&retain=1M") as writer:
+                writer.write_many([b"careless"] * chance.choice((1, 20)))
+            with open_writer(f"{url}&sync=batch") as writer:
+                writer.write(b"careful")
+                disk.take_image()
+        disk.close()
+        shutil.rmtree(folder)
+        image = place / "image"
+        disk.images[0].write(image)
+        with unsynced(), open_writer(f"log:{image}/stream"):
+            pass
+        with open_reader(f"log:{image}/stream") as reader:
+            assert list(reader.available())[-1].payload == b"careful"
+        assert describe(f"log:{image}/stream").details["retain"] == 1 << 20
+        shutil.rmtree(image)
 
 
 @IMAGES

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from penstock.core.errors import Closed, DamagedQueue
+from penstock.core.errors import Closed, DamagedQueue, Unsupported
 from penstock.core.interfaces import Reader, Writer
 from penstock.queue.waiting import RingWaitGroup, Waiter, wait_any
 from penstock.queue.wide.file import QueueFile
@@ -374,6 +374,23 @@ def test_damage_is_raised_by_the_read_that_follows(tmp_path: Path) -> None:
             file.write(bytes(range(64)))
         assert wait_any([reader], SOON) == [reader]
         with pytest.raises(DamagedQueue):
+            reader.read(0)
+
+
+def test_one_that_cannot_go_on_is_returned_and_the_others_are_not_disturbed(
+    tmp_path: Path, opened: Callable[[int], list[Reader]]
+) -> None:
+    url = f"fmq:{tmp_path}/another"
+    penstock.create(f"{url}?{TINY}")
+    with (
+        penstock.open_reader(url) as reader,
+        background(wait_any, [reader, *opened(2)], SOON) as waiting,
+    ):
+        assert waits(waiting)
+        (tmp_path / "another.fmq").unlink()
+        penstock.create(f"{url}?{TINY}&compress=zstd")
+        assert waiting.result() == [reader]
+        with pytest.raises(Unsupported, match="other compression"):
             reader.read(0)
 
 

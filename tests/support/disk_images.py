@@ -146,6 +146,12 @@ class Disk:
             if self._chance.random() < self._likely:
                 self.images.append(self._image())
 
+    def take_image(self) -> None:
+        """Let the power fail now."""
+        with self._lock:
+            self._look()
+            self.images.append(self._image())
+
     def _look(self) -> None:
         found: dict[str, tuple[int, int]] = {}
         for root, _, names in os.walk(self._folder):

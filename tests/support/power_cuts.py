@@ -34,12 +34,15 @@ class Disk:
         self.syncs_left: int | None = None
         #: What the last sync that returned was called for: `head` then.
         self.head = 0
+        #: How often it was synced.
+        self.syncs = 0
 
         def fdatasync(_: int) -> None:
             if self.syncs_left == 0:
                 raise PowerCut
             if self.syncs_left is not None:
                 self.syncs_left -= 1
+            self.syncs += 1
             self.sync()
 
         # The disk of the machine need not be waited for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import random
@@ -93,10 +94,10 @@ class Process:
         :raises NotStarted: the program does not exist, or cannot be run.
         """
         self.command = tuple(command)
-        # Otherwise the wrapper would start, and fail to find the program.
-        found = shutil.which(command[0], path=(environment or os.environ).get("PATH"))
-        wrapper = _wrapper() if dies_with_us and found else ()
         try:
+            # Otherwise the wrapper would start, and fail to find the program.
+            found = shutil.which(command[0], path=(environment or os.environ).get("PATH"))
+            wrapper = _wrapper() if dies_with_us and found else ()
             self._process = subprocess.Popen(  # noqa: S603 - it is what the caller asked for
                 [*wrapper, *command],
                 cwd=directory,
@@ -108,6 +109,8 @@ class Process:
             )
         except OSError as error:
             raise NotStarted(command[0], error) from error
+        except ValueError as error:  # no program, folder or variable can have this name
+            raise NotStarted(command[0], OSError(errno.EINVAL, str(error))) from error
         self.pid = self._process.pid
         self.stdin = self._process.stdin
         self.stdout = self._process.stdout

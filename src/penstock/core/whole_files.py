@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["keep_whole", "make_whole", "open_new", "sync_files", "sync_names", "write_whole"]
+__all__ = [
+    "keep_whole",
+    "make_folder",
+    "make_whole",
+    "open_new",
+    "sync_file",
+    "sync_files",
+    "sync_names",
+    "write_whole",
+]
 
 
 def write_whole(path: Path, content: bytes, *, sync: bool, is_shared: bool = False) -> None:
@@ -33,11 +42,7 @@ def keep_whole(unfinished: Path, path: Path) -> None:
 
     :raises OSError: the operating system refuses.
     """
-    file = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync_file(unfinished)
     unfinished.replace(path)
     sync_names(path.parent)
 
@@ -49,12 +54,27 @@ def make_whole(path: Path, content: bytes) -> None:
 
     :raises OSError: the operating system refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     unfinished = _name_of_its_own(path)
     # A link, since a rename would replace the file of a quicker process.
     with _written(unfinished, content, sync=True), contextlib.suppress(FileExistsError):
         os.link(unfinished, path)
     sync_names(path.parent)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> bool:
+    """Create a folder, and those above it; return when their names are on the disk.
+
+    Otherwise a power failure could take a file with its folder, though the file was synced.
+
+    :returns: whether it was missing
+    :raises OSError: the operating system refuses.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode, parents=True, exist_ok=True)
+    for made in missing:
+        sync_names(made.parent)
+    return bool(missing)
 
 
 def sync_names(folder: Path) -> None:
@@ -76,11 +96,19 @@ def sync_files(folder: Path) -> None:
     """
     for path in folder.iterdir():
         if path.is_file():
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+            sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Return when a file is on the disk; not its name.
+
+    :raises OSError: the operating system refuses.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:

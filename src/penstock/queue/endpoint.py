@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import Reader, StreamInfo, Writer
     from penstock.queue.classic.endpoint import ClassicEndpoint
     from penstock.queue.classic.repair import Repair
+    from penstock.queue.wide.reader import WideReader
 
 __all__ = ["FmqEndpoint", "check", "is_queue", "repair", "token_of"]
 
@@ -48,9 +49,14 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
         from penstock.queue.groups.reader import GroupReader  # noqa: PLC0415 - few need it
 
         path = os.path.abspath(url.path)  # noqa: PTH100 - the process may go elsewhere
+
+        def open_stream(*, may_wait: bool) -> WideReader:
+            chosen = options if may_wait else replace(options, wait=0.0)
+            return open_wide_reader(url.text, path, start, chosen)
+
         return GroupReader(
             url.text,
-            lambda: open_wide_reader(url.text, path, start, options),
+            open_stream,
             groups_of(path),
             options,
             lost=DropReason.OVERRUN,

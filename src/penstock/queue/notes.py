@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.provenance import Ends, Ranges, ranges_from_json, ranges_to_json
-from penstock.core.whole_files import sync_names, write_whole
+from penstock.core.whole_files import make_folder, sync_names, write_whole
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class NoteFile(StreamNotes):
 
     def write(self, name: str, note: Mapping[str, Any] | None, *, sync: bool) -> None:
         with storage_errors("writing", str(self.path)):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             # Another query's writer, or a server, may write at the same time.
             with _locked(self.path.parent):
                 notes = self.read()

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
-from penstock.core.errors import Closed, InvalidOption, NotFound, Overrun, PenstockError
+from penstock.core.errors import (
+    Closed,
+    DamagedQueue,
+    InvalidOption,
+    NotFound,
+    Overrun,
+    PenstockError,
+    Unsupported,
+)
 from penstock.core.interfaces import Closable
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason, OverflowPolicy
@@ -60,6 +68,8 @@ log = logging.getLogger(__name__)
 
 #: Most messages of a stream that are sorted by time in one round.
 _WINDOW: Final = 4096
+#: How soon (seconds) a stream is tried again that could not be opened.
+_AGAIN: Final = 1.0
 #: Poll interval (seconds) of the directory if no inotify watch is available.
 _LOOK: Final = 0.1
 
@@ -177,6 +187,8 @@ class Subscription(Closable):
         self._sources: dict[StreamPlace, _Source] = {}
         # Streams given up after an error. They are not reopened until they are removed.
         self._unreadable: set[StreamPlace] = set()
+        # Streams that could not be opened yet, and where each is to be read from.
+        self._refused: dict[StreamPlace, Position] = {}
         self._round = _Round()
         self._is_interrupted = False
         self._is_closed = False
@@ -235,12 +247,14 @@ class Subscription(Closable):
         """Open new streams that match, and mark removed ones."""
         if not self._watch.has_news() and not self._has_asked:
             return
-        self._has_asked = False
+        self._has_asked = True  # until all is done: without a descriptor, for one, it is not
         there = set(list_places(self.directory))
+        self._has_asked = False
         self._unreadable &= there
+        self._refused = {place: at for place, at in self._refused.items() if place in there}
         for place in there - self._sources.keys() - self._unreadable:
             if self._is_wanted(place):
-                self._open(place, start)
+                self._open(place, self._refused.get(place, start))
         for place, source in self._sources.items():
             source.is_gone = not source.is_own and place not in there
             source.may_be_another = True
@@ -254,8 +268,13 @@ class Subscription(Closable):
         except NotFound:
             return  # removed meanwhile
         except PenstockError as error:
-            log.warning("%s does not read %s: %s", self.name, place, error)
+            if place not in self._refused:
+                log.warning("%s does not read %s: %s", self.name, place, error)
+            self._refused[place] = start
+            if not isinstance(error, (DamagedQueue, Unsupported)):
+                self._has_asked = True  # it may be possible later
             return
+        self._refused.pop(place, None)
         self._sources[place] = _Source(place, reader)
 
     def _forget(self, place: StreamPlace) -> None:
@@ -353,6 +372,8 @@ class Subscription(Closable):
             if self._is_interrupted or (left is not None and left <= 0):
                 self._is_interrupted = False
                 return False
+            if self._has_asked:
+                left = _AGAIN if left is None else min(left, _AGAIN)
             self._waiter.wait([source.reader for source in self._sources.values()], left)
 
     def _begin_round(self) -> bool:

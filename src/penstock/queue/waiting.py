@@ -88,8 +88,8 @@ class Waiter(Closable):
                 return ready
             if now >= look_around:
                 look_around = now + between_looks(len(every))
-                for reader in every:
-                    reader._idle()  # noqa: SLF001 - meant for waiters
+                if stuck := [reader for reader in every if not _can_go_on(reader)]:
+                    return stuck
             limit = min(deadline - now, LONGEST_SLEEP)
             if self._sleep_for(every) < len(every):
                 limit = min(limit, pause)
@@ -115,6 +115,15 @@ class Waiter(Closable):
     def close(self) -> None:
         """Stop the helper threads, if there are any."""
         self._group.close()
+
+
+def _can_go_on(reader: Reader) -> bool:
+    """Let a reader check for changes that wake nobody; False: its next read raises an error."""
+    try:
+        reader._idle()  # noqa: SLF001 - meant for waiters
+    except PenstockError:
+        return False
+    return True
 
 
 def _has_news(reader: Reader) -> bool:

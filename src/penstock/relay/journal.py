@@ -8,6 +8,7 @@ slot records a state that was on disk on both sides, for recovery after a power 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.core.whole_files import make_whole
 from penstock.queue.storage import LockFile, storage_errors
+from penstock.queue.wide.file import boot_id
 from penstock.relay.outages import side
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ _SYNCED: Final = 2
 _NOTE: Final = struct.Struct("<IQQQQQII")
 _RUN: Final = struct.Struct("<QQ")
 _LOCK: Final = 1 << 62
+#: At the end of the header: the boot id of the machine while it is in use; zeros: it is synced.
+_BOOT_AT: Final = _PLACE_SIZE - 16
 
 #: The most runs of consecutive numbers in one note; a batch with more is split.
 MOST_RUNS: Final = (_PLACE_SIZE - _NOTE.size) // _RUN.size
@@ -118,7 +122,7 @@ class Journal(Closable):
         plain = [url.partition("?")[0] for url in (source, target)]
         #: The key in earlier releases: the URLs, without their options.
         self._between_urls = json.dumps(plain).encode()
-        if len(self._between) > _PLACE_SIZE - _HEADER.size:
+        if len(self._between) > _BOOT_AT - _HEADER.size:
             raise InvalidOption("state", str(path), "the URLs are too long to be kept in it")
         with storage_errors("opening", str(path)):
             if not path.exists():
@@ -132,6 +136,8 @@ class Journal(Closable):
                 (self._load(place) for place in (0, 1)), key=lambda found: found[0]
             )
             self.synced = self._load(_SYNCED)[1]
+            #: Whether the machine crashed since: notes may be missing that were not synced.
+            self.is_behind = self._begin_boot()
         except BaseException:
             self._locks.close()
             raise
@@ -161,7 +167,20 @@ class Journal(Closable):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
+        if self._locks.is_open and self.synced is not None and self.synced == self._note:
+            with contextlib.suppress(OSError):  # then what it says is checked
+                os.pwrite(self._fd, bytes(16), _BOOT_AT)
         self._locks.close()
+
+    def _begin_boot(self) -> bool:
+        """Store the boot id on the disk; tell whether there is that of an earlier run."""
+        with storage_errors("writing", str(self.path)):
+            now = boot_id().ljust(16, b"\0")
+            before = os.pread(self._fd, 16, _BOOT_AT)
+            if before != now:
+                os.pwrite(self._fd, now, _BOOT_AT)
+                os.fdatasync(self._fd)
+        return any(before) and before != now
 
     def _check(self) -> None:
         if not self._locks.try_lock(_LOCK):
@@ -366,10 +385,34 @@ def resume(
         reader.seek(Position.START)
         return 0
     place, in_doubt = _place(journal, note, reader, target, arrived)
+    if journal.is_behind and note.target is not None and target is not None and not in_doubt:
+        start = target.successor(*note.target)
+        if start is not None:
+            place = min(place, source.end)
+            place = _behind_what_arrived(reader, place, Tail(target.epoch, start), arrived)
     # Not beyond the end: a source that lost its last messages in a power failure reuses their
     # numbers.
     reader.seek(min(place, source.end))
     return in_doubt
+
+
+def _behind_what_arrived(
+    reader: Reader, place: int, tail: Tail, arrived: Callable[[Tail, Batch], int]
+) -> int:
+    """Return the first number from `place` on that is not in the target after `tail`.
+
+    After a power failure the target may have more than the last note that got to the disk says.
+    """
+    while True:
+        reader.seek(place)
+        batch = reader.read_batch(_AT_ONCE, timeout=0)
+        count = arrived(tail, batch) if batch.num_rows else 0
+        if count:
+            log.warning("%d messages are in the target that no note tells of", count)
+            place = batch.column("seq")[count - 1].as_py() + 1
+            tail = tail._replace(seq=tail.seq + count)
+        if not count or count < batch.num_rows:
+            return place
 
 
 def _translated(note: Note, source: Bounds) -> Note | None:
@@ -398,7 +441,7 @@ def _place(
     epoch, start = note.target
     there = target.successor(epoch, start)
     if there is not None and min(there, target.end) < start:
-        return _before_power_failed(journal, reader.bounds(), target)
+        return _before_power_failed(journal, note, reader.bounds(), target)
     if not note.runs:
         return note.next, 0
     if there is None:  # it was recreated
@@ -411,17 +454,20 @@ def _place(
     return _number(note, count), 0
 
 
-def _before_power_failed(journal: Journal, source: Bounds, target: Bounds) -> tuple[int, int]:
+def _before_power_failed(
+    journal: Journal, note: Note, source: Bounds, target: Bounds
+) -> tuple[int, int]:
     """Return the last synced position: the target has lost its last messages."""
     log.warning("the target ends earlier than it did: its last messages were lost with the power")
     synced = None if journal.synced is None else _translated(journal.synced, source)
-    if synced is None or synced.target is None:
-        return 0, 0
-    epoch, start = synced.target
-    there = target.successor(epoch, start)
-    if there is None or min(there, target.end) < start:
-        return 0, 0
-    return synced.next, target.end - start
+    if synced is not None and synced.target is not None:
+        epoch, start = synced.target
+        there = target.successor(epoch, start)
+        if there is not None and min(there, target.end) >= start:
+            return synced.next, target.end - start
+    # Nothing tells what the target kept, such as one with sync=none: all of it may come twice.
+    log.warning("no note tells how much it has on its disk: all that is there is copied again")
+    return source.oldest, max(0, min(note.next - source.oldest, target.end - target.oldest))
 
 
 def _number(note: Note, index: int) -> int:

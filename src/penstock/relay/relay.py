@@ -252,7 +252,7 @@ class Relay:
             self._note_outage,
             self._note_return,
         )
-        self._in_doubt = in_doubt
+        self._in_doubt += in_doubt
         if self._journal is not None and self._feed.epoch is None:
             log.warning("%s cannot be read again; its state keeps nothing", self._reader.url)
             self._journal = None

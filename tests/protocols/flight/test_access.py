@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def filled(root: Path, server: FlightServer) -> FlightServer:
 
 def raw(server: FlightServer) -> Any:
     return flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
+
+
+def test_a_server_that_never_answers_is_not_listed_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"flight://127.0.0.1:{silent.getsockname()[1]}"
+        call = partial(list_streams, url, call_timeout="500ms")
+        with background(call) as listing, pytest.raises(ConnectionLost):
+            listing.result(SOON)
 
 
 # --- tokens ---------------------------------------------------------------------------------------

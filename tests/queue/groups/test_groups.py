@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from penstock import Grouped, aio, create, describe, open_reader, open_writer
 from penstock.cli.main import app
 from penstock.core.dead_letter import DeadLetter
+from penstock.core.endpoints import remove
 from penstock.core.errors import (
     Closed,
     DamagedQueue,
@@ -416,6 +417,54 @@ def test_a_stream_created_anew_is_read_from_its_start(url: str, options: dict[st
                 one.ack(old[1:])
             assert one.group().acked == 2
             assert one.group().lost >= 4
+
+
+def test_a_stream_that_is_removed_with_its_groups_is_waited_for_and_read_when_it_is_back(
+    url: str,
+) -> None:
+    with open_writer(url) as writer:
+        fill(writer, 3)
+    with member(url, wait="60s") as one, member(url, start="end") as two:
+        one.ack(one.read_many(1))
+        remove(url, force=True)
+        began = time.monotonic()
+        for reader in (one, two, one, two):
+            assert reader.read_many(5, timeout=0.1) == []
+            assert reader.statistics().messages == (1 if reader is one else 0)
+        assert time.monotonic() - began < 10, "it waits for the stream, in its turn"
+        with open_writer(url) as writer:
+            writer.write_many([b"a", b"b"])
+        came = [*one.read_many(1, timeout=10), *two.read_many(1, timeout=10)]
+        assert [message.payload for message in came] == [b"a", b"b"]
+        books = one.statistics(), two.statistics()
+        assert sum(book.lost for book in books) == 2
+        assert sum(book.restarts for book in books) == 1
+
+
+def test_nothing_counts_as_lost_when_all_was_read_before_the_stream_was_created_anew(
+    url: str,
+) -> None:
+    with open_writer(url) as writer:
+        fill(writer, 3)
+    with member(url) as reader:
+        reader.ack(reader.read_many(3))
+        with open_writer(url, create="always") as writer:
+            fill(writer, 20)
+        came: list[int] = []
+        while len(came) < 20:
+            messages = reader.read_many(20, timeout=10)
+            assert messages
+            came += numbers(messages)
+        assert came == list(range(20))
+        assert (reader.statistics().lost, reader.group().lost) == (0, 0)
+
+
+def test_who_leaves_a_group_that_was_removed_just_leaves(url: str, writer: Writer) -> None:
+    fill(writer, 3)
+    with member(url) as reader:
+        assert len(reader.read_many(2)) == 2
+        writer.close()
+        remove(url, force=True)
 
 
 def test_a_group_that_was_removed_begins_anew(url: str, writer: Writer, tmp_path: Path) -> None:

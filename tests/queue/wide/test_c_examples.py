@@ -128,6 +128,46 @@ def test_the_header_says_which_macro_it_needs(tmp_path: Path) -> None:
     assert "define _GNU_SOURCE before the first include" in refused.error
 
 
+def test_a_c_writer_says_on_the_disk_that_it_writes_before_its_first_message(
+    tmp_path: Path, queue_path: str
+) -> None:
+    with open_writer(f"fmq:{queue_path}?sync=batch") as writer:
+        writer.write(b"all is synced, and says so")
+    source = tmp_path / "writer.c"
+    source.write_text(
+        """
+        #define _GNU_SOURCE
+        #include <penstock/ring.h>
+        #include <stdio.h>
+        static penstock_ring ring;
+        static int syncs, boots, heads;
+        int fdatasync(int fd) {
+            (void)fd;
+            syncs++;
+            boots += ring.header->boot_id[0] != 0 || ring.header->boot_id[1] != 0;
+            heads += (int)ring.header->head;
+            return 0;
+        }
+        int main(int count, char **words) {
+            int fd;
+            penstock_writer writer;
+            if (count != 2 || penstock_map(words[1], true, &ring, &fd) != NULL)
+                return 1;
+            for (int i = 0; i < 2; i++) /* the second finds it said already */
+                if (penstock_writer_open(&writer, ring, fd) != 0)
+                    return 2;
+            if (penstock_write(&writer, "x", 1, 0, 0) != PENSTOCK_OK)
+                return 3;
+            printf("syncs=%d boots=%d heads=%d", syncs, boots, heads);
+            return 0;
+        }
+        """
+    )
+    run("cc", *STRICT, "-I", INCLUDE, source, "-o", tmp_path / "writer")
+    done = run(tmp_path / "writer", f"{queue_path}.fmq")
+    assert (done.code, done.says) == (0, {"syncs": 1, "boots": 1, "heads": 1})
+
+
 # --- Python writes, C reads -----------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,15 @@ from penstock import Position, open_reader, open_writer
 from penstock.core.errors import DamagedQueue, PositionError
 from penstock.queue.wide.layout import LINEAGE
 from support.power_cuts import BOOT_ID_AT, PAGE, Disk, PowerCut, forget_boot
+from support.waiting import background, waits
 from support.wide_files import stored
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from penstock.queue.wide.writer import WideWriter
 
 
 def numbered(*numbers: int) -> list[bytes]:
@@ -176,6 +180,25 @@ def test_a_named_reader_beyond_the_cut_goes_on_at_the_cut(queue_path: str) -> No
         assert reader.statistics()[2:5] == (0, 0, 0)
     with wide_reader(f"{url}?hold=slow") as reader:
         assert [m.seq for m in reader.read_many(100)] == list(range(4, 12))
+
+
+def test_a_named_reader_is_told_when_nothing_is_left_of_what_it_had_not_read(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(f"{url}?slots=64&crc=true") as writer:
+        writer.write_many(numbered(*range(10)))
+        with wide_reader(f"{url}?hold=archive") as reader:
+            assert len(reader.read_many(4)) == 4
+    header = list_queue(f"{queue_path}.fmq").header
+    image = image_of(queue_path)
+    slots = slice(header.slots_offset, header.slots_offset + 64 * 64)
+    power_fails(queue_path, image[: slots.start] + bytes(64 * 64) + image[slots.stop :])
+    with wide_writer(url) as writer:
+        writer.write(b"next")
+    with wide_reader(f"{url}?hold=archive") as reader:
+        assert [m.payload for m in reader.read_many(100)] == [b"next"]
+        assert reader.statistics().lost == 6
 
 
 def test_a_reader_that_was_first_after_a_power_failure_finds_its_place_again(
@@ -393,6 +416,137 @@ def test_what_was_synced_and_not_overwritten_survives_every_power_failure(
         except BaseException as error:
             error.add_note(f"image {seed}")
             raise
+
+
+# --- many writers, of which each syncs as it likes ------------------------------------------------
+
+
+def kept_after(path: str, image: bytes) -> set[int]:
+    """Return which messages a writer finds after the power failed with this on the disk."""
+    power_fails(path, image)
+    wide_writer(f"fmq:{path}").close()
+    kept = {message.seq for message in list_queue(f"{path}.fmq").messages}
+    for file in Path(path).parent.glob("*.fmq*"):
+        file.unlink()
+    return kept
+
+
+def test_a_sync_that_ends_while_another_goes_on_keeps_what_both_synced(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}?slots=16&size=64k&crc=true&writers=many"
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    with (
+        wide_writer(f"{url}&sync=none") as careless,
+        wide_writer(f"{url}&sync=1000s") as late,
+        wide_writer(f"{url}&sync=batch") as writer,
+    ):
+        for number in range(24):
+            writer.write(filling(number)[0])
+        sync = os.fdatasync
+
+        def sync_beside(descriptor: int) -> None:
+            monkeypatch.setattr(os, "fdatasync", sync)
+            late.sync()
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fdatasync", sync_beside)
+        writer.write(filling(24)[0])
+        synced, guard = disk.head, list_queue(f"{queue_path}.fmq").header.guard
+        syncs = disk.syncs
+        while list_queue(f"{queue_path}.fmq").header.tail < guard:
+            careless.write(filling(100)[0])
+        assert disk.syncs == syncs, "it did not have to"
+        tail = list_queue(f"{queue_path}.fmq").header.tail
+        images = [disk.image(random.Random(seed), 0.5) for seed in range(40)]
+    for image in images:
+        assert kept_after(queue_path, image) >= set(range(tail, synced))
+
+
+class ManyWriters:
+    """Writers of one queue, until the power fails; while one syncs, another may, too."""
+
+    def __init__(self, path: str, chance: random.Random) -> None:
+        self._chance = chance
+        self.slots, size = chance.choice([(16, 65536), (64, 8192), (64, 65536)])
+        self._sizes = chance.choice([(1, 64), (1, 2000), (100, 100)])
+        url = f"fmq:{path}?slots={self.slots}&size={size}&readers=2&crc=true&writers=many&sync="
+        policies = chance.sample(["batch", "none", "1000s", "batch"], 3)
+        self.writers = [wide_writer(url + policy) for policy in policies]
+        self.payloads: dict[int, bytes] = {}
+        #: Whose sync is the only one under way; None: there are two.
+        self._at_work: WideWriter | None = None
+
+    def live(self) -> None:
+        plain = os.fdatasync
+        os.fdatasync = partial(self._sync_beside, plain)
+        try:
+            for _ in range(1000):
+                self._write()
+        except PowerCut:
+            pass
+        finally:
+            os.fdatasync = plain
+
+    def _write(self) -> None:
+        chance = self._chance
+        self._at_work = writer = chance.choice(self.writers)
+        count = chance.choice([1, 1, 5, self.slots // 3, self.slots, 2 * self.slots])
+        new = [chance.randbytes(chance.randint(*self._sizes)) for _ in range(count)]
+        self.payloads.update(enumerate(new, len(self.payloads)))
+        writer.write_many(new)
+        if chance.random() < 0.2:
+            writer.sync()
+
+    def _sync_beside(self, plain: Callable[[int], None], descriptor: int) -> None:
+        writer = self._at_work
+        if writer is not None and self._chance.random() < 0.3:
+            self._at_work = None
+            other = self._chance.choice([each for each in self.writers if each is not writer])
+            assert other._disk is not None
+            other._disk.sync()
+            self._at_work = writer
+        plain(descriptor)
+
+
+@pytest.mark.parametrize(
+    "images", [60, pytest.param(6000, marks=pytest.mark.full)], ids=["some", "many"]
+)
+def test_what_one_of_many_writers_synced_survives_every_power_failure(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch, images: int
+) -> None:
+    disk = Disk(monkeypatch, f"{queue_path}.fmq")
+    for seed in range(images):
+        chance = random.Random(seed)
+        disk.syncs_left = None
+        many = ManyWriters(queue_path, chance)
+        disk.sync()
+        disk.syncs_left = chance.randrange(3, 16)
+        many.live()
+        tail = list_queue(f"{queue_path}.fmq").header.tail
+        image, synced = disk.image(chance, chance.random()), disk.head
+        disk.syncs_left = None
+        for writer in many.writers:
+            writer.close()
+        assert kept_after(queue_path, image) >= set(range(tail, synced)), f"image {seed}"
+
+
+def test_a_writer_in_the_middle_of_a_call_heeds_what_another_syncs_meanwhile(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}?slots=16&readers=4&writers=many"
+    with wide_writer(f"{url}&hold=slow") as writer, wide_reader(f"fmq:{queue_path}?hold=slow") as r:
+        writer.write_many(numbered(*range(16)))
+        with background(writer.write_many, numbered(*range(16, 40))) as writing:
+            assert waits(writing)
+            with wide_writer(f"{url}&sync=batch"):
+                before = list_queue(f"{queue_path}.fmq").header
+                assert before.guard <= 16
+                while r.statistics().messages < 40:
+                    r.read_many(100, timeout=1)
+                writing.result()
+                after = list_queue(f"{queue_path}.fmq").header
+                assert after.guard >= after.tail, "it overwrote what was synced"
 
 
 def test_a_writer_that_is_killed_while_it_recovers_leaves_the_next_one_to_do_it(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import aio, open_writer
+from penstock import aio, create, open_writer
+from penstock.core.errors import NotFound
 from penstock.core.overflow import DropReason
+from penstock.core.position import Position
 from penstock.core.statistics import Loss
 from penstock.queue import wait_any
+from penstock.queue.wide import creation
+from penstock.queue.wide.file import QueueFile
+from penstock.queue.wide.options import WideOptions
+from penstock.queue.wide.reader import WideReader
+from support.waiting import background, waits
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import list_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from penstock.queue.wide.reader import WideReader
 
 #: How long a reader has, and its writer, to notice.
 SOON = 6.0
@@ -217,3 +223,78 @@ def test_a_task_that_waits_for_moments_finds_the_new_queue(queue_path: str) -> N
     with wide_writer(f"fmq:{queue_path}") as writer:
         writer.write(b"old")
     assert asyncio.run(follow()) == [b"old", b"new"]
+
+
+def test_a_writer_that_was_silent_for_long_writes_to_the_queue_that_is_there_now(
+    queue_path: str,
+) -> None:
+    with wide_writer(f"fmq:{queue_path}?slots=64") as writer:
+        writer.write(b"one")
+        time.sleep(1.1)
+        Path(f"{queue_path}.fmq").unlink()
+        wide_writer(f"fmq:{queue_path}?slots=64").close()
+        writer.write(b"two")
+    assert [message.payload for message in list_queue(f"{queue_path}.fmq").messages] == [b"two"]
+
+
+def test_a_message_that_is_refused_because_its_queue_was_removed_is_nowhere(
+    queue_path: str,
+) -> None:
+    wide_writer(f"fmq:{queue_path}?slots=64").close()
+    kept = Path(f"{queue_path}-kept.fmq")
+    kept.hardlink_to(f"{queue_path}.fmq")
+    with wide_writer(f"fmq:{queue_path}?create=never") as writer:
+        writer.write(b"one")
+        time.sleep(1.1)
+        Path(f"{queue_path}.fmq").unlink()
+        with pytest.raises(NotFound):
+            writer.write(b"two")
+        assert (writer.statistics().messages, writer.statistics().refused) == (1, 1)
+    assert [message.payload for message in list_queue(str(kept)).messages] == [b"one"]
+
+
+def test_a_reader_that_cannot_see_writers_gets_what_one_still_writes_to_the_removed_queue(
+    queue_path: str,
+) -> None:
+    url = f"fmq:{queue_path}"
+    with wide_writer(f"{url}?slots=64") as writer:
+        writer.write(b"one")
+        file = QueueFile.open(queue_path, writable=False)  # as of a file of somebody else
+        with WideReader(url, queue_path, Position.START, WideOptions(), file) as reader:
+            assert [message.payload for message in reader.read_many(9)] == [b"one"]
+            Path(f"{queue_path}.fmq").unlink()
+            with wide_writer(f"{url}?slots=64") as other:
+                other.write(b"new")
+            found = reader.read_many(1, timeout=0.3)
+            writer.write(b"late")
+            while len(found) < 2 and (message := reader.read(timeout=SOON)):
+                found.append(message)
+            assert {message.payload for message in found} == {b"late", b"new"}
+            assert reader.statistics().lost == 0
+
+
+def test_a_writer_that_comes_while_the_queue_is_replaced_writes_to_the_new_one(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{queue_path}"
+    wide_writer(f"{url}?slots=64").close()
+    write_new_file = creation.write_new_file
+
+    def write() -> None:
+        with open_writer(url) as writer:
+            writer.write(b"one")
+
+    with contextlib.ExitStack() as stack:
+        writing = []
+
+        def make_slowly(*arguments: Any, **options: Any) -> None:
+            writing.append(stack.enter_context(background(write)))
+            assert waits(writing[0]), "it writes to what is thrown away"
+            write_new_file(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(creation, "write_new_file", make_slowly)
+            create(url, replace=True, slots=128)
+        writing[0].result()
+    found = list_queue(f"{queue_path}.fmq")
+    assert (found.header.slots, [m.payload for m in found.messages]) == (128, [b"one"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from penstock import open_reader, open_writer
 from penstock.core.capabilities import InUse
 from penstock.core.endpoints import create, describe, remove, resize
-from penstock.core.errors import InvalidOption, LockTimeout, NotFound, Unsupported
+from penstock.core.errors import Closed, InvalidOption, LockTimeout, NotFound, Unsupported
 from penstock.core.message import Message
-from penstock.queue.wide.file import QueueFile
-from penstock.queue.wide.resize import writing_alone
+from penstock.queue.wide.file import QueueFile, mark
+from penstock.queue.wide.layout import State
+from penstock.queue.wide.resize import _replace, writing_alone
+from support.power_cuts import forget_boot
+from support.waiting import background, waits
 
 
 @pytest.fixture
@@ -133,3 +137,77 @@ def test_what_would_be_lost_is_refused(url: str, tmp_path: Path) -> None:
     for other in (f"fmq:{tmp_path}/classic", f"log:{tmp_path}/log"):
         with pytest.raises(Unsupported):
             resize(other, slots=32)
+
+
+def test_a_queue_whose_machine_went_down_begins_a_new_epoch(url: str, tmp_path: Path) -> None:
+    write(url, 0, 10, slots=64, size="64k")
+    with open_reader(url) as reader:
+        before = reader.bounds()
+    file = tmp_path / "queue.fmq"
+    file.write_bytes(forget_boot(file.read_bytes()))
+    resize(url, slots=256)
+    write(url, 10, 1)
+    with open_reader(url) as reader:
+        after = reader.bounds()
+    assert after.epoch != before.epoch, "readers may have seen numbers that are given again"
+    assert after.successor(before.epoch, 50) == 10
+    assert [message.seq for message in contents(url)] == list(range(11))
+
+
+def test_a_named_reader_is_told_what_it_lost_before_the_resize(url: str) -> None:
+    with open_writer(url, slots=16, size="64k") as writer:
+        writer.write_many([b"x"] * 10)
+        with open_reader(url, hold="archive") as reader:
+            assert len(reader.read_many(5)) == 5
+        writer.write_many([b"x"] * 90)
+    resize(url, slots=64)
+    with open_reader(url, hold="archive") as reader:
+        assert len(reader.read_many(1000)) == 16
+        assert reader.statistics().lost == 79
+
+
+def test_a_writer_that_waits_for_a_resize_goes_on_in_the_new_queue(
+    url: str, tmp_path: Path
+) -> None:
+    write(url, 0, 1, slots=64, size="64k")
+    old = QueueFile.open(f"{tmp_path}/queue", writable=True)
+    with contextlib.ExitStack() as alone:
+        alone.enter_context(writing_alone(url, old))
+        with background(write, url, 1, 1) as writing:
+            assert waits(writing)
+            _replace(f"{tmp_path}/queue", old, old.geometry._replace(slots=128))
+            mark(old, State.REPLACED)
+            alone.close()
+            writing.result()
+    old.close()
+    assert [message.payload for message in contents(url)] == [b"0", b"1"]
+    assert describe(url).slots == 128
+
+
+def test_a_writer_that_waits_while_the_queue_is_removed_makes_a_new_one(
+    url: str, tmp_path: Path
+) -> None:
+    write(url, 0, 1, slots=64, size="64k")
+    old = QueueFile.open(f"{tmp_path}/queue", writable=True)
+    with contextlib.ExitStack() as alone:
+        alone.enter_context(writing_alone(url, old))
+        with background(write, url, 1, 1) as writing:
+            assert waits(writing)
+            (tmp_path / "queue.fmq").unlink()
+            alone.close()
+            writing.result()
+    old.close()
+    assert [message.payload for message in contents(url)] == [b"1"]
+
+
+def test_a_queue_whose_removal_a_power_failure_undid_says_what_to_do(
+    url: str, tmp_path: Path
+) -> None:
+    write(url, 0, 1, slots=64, size="64k")
+    kept = tmp_path / "kept"
+    kept.hardlink_to(tmp_path / "queue.fmq")
+    remove(url)
+    kept.rename(tmp_path / "queue.fmq")
+    with pytest.raises(Closed, match="was removed, and is there again") as caught:
+        open_writer(url)
+    assert "create --replace" in str(caught.value.hint)

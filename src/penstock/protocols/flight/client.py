@@ -407,7 +407,8 @@ def list_streams(url: str, **options: object) -> list[Listed]:
     target = Target.of(parsed, has_stream=False)
     connection = Connection(target)
     try:
-        found = list(connection.client.list_flights(b"", connection.options(None)))
+        options_of_call = connection.options(target.options.call_timeout)
+        found = list(connection.client.list_flights(b"", options_of_call))
     except (flight.FlightError, pa.ArrowException, OSError) as error:
         raise connection.understood(error) from None
     finally:

@@ -8,7 +8,7 @@ import logging
 import time
 from bisect import bisect_left
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -18,7 +18,9 @@ from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import Closed, NotFound, PenstockError, PositionError, Unsupported
 from penstock.core.interfaces import LONGEST_PAUSE, LONGEST_SLEEP, Reader
-from penstock.core.statistics import LoggedLosses, ReaderStatistics
+from penstock.core.overflow import DropReason
+from penstock.core.position import Position
+from penstock.core.statistics import LoggedLosses, Loss, ReaderStatistics
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.settled import SettledMap, Span, runs_of
 from penstock.queue.groups.state import GroupState
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
     from penstock.core.capabilities import Delivered, GroupStatistics
     from penstock.core.interfaces import Bounds
     from penstock.core.message import Message
-    from penstock.core.overflow import DropReason
     from penstock.core.position import PositionLike
-    from penstock.core.statistics import Loss
     from penstock.queue.groups.leases import Taken
     from penstock.queue.groups.options import GroupOptions
     from penstock.queue.wide.reader import WideReader
@@ -50,10 +50,17 @@ _Part: TypeAlias = Any
 _BURIED_AGAIN: Final = 5.0
 
 
+class OpenStream(Protocol):
+    """Opens a plain reader of a stream."""
+
+    def __call__(self, *, may_wait: bool) -> WideReader: ...
+
+
 class GroupReader(Reader, Grouped):
     """One member of a group: reads the messages of a stream that are leased to it.
 
-    :param open_stream: opens a plain reader of the stream; the first is at the group's start
+    :param open_stream: opens a plain reader of the stream, at the group's start; `may_wait`: it
+        may wait for the stream to appear
     :param folder: directory of the state files of the stream's groups
     :param lost: default reason for messages that the stream no longer has
     :param hold: called with epoch and floor: every message below the floor is settled
@@ -64,7 +71,7 @@ class GroupReader(Reader, Grouped):
     def __init__(
         self,
         url: str,
-        open_stream: Callable[[], WideReader],
+        open_stream: OpenStream,
         folder: Path,
         options: GroupOptions,
         *,
@@ -83,7 +90,9 @@ class GroupReader(Reader, Grouped):
         self._losses = LoggedLosses(url, log)
         #: Range (first, end) of fresh messages that the stream no longer has.
         self._gap: tuple[int, int] | None = None
-        self._stream = open_stream()
+        #: Whether this member created the state of the group.
+        self._has_begun = False
+        self._stream = open_stream(may_wait=True)
         try:
             self._take_up_bounds(self._stream.bounds())
             self._leases = self._join()
@@ -121,6 +130,7 @@ class GroupReader(Reader, Grouped):
         return leases
 
     def _begin(self) -> GroupState:
+        self._has_begun = True
         first = self._stream.statistics().next_seq or 0
         epoch = self._stream.bounds().epoch
         return GroupState(epoch, SettledMap(first), self._options.key)
@@ -131,30 +141,48 @@ class GroupReader(Reader, Grouped):
         self._epochs = {bounds.epoch, *(ancestor.epoch for ancestor in bounds.lineage)}
         #: Last known end of the stream; 0: unknown.
         self._known_end = 0
+        #: The same, even after its reader has switched to a stream that replaced it.
+        self._last_end = 0
         #: Position of the stream's reader, if known.
         self._stands_at: int | None = None
 
     def _take_up_stream(self) -> bool:
         """Reopen the stream and rejoin its group; False: the stream was removed."""
-        known_end = self._end()
+        self._note_end()
+        known_end = self._last_end
 
         def find() -> tuple[Bounds, int]:
             # Within this member's turn: no member may apply older bounds after newer ones.
             return self._open_anew(), known_end
 
-        try:
-            self._count_restart(self._leases.renumber(find))
-        except Removed:
-            with suppress(Removed):
-                self._leases.close()
-            self._open_anew()
-            self._leases = self._join()
-        except NotFound:
-            return False  # removed, and not recreated yet
-        return True
+        with suppress(NotFound):  # otherwise it was removed, and is not recreated yet
+            try:
+                self._count_restart(self._leases.renumber(find))
+            except Removed:
+                self._join_anew(known_end)
+            return True
+        return False
+
+    def _join_anew(self, known_end: int) -> None:
+        """Join the group that replaces a removed one; its first member counts what was lost.
+
+        :raises NotFound: the stream was removed, too, and is not recreated yet.
+        """
+        left, newest = self._leases, self._newest
+        is_another = self._open_anew().epoch != newest
+        if is_another:
+            self._stream.seek(Position.START)
+        self._has_begun = False
+        self._leases = self._join()
+        if self._has_begun and is_another:
+            lost = [Loss(left.next, known_end - 1, DropReason.RECREATED)]
+            self._count_restart(lost if known_end > left.next else [])
+        with suppress(Removed):
+            left.close()
 
     def _open_anew(self) -> Bounds:
-        stream = self._open_stream()
+        # Without a wait: the other members wait for this one's turn.
+        stream = self._open_stream(may_wait=False)
         met, newest = self._stream.epoch, self._newest
         self._stream.close()
         self._stream = stream
@@ -171,6 +199,11 @@ class GroupReader(Reader, Grouped):
             self._restarts += 1
             for loss in lost:
                 self._losses.add(loss)
+
+    def _note_end(self) -> None:
+        """Remember the end of the stream, before a switch to one that replaces it."""
+        if self._stream.epoch in self._epochs:
+            self._last_end = self._stream.end_here()
 
     def _end(self) -> int:
         """Return the number of the stream's next message."""
@@ -220,7 +253,11 @@ class GroupReader(Reader, Grouped):
             # Read the end only when near it: during catch-up it is far away.
             is_asked = self._known_end < self._leases.next + limit
             if is_asked:
-                self._known_end = self._end()
+                self._note_end()
+                self._known_end = self._last_end
+                if not self._stream.is_named():
+                    with suppress(NotFound):
+                        self._stream.bounds()  # it switches to a stream that has replaced its own
             taken = None
             if self._stream.epoch in self._epochs and self._known_end >= self._leases.next:
                 with suppress(Removed):
@@ -430,9 +467,11 @@ class GroupReader(Reader, Grouped):
     def statistics(self) -> ReaderStatistics:
         backlog = 0
         if not self._is_closed:
-            books = self.group()
-            backlog = books.lag - books.leased
-            self._next_seq = books.next_seq
+            self._next_seq = self._leases.next
+            with suppress(Removed):  # the next read joins it anew, when its stream is there
+                books = self.group()
+                backlog = books.lag - books.leased
+                self._next_seq = books.next_seq
         self._losses.tell()
         return ReaderStatistics(
             messages=self._messages,
@@ -473,7 +512,8 @@ class GroupReader(Reader, Grouped):
         self._is_closed = True
         self._losses.tell(at_once=True)
         try:
-            self._leases.close()
+            with suppress(Removed):  # with all that could be returned
+                self._leases.close()
         finally:
             self._stream.close()
 

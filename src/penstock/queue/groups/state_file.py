@@ -18,7 +18,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.interfaces import Closable
-from penstock.core.whole_files import sync_names, write_whole
+from penstock.core.whole_files import make_folder, sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
 from penstock.queue.groups.state import GroupState, Put, Record, decode
 from penstock.queue.storage import LockFile, storage_error, storage_errors
@@ -88,9 +88,7 @@ class StateFile(Closable):
         self.changes = 0
         lock = str(folder / f"{name}{_LOCK}")
         with storage_errors("creating", lock):
-            if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                sync_names(folder.parent)
+            make_folder(folder)
             os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         self._locks = LockFile(lock)
         try:
@@ -191,10 +189,11 @@ class StateFile(Closable):
         if before >= 0:
             os.close(before)
         data = _read_from(fd, 0)
-        identity = self._identity
-        self._identity, self._boot, self.state, self._start = _checkpoint(str(self.path), data)
-        if identity not in (b"", self._identity):
+        identity, boot, state, start = _checkpoint(str(self.path), data)
+        if self._identity not in (b"", identity):
+            # Its identity is not taken over: this member has neither its lock nor a number in it.
             raise Removed(f"the group {self.path} was made anew", hint="open it again")
+        self._identity, self._boot, self.state, self._start = identity, boot, state, start
         self._at, self._crc = self._start, zlib.crc32(data[: self._start])
         self._is_stale = False
         self._replay(data[self._start :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import Closed, CursorInUse, DamagedQueue
@@ -167,9 +168,14 @@ def open_log_member(url: str, folder: Path, start: Position, options: LogOptions
     from penstock.queue.groups.reader import GroupReader  # noqa: PLC0415 - few need it
 
     assert options.group is not None
+
+    def open_stream(*, may_wait: bool) -> LogReader:
+        chosen = options if may_wait else replace(options, wait=0.0)
+        return open_log_reader(url, folder, start, chosen)
+
     return GroupReader(
         url,
-        lambda: open_log_reader(url, folder, start, options),
+        open_stream,
         folder / GROUPS,
         options,
         lost=DropReason.RETENTION,

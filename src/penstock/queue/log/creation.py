@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import AlreadyExists, DamagedQueue, NotFound
 from penstock.core.interfaces import Ancestor
-from penstock.core.whole_files import sync_names
+from penstock.core.whole_files import make_folder, sync_file, sync_names
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.index import SegmentIndex
 from penstock.queue.log.locking import LOCK, WriterLock
@@ -105,7 +105,7 @@ def open_to_write(folder: Path, options: LogOptions, anew: Settings | None = Non
 def _open(
     folder: Path, options: LogOptions, *, replace: bool, anew: Settings | None = None
 ) -> Opened:
-    _make_folder(folder, options.mode, sync=options.sync != "none")
+    _make_folder(folder, options.mode)
     with contextlib.ExitStack() as undo:
         lock = WriterLock(folder, options.lock_timeout)
         undo.callback(lock.close)
@@ -125,6 +125,8 @@ def _open(
             undo.callback(file.close)
         if ended is not None:
             seal(ended)
+        if sync:
+            _sync_what_was_not(folder)
         _make_held_cursors(folder, settings)
         undo.pop_all()
     if ended is not None:
@@ -132,7 +134,17 @@ def _open(
     return Opened(settings, file, lock, recovered.recovery)
 
 
-def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
+def _sync_what_was_not(folder: Path) -> None:
+    """Sync the settings, and the names in the folder: a writer with `sync=none` may have made them.
+
+    :raises StorageError: the sync fails.
+    """
+    with storage_errors("syncing", str(folder)):
+        sync_file(folder / SETTINGS)
+        sync_names(folder)
+
+
+def _make_folder(folder: Path, mode: int | None) -> None:
     """Create the directory; refuse one that holds other files.
 
     The files in it get its permissions: the owner's only, unless `mode` says more.
@@ -140,12 +152,8 @@ def _make_folder(folder: Path, mode: int | None, *, sync: bool) -> None:
     :raises AlreadyExists: the directory holds files that are not of a log.
     """
     with storage_errors("creating", str(folder)):
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder in missing:  # a readable directory is searchable, too
+        if make_folder(folder):  # a readable directory is searchable, too
             folder.chmod(0o700 if mode is None else mode | (mode & 0o444) >> 2)
-        for made in missing if sync else ():  # synced files must be reachable by name
-            sync_names(made.parent)
         names = {path.name for path in folder.iterdir() if not is_left_over(path.name)}
     if names and not names & {LOCK, SETTINGS, CURSORS, GROUPS} and not numbers_of(folder):
         raise AlreadyExists(

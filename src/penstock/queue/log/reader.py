@@ -255,6 +255,10 @@ class LogReader(WideReader):
         end = self._end()
         return end - 1 if end > 0 else None
 
+    def end_here(self) -> int:
+        end = self._end()
+        return end if self._file.is_named() else self._end_of_previous()
+
     def bounds(self) -> Bounds:
         self._check_open()
         if not self._file.is_named():

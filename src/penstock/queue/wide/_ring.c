@@ -196,12 +196,22 @@ static void give_lock(Writer *self) {
     }
 }
 
+/* Let Python check the path, once a second at most. Before a message is placed: a writer that was silent
+ * for long would put its next one into a queue that was removed meanwhile. */
+static int look_at_path(Writer *self) {
+    int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
+    if (now - self->looked <= SLICE)
+        return 0;
+    self->looked = now;
+    return hook(self, "_look", 0, 0);
+}
+
 static bool writer_enter(Writer *self) {
     if (!enter(&self->mapped))
         return false;
     if (self->reserved)
         PyErr_SetString(PyExc_RuntimeError, "a reservation is under way: commit or abort it first");
-    else if (take_lock(self) == 0)
+    else if (look_at_path(self) == 0 && take_lock(self) == 0)
         return true;
     give_lock(self);
     self->mapped.busy = false;
@@ -263,12 +273,8 @@ static PyObject *conclude(Writer *self, int failed, uint64_t offered, uint64_t d
     give_lock(self);
     self->messages += done;
     self->refused += offered - done;
-    failed = failed || (self->sync_each && hook(self, "_sync", 0, 0) != 0);
-    int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
-    if (!failed && !self->mapped.closing && now - self->looked > SLICE) {
-        self->looked = now;
-        hook(self, "_look", 0, 0);
-    }
+    if (!failed && self->sync_each)
+        hook(self, "_sync", 0, 0);
     self->mapped.busy = false; /* not earlier: a thread that closes meanwhile leaves that to this one */
     if (self->mapped.closing)
         close_now((PyObject *)self);

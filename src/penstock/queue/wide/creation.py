@@ -18,7 +18,7 @@ from penstock.core.errors import (
 )
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
-from penstock.core.whole_files import open_new, sync_names
+from penstock.core.whole_files import make_folder, open_new, sync_names
 from penstock.queue.storage import LockFile, storage_errors
 from penstock.queue.wide.file import (
     IN_MEMORY,
@@ -154,23 +154,34 @@ def create_queue(
     :raises LockTimeout: a process writes to the queue to be replaced.
     :raises StorageError: no space, or no permission.
     """
+    with contextlib.ExitStack() as undo:
+        old = None
+        if replace:
+            old = _to_be_replaced(path, undo, writers_follow=writers_follow)
+            if mode is None and old is not None:
+                mode = old.mode
+        header = new_header(geometry, flags, compression, stream, first_seq)
+        _make(path, geometry, header, mode, replace=replace)
+        if old is not None:
+            mark(old, State.REPLACED)
+
+
+def _make(path: str, geometry: Geometry, header: bytes, mode: int | None, *, replace: bool) -> None:
+    """Make the complete file, then give it its name."""
     file = file_of(path)
-    old = _to_be_replaced(path, writers_follow=writers_follow) if replace else None
-    header = new_header(geometry, flags, compression, stream, first_seq)
     folder = Path(file).parent
+    is_sparse = HeaderFlag.SPARSE in HeaderFlag(Header(header)["flags"])
     with storage_errors("creating", file):
         if not replace and os.path.lexists(file):
             raise AlreadyExists(
                 f"there is a queue at {path} already", hint="penstock create --replace empties it"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         made = folder / f".{Path(file).name}.{os.getpid()}-{secrets.token_hex(4)}"
         descriptor = open_new(made, _PRIVATE)
         try:
-            if mode is None and old is not None:
-                mode = old.mode
             os.fchmod(descriptor, _PRIVATE if mode is None else mode)
-            write_new_file(descriptor, header, geometry, sparse=HeaderFlag.SPARSE in flags)
+            write_new_file(descriptor, header, geometry, sparse=is_sparse)
             is_on_disk = not file.startswith(IN_MEMORY)
             if is_on_disk:  # a power failure leaves the complete queue, or none
                 os.fsync(descriptor)
@@ -183,9 +194,6 @@ def create_queue(
         finally:
             os.close(descriptor)
             made.unlink(missing_ok=True)
-    if old is not None:
-        mark(old, State.REPLACED)
-        old.close()
 
 
 def write_new_file(descriptor: int, header: bytes, geometry: Geometry, *, sparse: bool) -> None:
@@ -206,19 +214,23 @@ def _link(made: Path, file: str, path: str) -> None:
         raise AlreadyExists(f"there is a queue at {path} already") from None
 
 
-def _to_be_replaced(path: str, *, writers_follow: bool) -> QueueFile | None:
+def _to_be_replaced(
+    path: str, undo: contextlib.ExitStack, *, writers_follow: bool
+) -> QueueFile | None:
+    """Map the queue to be replaced; `undo` closes it. Writers are kept out until then.
+
+    :raises LockTimeout: a process writes to it.
+    """
     try:
         old = QueueFile.open(path, writable=True)
     except (NotFound, DamagedQueue):
         return None
+    undo.callback(old.close)
     locks = LockFile(old.descriptor)
-    has_writer = locks.is_locked(*((LIVE_WRITER, 1) if writers_follow else old.writer_locks))
-    locks.close()
-    if not has_writer:
-        return old
-    error = is_written(path, old, "end it first; what it writes would be lost")
-    old.close()
-    raise error
+    undo.callback(locks.close)
+    if not locks.try_lock(*((LIVE_WRITER, 1) if writers_follow else old.writer_locks)):
+        raise is_written(path, old, "end it first; what it writes would be lost")
+    return old
 
 
 def is_written(path: str, file: QueueFile, hint: str) -> LockTimeout:

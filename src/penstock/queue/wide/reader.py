@@ -140,7 +140,7 @@ class WideReader(
         if cursor is None or cursor.is_new or not self._options.hold:
             self._stand_at(start)
         elif (known := self._known_place(cursor)) is not None:
-            self._next = max(known, file.field("first_seq"))
+            self._next = known  # what is gone of it counts as lost
         else:
             log.warning("%s was created anew since %s read it", self.url, cursor.name)
             self._restarts += 1
@@ -275,6 +275,14 @@ class WideReader(
         self._look_if_due(_BETWEEN_LOOKS)
         head = self._head
         return head - 1 if head > self._file.field("first_seq") else None
+
+    def is_named(self) -> bool:
+        """Tell whether its path still names the file that it reads."""
+        return self._file.is_named()
+
+    def end_here(self) -> int:
+        """Return the next number of the stream that it reads, even if another has replaced it."""
+        return self._head
 
     @property
     def epoch(self) -> int:
@@ -472,7 +480,10 @@ class WideReader(
         """
         now = time.monotonic()
         self._removed_at = now if self._removed_at is None else self._removed_at
-        return now - self._removed_at > _WRITER_NOTICES or not self._file.has_writer()
+        if now - self._removed_at > _WRITER_NOTICES:
+            return True
+        # Without permission to see a writer, it waits for one that may be there.
+        return self._file.writable and not self._file.has_writer()
 
     def _go_over(self) -> None:
         """Switch to the queue that the path names now, at its first message."""

@@ -42,15 +42,16 @@ _NONE: Final = 2**64 - 1
 # --- recovery after a crash of the machine --------------------------------------------------------
 
 
-def recover(path: str, file: QueueFile, locks: LockFile) -> None:
+def recover(path: str, file: QueueFile, locks: LockFile | None) -> None:
     """Cut off messages that did not reach the disk before the machine crashed.
 
     A process crash leaves a consistent queue. After a machine crash the disk may have a header
     without all messages that it counts. The caller is a writer of the queue.
 
+    :param locks: where it has its lock; None: it keeps all other writers out
     :raises StorageError: intact messages must be dropped, and there is no space for a copy.
     """
-    if HeaderFlag.MANY_WRITERS not in file.flags:
+    if locks is None or HeaderFlag.MANY_WRITERS not in file.flags:
         _recover(path, file)
         return
     while not locks.try_lock(LIVE_WRITER):  # another writer recovers it

@@ -24,6 +24,7 @@ from penstock.queue.wide.layout import HeaderFlag, State
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import open_wide_reader
 from penstock.queue.wide.readers import reader_table
+from penstock.queue.wide.recovery import recover
 from penstock.queue.wide.writer import open_wide_writer
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ def resize_wide(path: str, options: WideOptions) -> None:
     old = QueueFile.open(path, writable=True)
     try:
         with writing_alone(path, old):
+            if old.needs_recovery():
+                # The copy would look as if its machine had never crashed, and readers may have
+                # seen numbers that it gives again.
+                recover(path, old, None)
             _replace(path, old, _geometry(old, options))
             mark(old, State.REPLACED)
     finally:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.core.capabilities import InPlaceWriter, KeepsOrigin
@@ -68,12 +69,21 @@ def open_wide_writer(url: str, path: str, options: WideOptions) -> WideWriter:
     :raises LockTimeout: another process writes to it.
     """
     path = os.path.abspath(path)  # noqa: PTH100 - the process may change its directory
-    file = _open_or_make(path, options)
-    if file.compression is Compression.NONE:
-        return WideWriter(url, path, options, file)
-    from penstock.queue.wide.compression import CompressingWriter  # noqa: PLC0415 - a subclass: import cycle
+    while True:
+        file = _open_or_make(path, options)
+        kind = WideWriter
+        if file.compression is not Compression.NONE:
+            from penstock.queue.wide.compression import CompressingWriter  # noqa: PLC0415 - a subclass: import cycle
 
-    return CompressingWriter(url, path, options, file)
+            kind = CompressingWriter
+        with suppress(_Replaced):
+            return kind(url, path, options, file)
+        if options.create is Creation.ALWAYS:  # it was emptied once, as asked
+            options = replace(options, create=Creation.MISSING)
+
+
+class _Replaced(Closed):
+    """The queue was resized, replaced or removed while a writer waited for its lock."""
 
 
 def _open_or_make(path: str, options: WideOptions) -> QueueFile:
@@ -122,6 +132,8 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def _open(self) -> None:
         options, file = self._options, self._file
         self._begin_writing()
+        if not file.is_named():
+            raise _Replaced(f"{self.url} was removed", hint="open it again")
         if options.hold:
             check_held(file, options)
         if file.needs_recovery():
@@ -150,7 +162,7 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
         sync_each = self._options.sync == "batch"
         while error := self._attach(self._file.mapping, self._locks.fd, timeout_ns, sync_each):
             if error == errno.EPIPE:
-                raise Closed(f"{self.url} was sealed; it takes no more messages")
+                raise self._ended()
             if error != errno.EBUSY:
                 cause = OSError(error, os.strerror(error))
                 raise StorageError("writing to", self._file.path, cause)
@@ -158,6 +170,17 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
                 raise self._lock_timeout()
             time.sleep(_LOOK_FOR_WRITER)
         self._waited += time.monotonic() - began
+
+    def _ended(self) -> Closed:
+        """Return the error for a queue that takes no more messages."""
+        if self._file.field("state") != State.REPLACED:
+            return Closed(f"{self.url} was sealed; it takes no more messages")
+        if not self._file.is_named():
+            return _Replaced(f"{self.url} was replaced", hint="open it again")
+        return Closed(
+            f"{self.url} was removed, and is there again; it takes no more messages",
+            hint="copy what is in it, then empty it: penstock create --replace",
+        )
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -289,13 +312,17 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def _go_over(self) -> None:
         """Switch to the queue that the path names now; recreate it if there is none."""
         try:
-            new = self._successor()
-            self._let_go()
-            self._held = self._disk = None
-            self._file = new
-            self._locks = LockFile(new.descriptor)
-            self._space = Space(self, new)
-            self._open()
+            is_open = False
+            while not is_open:
+                new = self._successor()
+                self._let_go()
+                self._held = self._disk = None
+                self._file = new
+                self._locks = LockFile(new.descriptor)
+                self._space = Space(self, new)
+                with suppress(_Replaced):
+                    self._open()
+                    is_open = True
         except BaseException:
             self.close()  # there is no queue to write to
             raise
@@ -522,6 +549,7 @@ class DiskSync:
         self._overrun = 0
         self._failure: Exception | None = None
         self._has_failed = False
+        self._is_many = HeaderFlag.MANY_WRITERS in file.flags
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         if policy == "none":
@@ -593,29 +621,36 @@ class DiskSync:
         meanwhile, so nothing changes between the two syncs.
         """
         self._sync(self._file.field("guard"))
-        self._file.header["guard_next"] = self._synced
-        self._bring_to_disk()
+        self._bring_to_disk(self._synced)
         self._store(_EVERYTHING)
 
     def _sync(self, guard: int) -> None:
         head, tail = self._file.field("head"), self._file.field("tail")
+        self._bring_to_disk(None if guard == _EVERYTHING else guard)
+        is_guarded = self._file.field("guard") != _EVERYTHING
         if guard != _EVERYTHING:
-            self._file.header["guard_next"] = guard
-        self._bring_to_disk()
-        if guard == _EVERYTHING:
+            self._store(guard)
+        elif not is_guarded:  # otherwise another writer has promised that its messages are safe
             self._file.header["guard_next"] = head
-        self._store(guard)
         if tail > self._freed:
             self._overrun = 0
         self._synced, self._freed = head, tail
 
-    def _bring_to_disk(self) -> None:
-        try:
-            with storage_errors("syncing", self._file.path):
-                os.fdatasync(self._file.descriptor)
-        except StorageError:
-            self._has_failed = True
-            raise
+    def _bring_to_disk(self, mark: int | None) -> None:
+        """Sync the file, with this number or a higher one as `guard_next`."""
+        header = self._file.header
+        while True:
+            if mark is not None:
+                # Any number is right that a sync of another writer found, up to its `head`.
+                header["guard_next"] = max(mark, header["guard_next"]) if self._is_many else mark
+            try:
+                with storage_errors("syncing", self._file.path):
+                    os.fdatasync(self._file.descriptor)
+            except StorageError:
+                self._has_failed = True
+                raise
+            if mark is None or header["guard_next"] >= mark:
+                return  # otherwise another writer stored its own meanwhile
 
     def _store(self, guard: int) -> None:
         # The writer first: `tail` shows what it passed before.
@@ -640,7 +675,7 @@ class DiskSync:
         if self.policy == "none":
             return
         self.sync()
-        if HeaderFlag.MANY_WRITERS not in self._file.flags and not self._has_failed:
+        if not self._is_many and not self._has_failed:
             # All is synced: a crash of the machine before the next writer needs no recovery.
             # Not after a failure: the kernel may have dropped pages that it could not write.
             self._file.header.boot_id = bytes(16)

@@ -30,6 +30,7 @@ from penstock.protocols.lhhttt.commands import (
     ack_request,
     error_reply,
     format_tags,
+    is_text,
     lease_request,
     message_reply,
     messages_reply,
@@ -165,7 +166,7 @@ class Balancer(Closable):
         verb, _, rest = command.partition(b":")
         if verb == b"GET":
             return self._get(command, asker)
-        if verb == b"SIZE":
+        if verb == b"SIZE" and is_text(rest):
             return [encode(str(sum(self._size(i, asker) for i in range(len(self._queues)))))]
         if verb not in RELIABLE:
             return self._ask(0, command, asker)

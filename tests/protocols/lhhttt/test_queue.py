@@ -62,6 +62,20 @@ def _play(port: int, row: dict[str, Any]) -> None:
             assert encode_bytes(asker.answer()) == _whole(row["reply_hex"], row["reply_len"]), row
 
 
+@pytest.mark.parametrize(
+    "command", [b"GET:\xff", b"SIZE:\xc3", b"PUT:\xed\xa0\x80", b"\xffGET", b"GET\xff"]
+)
+def test_what_is_no_text_is_left_unanswered_and_takes_nothing(command: bytes) -> None:
+    """The prototype decodes a frame before it looks at the verb."""
+    with served() as server, Asker(server.port) as asker:
+        assert asker.ask(b"PUT:one") == b"PUT 3 bytes"
+        asker.send(command)
+        assert asker.is_silent()
+        assert asker.ask(b"SIZE") == b"1"
+        assert asker.ask("GET:é".encode()) == b"one"
+        assert_balanced(server.statistics().queue)
+
+
 def test_a_burst_of_puts_is_queued_and_the_books_count_what_the_kernel_dropped() -> None:
     count, frame = 20_000, encode_bytes(b"PUT:" + b"x" * 1024)
     with served_elsewhere() as (_, port), Asker(port) as probe:

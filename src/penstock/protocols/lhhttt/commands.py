@@ -46,6 +46,7 @@ __all__ = [
     "ack_request",
     "error_reply",
     "format_tags",
+    "is_text",
     "lease_request",
     "message_reply",
     "messages_reply",
@@ -141,6 +142,17 @@ class BadRequest(Malformed):
     def __init__(self, about: bytes, where: str, expected: object, found: object) -> None:
         super().__init__(_WHAT, where, expected, found)
         self.about = about
+
+
+def is_text(data: bytes) -> bool:
+    """Tell whether bytes are UTF-8: the prototype leaves any other command unanswered."""
+    if data.isascii():
+        return True
+    try:
+        str(data, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # --- requests -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from penstock.protocols.lhhttt.commands import (
     Nack,
     Store,
     error_reply,
+    is_text,
     message_reply,
     messages_reply,
     none_reply,
@@ -113,7 +114,10 @@ class MessageQueue(Closable):
                 if verb == b"PUT":
                     self._put([(message, peer) for _, _, message, peer in run], replies)
                 elif verb == b"GET":
-                    self._get([peer for _, _, _, peer in run], largest, replies)
+                    gets = list(run)
+                    peers = [peer for _, _, rest, peer in gets if is_text(rest)]
+                    self._counts["unknown"] += len(gets) - len(peers)
+                    self._get(peers, largest, replies)
                 else:
                     for _, _, rest, peer in run:
                         asker = _Parked(_NOTHING, now, send, peer, largest)
@@ -242,7 +246,7 @@ class MessageQueue(Closable):
 
     def _answer(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
         """Answer any other command; None: no reply; `_WAITS`: the reply follows with a message."""
-        if verb == b"SIZE":
+        if verb == b"SIZE" and is_text(rest):
             self._counts["sizes"] += 1
             return encode_bytes(b"%d" % (self._journal.held - self._loans.count))
         if verb != b"CAPS" and verb not in RELIABLE:

@@ -267,6 +267,7 @@ class Balancer(Closable):
         for tag in request.tags:
             parts[self._places.get(tag[0], 0)].append(tag)
         lost: list[str] = []
+        asker = asker._replace(largest=asker.largest // max(1, len(parts)))  # all go by one answer
         for place, tags in parts.items():
             reply = self._ask_reliably(place, _settling(request, tags), asker)
             if reply.code == Code.NO_LEASE:

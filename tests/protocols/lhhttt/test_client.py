@@ -106,6 +106,57 @@ def test_what_a_reader_did_not_settle_comes_again_to_another() -> None:
             assert {message.payload for message in other.available()} == {b"2", b"3"}
 
 
+def test_scattered_messages_are_settled_however_many_their_tags_are() -> None:
+    """Tags of ten thousand messages that do not follow each other fit no datagram."""
+    count = 20_000
+    with served() as server:
+        url = f"{URLS['udp'](server)}?timeout=5s"
+        _put(url, *(b"%d" % number for number in range(count)))
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            messages = [message for _ in range(20) for message in reader.read_many(1000, timeout=5)]
+            assert len(messages) == count
+            reader.ack(messages[::2])
+            assert server.statistics().queue.acked == count / 2
+            reader.nack(messages[1::2])
+            with open_reader(url) as other:
+                got = [message for _ in range(20) for message in other.read_many(500, timeout=5)]
+                assert [message.payload for message in got] == [
+                    message.payload for message in messages[1::2]
+                ]
+                other.acknowledge()
+        books = server.statistics()
+    assert books.unsent == 0
+    assert_balanced(books.queue)
+
+
+def test_an_answer_about_lost_leases_fits_a_datagram() -> None:
+    count = 8000
+    with served() as server:
+        url = f"{URLS['udp'](server)}?timeout=5s"
+        _put(url, *(b"%d" % number for number in range(count)))
+        with QueueClient(_link(server.port)) as first, open_reader(url) as second:
+            assert isinstance(second, Grouped)
+            tags = [run for _ in range(4) for run in first.get(2000)[0]]
+            epoch = tags[0][0]
+            first.nack([(epoch, number, number) for number in range(0, count, 2)])
+            others = [message for _ in range(8) for message in second.read_many(500, timeout=5)]
+            assert [message.seq for message in others] == list(range(0, count, 2))
+            with pytest.raises(LeaseLost) as caught:
+                first.ack([(epoch, 0, count - 1)])
+            # Too many runs to name: what was asked about is named instead.
+            assert list(caught.value.ranges) == [(0, count - 1)]
+            second.ack(others)
+        books = server.statistics()
+    assert books.unsent == 0
+    assert books.queue.acked == count
+    assert_balanced(books.queue)
+
+
+def _link(port: int) -> DatagramLink:
+    return DatagramLink("the queue", HOST, port)
+
+
 def test_a_reader_waits_without_asking_again_and_again() -> None:
     with served() as server:
         url = URLS["udp"](server)

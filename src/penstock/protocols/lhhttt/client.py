@@ -49,7 +49,7 @@ from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes, encode_
 from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["DatagramLink", "Link", "QueueClient", "QueueRefused", "StreamLink"]
 
@@ -384,7 +384,7 @@ class QueueClient(Closable):
         :raises LeaseLost: some leases had ended; the other messages are settled.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, ack_request(self._name, format_tags(tags)))
+        self._give_back(tags, lambda part: ack_request(self._name, part))
 
     def nack(self, tags: Tags, delay: float = 0.0) -> None:
         """Return messages to the queue; they are redelivered after `delay` seconds.
@@ -392,16 +392,20 @@ class QueueClient(Closable):
         :raises LeaseLost: as for `ack`.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, nack_request(self._name, format_tags(tags), delay))
+        self._give_back(tags, lambda part: nack_request(self._name, part, delay))
 
-    def _give_back(self, tags: Tags, frame: bytes) -> None:
-        epoch, first, _ = tags[0]
-        reply = self._exchange(format_tags([(epoch, first, first)]), frame)
-        if reply.code == Code.NO_LEASE:
-            lost = parse_tags(reply.text.encode())
-            raise LeaseLost([(first, last) for _, first, last in lost])
-        if reply.code is not None:
-            raise QueueRefused(self.server, reply.code, reply.text)
+    def _give_back(self, tags: Tags, request: Callable[[bytes], bytes]) -> None:
+        lost: list[tuple[int, int]] = []
+        for part in _parts(tags, self._link.batch):
+            epoch, first, _ = part[0]
+            about = format_tags([(epoch, first, first)])
+            reply = self._exchange(about, request(format_tags(part)))
+            if reply.code == Code.NO_LEASE:
+                lost += [(first, last) for _, first, last in parse_tags(reply.text.encode())]
+            elif reply.code is not None:
+                raise QueueRefused(self.server, reply.code, reply.text)
+        if lost:
+            raise LeaseLost(lost)
 
     def _exchange(self, about: bytes, frame: bytes, wait: float = 0.0) -> Reply:
         """Send a request until the reply arrives that names `about`.
@@ -442,3 +446,20 @@ class QueueClient(Closable):
 
     def close(self) -> None:
         self._link.close()
+
+
+def _parts(tags: Tags, room: int) -> Iterator[Tags]:
+    """Yield tags in parts that fit one request: by their bytes, and by their messages."""
+    part: list[tuple[int, int, int]] = []
+    size = count = 0
+    for run in tags:
+        _, first, last = run
+        more = len(format_tags([run])) + 1
+        if part and (size + more > room or count + last - first >= MOST_MESSAGES):
+            yield part
+            part, size, count = [], 0, 0
+        part.append(run)
+        size += more
+        count += last - first + 1
+    if part:
+        yield part

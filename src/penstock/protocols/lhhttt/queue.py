@@ -6,6 +6,7 @@ import itertools
 import logging
 import operator
 import time
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from functools import lru_cache
 from threading import Lock
@@ -26,6 +27,7 @@ from penstock.protocols.lhhttt.commands import (
     Nack,
     Store,
     error_reply,
+    format_tags,
     is_text,
     message_reply,
     messages_reply,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.protocols.datagrams import Address
+    from penstock.protocols.lhhttt.commands import Tags
     from penstock.protocols.lhhttt.runs import Range, Run
 
 __all__ = ["CommandQueue", "MessageQueue", "QueueSettings", "QueueStatistics", "Send"]
@@ -266,9 +269,9 @@ class MessageQueue(Closable):
             case Lease():
                 return self._lease(request, asker)
             case Ack():
-                return self._ack(request)
+                return self._ack(request, asker.largest)
             case Nack():
-                return self._nack(request)
+                return self._nack(request, asker.largest)
 
     # --- storing ------------------------------------------------------------------------------
 
@@ -426,7 +429,7 @@ class MessageQueue(Closable):
 
     # --- what clients give back ---------------------------------------------------------------
 
-    def _ack(self, request: Ack) -> bytes:
+    def _ack(self, request: Ack, largest: int) -> bytes:
         ranges, lost = self._journal.ranges_of(request.tags)
         done: list[Run] = []
         for first, end in ranges:
@@ -437,26 +440,30 @@ class MessageQueue(Closable):
             lost += self._others(first, end)
         self._counts["acked"] += sum([run.count for run in done])
         self._journal.finish(done)
-        return self._settled_reply(request.first, lost)
+        return self._settled_reply(request, lost, largest)
 
-    def _nack(self, request: Nack) -> bytes:
+    def _nack(self, request: Nack, largest: int) -> bytes:
         ranges, lost = self._journal.ranges_of(request.tags)
         back: list[Run] = []
         for first, end in ranges:
             back += self._loans.give_back(request.client, first, end)
             lost += self._others(first, end)
         self._journal.give_again(back, request.delay)
-        return self._settled_reply(request.first, lost)
+        return self._settled_reply(request, lost, largest)
 
     def _others(self, first: int, end: int) -> list[Range]:
         """Return which of these messages another client holds, or no client ever held."""
         fresh = max(first, self._journal.given)
         return self._loans.lent(first, end) + ([(fresh, end)] if fresh < end else [])
 
-    def _settled_reply(self, first: bytes, lost: list[Range]) -> bytes:
+    def _settled_reply(self, request: Ack | Nack, lost: Sequence[Range], largest: int) -> bytes:
         if not lost:
-            return ok_reply(first)
-        return error_reply(first, Code.NO_LEASE, self._journal.tags_of(lost).decode())
+            return ok_reply(request.first)
+        tags = self._journal.tags_of(lost)
+        if len(tags) > largest - _ANSWER:
+            # Named by the runs that were asked about, which fitted a request.
+            tags = format_tags(_named(request.tags, lost))
+        return error_reply(request.first, Code.NO_LEASE, tags.decode())
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -536,6 +543,14 @@ _VERB: Final = operator.itemgetter(0)
 _FIRST: Final = operator.attrgetter("first")
 #: Stands for the request of who asks, until that is known.
 _NOTHING: Final = Lease(b"", 0, 0, 0.0, is_single=True)
+
+
+def _named(tags: Tags, lost: Sequence[Range]) -> Tags:
+    """Return the tags that name any of these messages."""
+    ranges = sorted(lost)
+    firsts = [first for first, _ in ranges]
+    ends = [0, *itertools.accumulate((end for _, end in ranges), max)]
+    return [tag for tag in tags if ends[bisect_right(firsts, tag[2])] > tag[1]]
 
 
 def _send_late(late: Sequence[tuple[Send, bytes, Address]]) -> None:

@@ -292,6 +292,29 @@ def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> 
         assert b"poison" in next(reader.available()).payload
 
 
+def test_a_restart_is_no_delivery_of_what_nobody_was_given(tmp_path: Path) -> None:
+    options = {
+        "journal": f"log:{tmp_path}/journal",
+        "deliveries": 2,
+        "dead": f"log:{tmp_path}/dead",
+        "lease": 0.2,
+    }
+    for start in range(5):
+        with served(**options) as server, Asker(server.port) as asker:
+            if not start:
+                for number in range(20):
+                    asker.ask(b"PUT:%d" % number)
+            assert asker.ask(b"GET") == b"%d" % start  # all others are read ahead with it
+            assert server.statistics().queue.held == 19 - start
+    with served(**options) as server, Asker(server.port) as asker:
+        for seq in (1, 2):
+            assert asker.ask(b"RGET:a:%d:5000" % seq).endswith(b":5")
+            until(lambda: server.statistics().queue.leased == 0)
+        assert asker.ask(b"GET") == b"6"
+        until(lambda: server.statistics().queue.dead == 1)
+        assert_balanced(server.statistics().queue)
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -435,6 +435,9 @@ class Journal(Closable):
         """Settle finished messages; leased ones are redelivered after the next start."""
         try:
             self.settle(time.monotonic(), everything=True)
+            # What no client was given has not been delivered.
+            ahead = [run.range for run in (*self._ready, *self._again.within(0, 1 << 63))]
+            self._reader.give_back_ranges(merged(ahead))
         finally:
             self._reader.close()
             self._writer.close()

@@ -22,6 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
+from penstock.protocols.server import End
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
 from support.until import until
@@ -332,6 +333,19 @@ def test_a_url_that_names_no_queue_is_refused(url: str) -> None:
 def test_a_queue_has_no_place_to_start_at() -> None:
     with served() as server, pytest.raises(PositionError):
         open_reader(URLS["udp"](server), start="end")
+
+
+def test_what_came_before_a_wrong_frame_is_done_and_answered() -> None:
+    with served(tcp=True) as server:
+        with socket.create_connection((HOST, server.port)) as client:
+            client.settimeout(10)
+            client.sendall(encode_bytes(b"PUT:one") + encode_bytes(b"SIZE") + b"no frame")
+            said = b""
+            while piece := client.recv(1000):
+                said += piece
+        assert said == encode_bytes(b"PUT 3 bytes") + encode_bytes(b"1")
+        until(lambda: server.statistics().streams[0].ended[End.MALFORMED] == 1)
+        assert_balanced(server.statistics().queue)
 
 
 def test_a_socket_that_nobody_listens_at_any_more_makes_room(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.errors import StorageError
+from penstock.core.errors import Malformed, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
@@ -252,13 +252,21 @@ class _QueueSession(Session):
         while (count := connection.receive(self._buffer, _QUIET)) is not None:
             if not count:
                 return False
-            commands = [(frame, None) for frame in self._decoder.feed(self._buffer[:count])]
+            commands: list[tuple[bytes, Address]] = []
+            fault = None
+            try:
+                for frame in self._decoder.feed(self._buffer[:count]):
+                    commands.append((frame, None))  # noqa: PERF401 - kept when a later one is wrong
+            except Malformed as error:
+                fault = error
             if commands:
                 connection.welcome()
                 replies, waiting = self._queue.handle(commands, self._late.put, self._largest)
                 connection.send(*(reply for reply, _ in replies))
                 if not self._wait_for(waiting):
                     return False
+            if fault is not None:  # what came before it is answered
+                raise fault
         return True
 
     def _wait_for(self, waiting: int) -> bool:

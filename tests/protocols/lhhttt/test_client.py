@@ -202,6 +202,17 @@ def test_a_full_queue_is_waited_for_and_then_given_up() -> None:
             assert writer.statistics().messages == 1
 
 
+def test_a_writer_counts_what_is_stored_also_when_the_rest_is_refused() -> None:
+    with served(capacity=100) as server:
+        with open_writer(f"{URLS['udp'](server)}?timeout=500ms") as writer:
+            with pytest.raises(WriteTimeout):
+                writer.write_many([b"x" * 1000] * 200)  # three requests
+            books = writer.statistics()
+        stored = server.statistics().queue.queued
+    assert 0 < stored < 100
+    assert (books.messages, books.bytes, books.last_seq) == (stored, 1000 * stored, stored - 1)
+
+
 def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
     journal = f"log:{tmp_path}/queue"
     with served(tcp=True, journal=journal) as server:

@@ -310,9 +310,14 @@ class QueueClient(Closable):
 
     # --- reliable -----------------------------------------------------------------------------
 
-    def put(self, messages: Sequence[bytes]) -> None:
+    def put(
+        self,
+        messages: Sequence[bytes],
+        on_stored: Callable[[Sequence[bytes]], None] = lambda _: None,
+    ) -> None:
         """Append messages, each exactly once.
 
+        :param on_stored: called with the messages of each request that is done, in their order
         :raises Unacknowledged: no reply arrives; its fields say what is stored.
         :raises WriteTimeout: the queue stayed full for the time allowed.
         :raises QueueRefused: the queue refuses them for another reason.
@@ -329,6 +334,7 @@ class QueueClient(Closable):
                 error.add_note(f"{done:,} messages of this call are stored")
                 raise
             done += len(batch)
+            on_stored(batch)
 
     def _batches(self, messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         batch: list[bytes] = []

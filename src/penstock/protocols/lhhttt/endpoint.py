@@ -21,7 +21,6 @@ from penstock.core.errors import (
     MessageTooLarge,
     PenstockError,
     PositionError,
-    Unacknowledged,
     Unsupported,
 )
 from penstock.core.interfaces import LONGEST_PAUSE, BookedWriter, Reader, StreamInfo
@@ -336,12 +335,7 @@ class LhhtttWriter(BookedWriter):
                 self._client.put_legacy(message)
                 self._count_sent(1, len(message))
             return
-        try:
-            self._client.put(messages)
-        except Unacknowledged as error:
-            self._count_sent(error.acknowledged, sum(map(len, messages[: error.acknowledged])))
-            raise
-        self._count_sent(len(messages), sum(map(len, messages)))
+        self._client.put(messages, lambda some: self._count_sent(len(some), sum(map(len, some))))
 
     def _check(self, message: bytes) -> None:
         """Check a message before anything is sent.

@@ -325,6 +325,18 @@ def test_a_late_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
             assert message.payload == b"second"
 
 
+def test_a_doubled_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
+    sent = [b"%d" % number for number in range(20)]
+    with Prototype() as queue:
+        queue.doubles = True
+        with open_writer(queue.url) as writer:
+            writer.write_many(sent)
+        assert queue.messages == sent
+        with open_reader(queue.url) as reader:
+            assert [message.payload for message in reader.available()] == sent
+        assert queue.messages == []
+
+
 def test_nobody_is_told_so() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((HOST, 0))  # it never answers

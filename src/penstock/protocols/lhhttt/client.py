@@ -2,7 +2,8 @@
 
 In the reliable mode, if the queue has it, every request carries a number that its reply repeats,
 and is sent again until a reply arrives. The prototype's replies carry no number: so only one
-request is in flight at a time, and after a timeout the client moves to another port.
+request is in flight at a time, and each comes from a port of its own, where no reply to another
+arrives, late or doubled.
 """
 
 from __future__ import annotations
@@ -234,6 +235,8 @@ class QueueClient(Closable):
         self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
         #: Requests that were sent again, and answers that were to none under way.
         self.repeated = self.strays = 0
+        #: Whether an answer to an earlier request without a number may still arrive on the link.
+        self._is_used = False
         self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
 
     @property
@@ -297,15 +300,17 @@ class QueueClient(Closable):
         for wait in waits:
             deadline = time.monotonic() + wait
             try:
+                if self._is_used:
+                    self._link.renew()  # where no answer to an earlier one is heard
+                self._is_used = True
                 self._link.send([frame])
                 while (left := deadline - time.monotonic()) > 0:
                     for answer in self._link.receive(left):
+                        self._is_used = self._link.is_lossy  # which may deliver it once more
                         return answer
             except OSError as error:
                 log.debug("%s: %s", self.server, error)
                 time.sleep(max(0.0, deadline - time.monotonic()))
-            with contextlib.suppress(OSError):
-                self._link.renew()  # where an answer that comes late is not heard
         return None
 
     # --- reliable -----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from penstock.protocols.lhhttt.commands import (
     Store,
     ack_request,
     error_reply,
+    format_limits,
     format_tags,
     is_text,
     lease_request,
@@ -204,6 +205,11 @@ class Balancer(Closable):
         first = stable_hash(request.client) + request.seq
         for turn, message in enumerate(request.messages, first):
             parts[self._place(message, turn)].append(message)
+        for place, part in parts.items():  # before any is stored
+            most, most_bytes = self._queues[place].limits
+            if len(part) > most or sum(map(len, part)) > most_bytes:
+                text = format_limits(most, most_bytes)
+                return [error_reply(b"%d" % request.seq, Code.TOO_LARGE, text)]
         for place, messages in parts.items():
             frame = store_request(request.client, request.seq, messages)
             reply = self._ask_reliably(place, frame, asker)

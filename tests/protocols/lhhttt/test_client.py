@@ -213,6 +213,27 @@ def test_a_writer_counts_what_is_stored_also_when_the_rest_is_refused() -> None:
     assert (books.messages, books.bytes, books.last_seq) == (stored, 1000 * stored, stored - 1)
 
 
+@pytest.mark.parametrize("limit", [{"capacity": 10}, {"capacity_bytes": 100}])
+def test_more_messages_than_a_queue_ever_holds_pass_through_it(limit: dict[str, int]) -> None:
+    sent = [b"%d" % number for number in range(200)]
+    with served(**limit) as server:
+        url = URLS["udp"](server)
+        thread = threading.Thread(target=_put, args=(url, *sent))
+        thread.start()
+        got: list[bytes] = []
+        with open_reader(url) as reader:
+            while len(got) < len(sent):
+                messages = reader.read_many(20, timeout=10)
+                assert messages
+                got += [message.payload for message in messages]
+                reader.acknowledge()
+        thread.join()
+        books = server.statistics().queue
+    assert got == sent
+    assert books.refused["too-large"] > 0
+    assert_balanced(books)
+
+
 def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
     journal = f"log:{tmp_path}/queue"
     with served(tcp=True, journal=journal) as server:

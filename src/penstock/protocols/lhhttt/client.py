@@ -42,6 +42,7 @@ from penstock.protocols.lhhttt.commands import (
     format_tags,
     lease_request,
     nack_request,
+    parse_limits,
     parse_reply,
     parse_tags,
     store_request,
@@ -76,6 +77,7 @@ class QueueRefused(PenstockError):
     def __init__(self, server: str, code: str, text: str) -> None:
         super().__init__(f"{server} refuses: {text or code}")
         self.code = code
+        self.text = text
 
 
 # --- ways to a queue ----------------------------------------------------------------------------
@@ -235,6 +237,8 @@ class QueueClient(Closable):
         self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
         #: Requests that were sent again, and answers that were to none under way.
         self.repeated = self.strays = 0
+        #: Messages, and about how many bytes of them, that one request has.
+        self._most, self._most_bytes = MOST_MESSAGES, link.batch
         #: Whether an answer to an earlier request without a number may still arrive on the link.
         self._is_used = False
         self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
@@ -328,7 +332,8 @@ class QueueClient(Closable):
         :raises QueueRefused: the queue refuses them for another reason.
         """
         done = 0
-        for batch in self._batches(messages):
+        while done < len(messages):
+            batch = messages[done : self._end_of_batch(messages, done)]
             try:
                 self._store(batch)
             except ConnectionLost as error:
@@ -336,24 +341,33 @@ class QueueClient(Closable):
                     self.server, error.reason, acknowledged=done, in_doubt=len(batch)
                 ) from error
             except PenstockError as error:
+                if isinstance(error, QueueRefused) and self._learn_limits(error, batch):
+                    continue
                 error.add_note(f"{done:,} messages of this call are stored")
                 raise
             done += len(batch)
             on_stored(batch)
 
-    def _batches(self, messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-        batch: list[bytes] = []
-        room = self._link.batch
-        for message in messages:
+    def _end_of_batch(self, messages: Sequence[bytes], start: int) -> int:
+        """Return the end of the messages from `start` on that one request takes well."""
+        size = 0
+        for at in range(start, min(len(messages), start + self._most)):
+            message = messages[at]
             if len(message) > self._link.largest:
                 raise MessageTooLarge(len(message), self._link.largest)
-            if batch and (room < len(message) or len(batch) == MOST_MESSAGES):
-                yield batch
-                batch, room = [], self._link.batch
-            batch.append(message)
-            room -= len(message) + _FRAME
-        if batch:
-            yield batch
+            if at > start and size + len(message) > self._most_bytes:
+                return at
+            size += len(message) + _FRAME
+        return min(len(messages), start + self._most)
+
+    def _learn_limits(self, error: QueueRefused, batch: Sequence[bytes]) -> bool:
+        """Take smaller batches where the queue holds no more; False if that is not the matter."""
+        limits = parse_limits(error.text) if error.code == Code.TOO_LARGE else None
+        if limits is None or len(batch) == 1:
+            return False
+        self._most = max(1, min(limits[0], len(batch) - 1))
+        self._most_bytes = min(limits[1], self._most_bytes)
+        return True
 
     def _store(self, messages: Sequence[bytes]) -> None:
         seq = next(self._seqs)

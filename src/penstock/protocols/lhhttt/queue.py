@@ -27,6 +27,7 @@ from penstock.protocols.lhhttt.commands import (
     Nack,
     Store,
     error_reply,
+    format_limits,
     format_tags,
     is_text,
     message_reply,
@@ -292,7 +293,7 @@ class MessageQueue(Closable):
         size = sum(map(len, messages))
         if (code := self._refusal(len(messages), size)) is not None:
             self._refused[code] += len(messages)
-            return error_reply(about, code, f"the queue holds {self._journal.held:,} messages")
+            return error_reply(about, code, self._why(code))
         if not self._is_dropped(len(messages), size):
             before = self._journal.queued
             try:
@@ -318,6 +319,16 @@ class MessageQueue(Closable):
             and self._journal.held_bytes + size <= self._settings.capacity_bytes
             and not self._journal.is_pinned
         )
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The messages and bytes that it ever holds."""
+        return self._settings.capacity, self._settings.capacity_bytes
+
+    def _why(self, code: Code) -> str:
+        if code is Code.FULL:
+            return f"the queue holds {self._journal.held:,} messages"
+        return format_limits(*self.limits)
 
     def _refusal(self, count: int, size: int) -> Code | None:
         """Return why messages are refused, by size or policy; None if they are taken."""

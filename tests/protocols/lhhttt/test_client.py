@@ -10,6 +10,7 @@ import pytest
 
 import penstock.aio
 from penstock import Grouped, describe, open_reader, open_writer
+from penstock.core.dead_letter import Code
 from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
@@ -20,6 +21,8 @@ from penstock.core.errors import (
     Unsupported,
     WriteTimeout,
 )
+from penstock.protocols.jrtc.destinations import StreamDestination
+from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
 from penstock.protocols.server import End
@@ -69,6 +72,19 @@ def test_streams_carry_what_a_datagram_cannot(way: str, tmp_path: Path) -> None:
                 writer.write(message)
             assert "lhhttt+tcp:" in str(caught.value.hint)
             assert writer.statistics().refused == 1
+
+
+@pytest.mark.parametrize("mode", ["reliable", "legacy"])
+def test_what_comes_before_a_message_that_cannot_be_sent_is_stored(mode: str) -> None:
+    """A forwarder asks a writer how far it came."""
+    batch = batch_of_datagrams([bytes(16) + p for p in (b"1", b"2", b"x" * 65_500, b"4")], 0, 0)
+    with served() as server:
+        with StreamDestination(f"{URLS['udp'](server)}?mode={mode}") as destination:
+            done, rejected = destination.send(batch)
+            assert done == 3
+            assert [(each.row, each.code) for each in rejected] == [(2, Code.OUT_OF_RANGE)]
+            assert destination.send(batch.slice(done)) == (1, ())
+        assert server.statistics().queue.queued == 3
 
 
 def test_a_message_too_large_for_the_asker_stays(tmp_path: Path) -> None:

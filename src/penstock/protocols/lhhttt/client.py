@@ -353,10 +353,11 @@ class QueueClient(Closable):
         size = 0
         for at in range(start, min(len(messages), start + self._most)):
             message = messages[at]
-            if len(message) > self._link.largest:
-                raise MessageTooLarge(len(message), self._link.largest)
-            if at > start and size + len(message) > self._most_bytes:
+            is_too_large = len(message) > self._link.largest
+            if at > start and (is_too_large or size + len(message) > self._most_bytes):
                 return at
+            if is_too_large:
+                raise MessageTooLarge(len(message), self._link.largest)
             size += len(message) + _FRAME
         return min(len(messages), start + self._most)
 

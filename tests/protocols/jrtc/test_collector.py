@@ -110,6 +110,22 @@ def test_a_server_of_lines_that_is_away_is_counted_and_comes_back(tmp_path: Path
     assert (books.dead, books.lost) == (1, 0)
 
 
+def test_a_server_of_lines_that_is_started_again_gets_all_that_comes_later() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        server.settimeout(10)
+        outlet = outlet_for(f"json+tcp://{HOST}:{server.getsockname()[1]}")
+        with collecting(example_schemas(), outlet) as collector:
+            for _ in range(3):  # of which each ends its connection when it has a line
+                outlet._lines._not_before = 0.0  # type: ignore[attr-defined]
+                send(collector.port, STATUS + UP)
+                connection, _ = server.accept()
+                with connection, connection.makefile() as lines:
+                    connection.sendall(b"welcome")
+                    assert json.loads(lines.readline()) == EXPECTED
+            books = collector.statistics()
+    assert (books.collected, books.undelivered) == (3, {})
+
+
 def test_messages_become_arrow_columns_one_batch_a_schema() -> None:
     schemas = example_schemas()
     schemas.associate(stream_of("requests"), "example", "req_resp")

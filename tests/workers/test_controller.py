@@ -166,11 +166,14 @@ def test_a_program_in_c_is_told_what_it_needs(
 
 
 def test_what_is_no_app_is_refused(controller: Controller, root: Path) -> None:
+    program = root / "program"
+    program.touch(0o755)
     for wrong in (
         request(root / "library.so", type="c"),
         request(root / "echo.py", type="wasm"),
         request(root / "missing.py"),
         request(root / "echo.py", name="a/b"),
+        request(program, type="c", params={"x": "a\0b"}),
     ):
         with pytest.raises(InvalidOption):
             controller.load(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import random
@@ -108,6 +109,8 @@ class Process:
             )
         except OSError as error:
             raise NotStarted(command[0], error) from error
+        except ValueError as error:  # no system takes a word with a zero byte
+            raise NotStarted(command[0], OSError(errno.EINVAL, str(error))) from error
         self.pid = self._process.pid
         self.stdin = self._process.stdin
         self.stdout = self._process.stdout

@@ -211,8 +211,8 @@ def run(
                 controller.load(AppRequest.of(app, deployment, controller.directory))
             # Apps end before the resources that they use.
             stack.callback(controller.close)
+            stack.callback(_told, rollout.take_back_codelets)  # also if only some are loaded
             rollout.load_codelets()
-            stack.callback(_told, rollout.unload_codelets)
         typer.echo(f"running {_named(deployment)}; apps are loaded at http://{host}:{server.port}")
         sys.stdout.flush()
         ending.wait()

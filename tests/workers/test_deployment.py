@@ -152,6 +152,21 @@ def test_files_of_one_name_are_one_deployment(folder: Path) -> None:
     assert caught.value.line == 1
 
 
+def test_a_channel_that_goes_nowhere_is_told_with_its_codelet_set(folder: Path) -> None:
+    text = CODELETS.replace("set_id: counter_set", "set_id: other_set").replace(
+        "telemetry_two\n        forward_destination: DestinationUDP",
+        "telemetry_two\n        forward_destination: 8",
+    )
+    (folder / "others.yaml").write_text(text)
+    (folder / "deployment.yaml").write_text(DEPLOYMENT + "    - {device: 2, config: others.yaml}\n")
+    (folder / "more.yaml").write_text("name: Example\n")
+    with pytest.raises(ConfigError, match="telemetry_two goes to 8") as caught:
+        load_deployment(folder / "deployment.yaml", folder / "more.yaml")
+    fault = caught.value
+    assert fault.file == str(folder / "deployment.yaml")
+    assert (fault.line, fault.field) == (DEPLOYMENT.count("\n") + 1, "jbpf.codelet_set[2]")
+
+
 def test_a_deployment_needs_no_devices(folder: Path) -> None:
     (folder / "deployment.yaml").write_text("name: Plain\n")
     assert load(folder).channels == ()

@@ -376,11 +376,12 @@ def test_the_service_tells_its_health() -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
+def test_a_port_that_is_taken_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError, match="in use"):
             DecoderServer(Schemas(), HOST, port)
+        assert not caplog.records  # one line tells it
         with pytest.raises(StorageError), collecting(None, http_port=port):
             pass
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.capabilities import Grouped
-from penstock.core.errors import InvalidOption
+from penstock.core.errors import InvalidOption, StorageError
 from penstock.core.overflow import DropReason, OverflowPolicy
 from penstock.protocols.lhhttt import encode_bytes, join_frames, journal, split_frames
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
@@ -389,6 +389,31 @@ def test_a_batch_that_was_cut_off_is_completed_when_it_is_repeated(tmp_path: Pat
         assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"])) == b"OK:1"
         assert [asker.ask(b"GET") for _ in range(4)] == [b"1", b"2", b"3", b""]
         assert_balanced(server.statistics().queue)
+
+
+def test_a_journal_that_cannot_settle_costs_nobody_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that a GET took is nowhere else: its answer may not be left out."""
+    monkeypatch.setattr(journal, "_SETTLED_AGAIN", 0.05)
+    options = {"journal": f"log:{tmp_path}/queue"}
+    with served(**options) as server, Asker(server.port) as asker:
+        for number in range(10):
+            assert asker.ask(b"PUT:%d" % number) == b"PUT 1 bytes"
+        with monkeypatch.context() as fault:
+
+            def fail(*_: object) -> None:
+                raise StorageError("writing to", "the disk", OSError(28, "No space left on device"))
+
+            fault.setattr("penstock.queue.groups.reader.GroupReader.ack_ranges", fail)
+            for number in range(5):
+                assert asker.ask(b"GET") == b"%d" % number
+                time.sleep(0.03)
+            assert asker.ask(b"PUT:more") == b"PUT 4 bytes"
+        time.sleep(0.2)
+        assert_balanced(server.statistics().queue)
+    with served(**options) as server, Asker(server.port) as asker:
+        assert [asker.ask(b"GET") for _ in range(7)] == [b"5", b"6", b"7", b"8", b"9", b"more", b""]
 
 
 @pytest.mark.parametrize("sync", ["none", "batch"])

@@ -105,6 +105,26 @@ def test_sent_is_queued_and_refused_and_dropped_by_the_kernel() -> None:
     assert count == books.queue.queued + refused + books.datagrams.dropped
 
 
+def test_datagrams_that_are_not_looked_at_in_time_are_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with served() as server, Asker(server.port) as asker:
+        handle = server.queue.handle
+
+        def slowly(commands: Any, send: Any, largest: int) -> Any:
+            time.sleep(0.5)  # as a disk that has much to do
+            return handle(commands, send, largest)
+
+        monkeypatch.setattr(server.queue, "handle", slowly)
+        for _ in range(3000):
+            asker.send(b"PUT:x")
+        until(lambda: server.statistics().datagrams.received == 3000)
+    books = server.statistics()
+    assert books.unhandled > 0
+    assert books.datagrams.received == books.queue.commands + books.malformed + books.unhandled
+    assert_balanced(books.queue)
+
+
 def test_a_message_too_large_for_a_datagram_waits_for_who_can_take_it() -> None:
     large = b"x" * 70_000
     with served(tcp=True) as server, Asker(server.port) as asker:

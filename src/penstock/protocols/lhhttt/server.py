@@ -85,7 +85,7 @@ class ServerOptions(Options):
 
 
 class LhhtttStatistics(NamedTuple):
-    """Counters of a server: every datagram is malformed, or a command to the queue."""
+    """Counters of a server: every datagram is malformed, a command to the queue, or unhandled."""
 
     queue: QueueStatistics
     #: Datagrams, and what the kernel dropped of them.
@@ -96,6 +96,8 @@ class LhhtttStatistics(NamedTuple):
     unsent: int
     #: Connections by TCP and Unix sockets, of each server.
     streams: tuple[ServerStatistics, ...]
+    #: Datagrams that had come at the end, and were not looked at in time.
+    unhandled: int = 0
 
 
 def _listen(options: ServerOptions) -> tuple[DatagramSocket, list[socket.socket]]:
@@ -207,6 +209,7 @@ class LhhtttServer(Closable):
             self._malformed,
             self._unsent,
             tuple(server.statistics() for server in self._streams),
+            self._datagrams.unhandled,
         )
 
     def close(self) -> None:

@@ -151,7 +151,9 @@ def streamid(
 
 def _destination(text: str) -> int:
     with contextlib.suppress(KeyError):
-        return ForwardDestination[text.removeprefix("Destination").upper()]
+        # The original's two ways to write them.
+        plain = text.removeprefix("JRTC_ROUTER_DEST_").removeprefix("Destination")
+        return ForwardDestination[plain.upper()]
     if text.isdigit():
         return int(text)
     known = "use DestinationAny, DestinationNone, DestinationUDP or a number up to 127"

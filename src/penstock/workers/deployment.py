@@ -63,8 +63,13 @@ def _check_device(number: int) -> int:
 
 
 def _parse_destination(value: object) -> object:
-    names = {"DestinationNone": ForwardDestination.NONE, "DestinationUDP": ForwardDestination.UDP}
-    if value == "DestinationAny":
+    names = {
+        "DestinationNone": ForwardDestination.NONE,
+        "DestinationUDP": ForwardDestination.UDP,
+        "JRTC_ROUTER_DEST_NONE": ForwardDestination.NONE,
+        "JRTC_ROUTER_DEST_UDP": ForwardDestination.UDP,
+    }
+    if value in {"DestinationAny", "JRTC_ROUTER_DEST_ANY"}:
         raise ValueError("DestinationAny is for requests: a channel goes to one destination")
     return names.get(value, value) if isinstance(value, str) else value
 

@@ -197,6 +197,16 @@ def test_a_program_that_is_not_there_fails_and_is_tried_again() -> None:
         Program(name="it", command=())
 
 
+def test_words_that_no_system_takes_end_no_other_program() -> None:
+    command = ("sleep", "100")
+    bad = Program(name="bad", command=command, environment={"X": "a\0b"}, backoff=QUICKLY)
+    with Supervisor([Program(name="good", command=command), bad]) as supervisor:
+        until(lambda: supervisor.statistics()["bad"].failures > 1)
+        assert "null byte" in str(supervisor.statistics()["bad"].last_end)
+        books = supervisor.statistics()["good"]
+        assert (books.state, books.starts) == (ProgramState.RUNNING, 1)
+
+
 def test_each_end_is_told() -> None:
     told: list[tuple[str, str | None]] = []
     with Supervisor(

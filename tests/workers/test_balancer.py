@@ -9,6 +9,7 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.capabilities import Grouped
+from penstock.core.errors import WriteTimeout
 from penstock.core.worker_function import place_of
 from penstock.protocols.lhhttt import encode_bytes, join_frames
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
@@ -20,9 +21,10 @@ from protocols.lhhttt.queues import Asker, assert_balanced
 
 @contextmanager
 def balanced(
-    count: int = 3, key: str | None = None, lease: float = 30.0
+    count: int = 3, key: str | None = None, lease: float = 30.0, capacity: int = 1_000_000
 ) -> Iterator[tuple[LhhtttServer, list[MessageQueue]]]:
-    queues = [MessageQueue(QueueSettings(lease=lease)) for _ in range(count)]
+    settings = QueueSettings(lease=lease, capacity=capacity)
+    queues = [MessageQueue(settings) for _ in range(count)]
     try:
         with LhhtttServer(ServerOptions(port=0), Balancer(queues, key)) as server:
             yield server, queues
@@ -73,6 +75,26 @@ def test_messages_of_one_key_go_to_the_same_queue(verb: bytes) -> None:
         expected = [place_of(message.partition(b",")[0], 3) for message in messages]
         assert counts(queues) == [expected.count(place) for place in range(3)]
         assert_balanced(server.statistics().queue)
+
+
+def test_a_request_with_too_many_messages_for_one_queue_is_stored_by_parts_once() -> None:
+    sent = [b"%d" % number for number in range(20)]
+    with balanced(2, key=".*", capacity=15) as (server, queues):
+        by_place = [place_of(message, 2) for message in sent]
+        same = [message for message, place in zip(sent, by_place, strict=True) if place == 0] * 2
+        assert len(same) > 15
+        assert len(same) < 30
+        other = next(m for m, place in zip(sent, by_place, strict=True) if place == 1)
+        with Asker(server.port) as asker:
+            frames = join_frames([other, *same])
+            assert asker.ask(b"RPUTS:me:1:" + frames) == (
+                b"ERR:1:too-large:at most 15 messages, 134217728 bytes"
+            )
+        assert counts(queues) == [0, 0]
+        with open_writer(f"lhhttt://{server.address}?timeout=300ms") as writer:
+            with pytest.raises(WriteTimeout):
+                writer.write_many([other, *same])
+            assert writer.statistics().messages == sum(counts(queues))
 
 
 def test_a_request_that_is_repeated_is_done_once() -> None:

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.core.errors import AlreadyExists, InvalidOption
+from penstock.core.errors import AlreadyExists, ConnectionLost, InvalidOption
 from penstock.core.stream_id import StreamId
 from penstock.core.supervision import ProgramState
 from penstock.queue import OutputStream
@@ -166,11 +166,14 @@ def test_a_program_in_c_is_told_what_it_needs(
 
 
 def test_what_is_no_app_is_refused(controller: Controller, root: Path) -> None:
+    program = root / "program"
+    program.touch(0o755)
     for wrong in (
         request(root / "library.so", type="c"),
         request(root / "echo.py", type="wasm"),
         request(root / "missing.py"),
         request(root / "echo.py", name="a/b"),
+        request(program, type="c", params={"x": "a\0b"}),
     ):
         with pytest.raises(InvalidOption):
             controller.load(wrong)
@@ -298,6 +301,8 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []
+        #: How it answers requests to load.
+        self.status = 201
         super().__init__(("127.0.0.1", 0), _Answers)
 
 
@@ -307,7 +312,7 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(("POST", self.path, body))
-        self.answer(201)
+        self.answer(self.server.status)
 
     def do_DELETE(self) -> None:
         self.server.asked.append(("DELETE", self.path, None))
@@ -378,3 +383,57 @@ def test_a_deployment_is_loaded_shown_and_unloaded_by_commands(
         assert controller.apps() == []
         assert proxy.asked[1:] == [("DELETE", "/a_set", None)]
         assert not Path(directory, f"{stream}.output.fmq").exists()
+
+
+SET = """
+codeletset_id: a set
+codelet_descriptor:
+- {codelet_name: codelet, codelet_path: x.o, hook_name: h, in_io_channel: [{name: commands}]}
+"""
+
+
+@pytest.mark.usefixtures("names")
+def test_one_that_is_away_does_not_keep_the_others_from_being_unloaded(
+    controller: Controller, root: Path
+) -> None:
+    pytest.importorskip("fastapi")
+    with serve_controller(controller, root, port=0) as server, proxied() as proxy:
+        (root / "set.yaml").write_text(SET)
+        file = root / "deployment.yaml"
+        away = 1
+        file.write_text(
+            f"name: Example\n"
+            f"app: [{{name: other, path: echo.py, type: python, port: {away}}},\n"
+            f"      {{name: stubborn, path: stubborn.py, type: python, port: {server.port}}}]\n"
+            f"jbpf:\n  device: [{{id: 4, port: {proxy.server_port}}}, {{id: 5, port: {away}}}]\n"
+            f"  codelet_set: [{{device: 4, config: set.yaml}}, {{device: 5, config: set.yaml}}]\n"
+        )
+        controller.load(request(root / "stubborn.py"))
+        result = CliRunner().invoke(app, ["jrtc", "unload", str(file)])
+        assert result.exit_code == 1
+        assert isinstance(result.exception, ConnectionLost)
+        assert controller.apps() == []
+        assert proxy.asked == [("DELETE", "/a%20set", None)]
+
+
+@pytest.mark.usefixtures("names", "directory")
+def test_a_run_that_cannot_begin_takes_back_the_codelets_that_it_loaded(root: Path) -> None:
+    pytest.importorskip("fastapi")
+    with proxied() as good, proxied() as bad:
+        bad.status = 500
+        (root / "set.yaml").write_text(SET)
+        file = root / "deployment.yaml"
+        file.write_text(
+            f"name: Example\n"
+            f"jbpf:\n  device: [{{id: 4, port: {good.server_port}}}, "
+            f"{{id: 5, port: {bad.server_port}}}]\n"
+            f"  codelet_set: [{{device: 4, config: set.yaml}}, {{device: 5, config: set.yaml}}]\n"
+        )
+        result = CliRunner().invoke(app, ["jrtc", "run", "--port", "0", str(file)])
+        assert result.exit_code == 1
+        assert "500" in str(result.exception)
+        assert [(method, path) for method, path, _ in good.asked] == [
+            ("POST", "/"),
+            ("DELETE", "/a%20set"),
+        ]
+        assert [method for method, _, _ in bad.asked] == ["POST"]

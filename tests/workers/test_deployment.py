@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from penstock.core.errors import ConfigError, ConfigErrors
 from penstock.core.stream_id import StreamId, id_for_codelet
 from penstock.queue.stream_places import StreamKind
@@ -150,6 +152,33 @@ def test_files_of_one_name_are_one_deployment(folder: Path) -> None:
     with pytest.raises(ConfigError, match="should be") as caught:
         load_deployment(folder / "deployment.yaml", folder / "more.yaml")
     assert caught.value.line == 1
+
+
+def test_destinations_have_the_originals_other_names_too(folder: Path) -> None:
+    before = load(folder)
+    text = CODELETS.replace("DestinationUDP", "JRTC_ROUTER_DEST_UDP")
+    (folder / "codelets.yaml").write_text(text)
+    assert [each.stream for each in load(folder).channels] == [
+        each.stream for each in before.channels
+    ]
+    result = CliRunner().invoke(app, ["jrtc", "streamid", "-d", "JRTC_ROUTER_DEST_UDP"])
+    assert result.output == CliRunner().invoke(app, ["jrtc", "streamid", "-d", "2"]).output
+    assert result.exit_code == 0
+
+
+def test_a_channel_that_goes_nowhere_is_told_with_its_codelet_set(folder: Path) -> None:
+    text = CODELETS.replace("set_id: counter_set", "set_id: other_set").replace(
+        "telemetry_two\n        forward_destination: DestinationUDP",
+        "telemetry_two\n        forward_destination: 8",
+    )
+    (folder / "others.yaml").write_text(text)
+    (folder / "deployment.yaml").write_text(DEPLOYMENT + "    - {device: 2, config: others.yaml}\n")
+    (folder / "more.yaml").write_text("name: Example\n")
+    with pytest.raises(ConfigError, match="telemetry_two goes to 8") as caught:
+        load_deployment(folder / "deployment.yaml", folder / "more.yaml")
+    fault = caught.value
+    assert fault.file == str(folder / "deployment.yaml")
+    assert (fault.line, fault.field) == (DEPLOYMENT.count("\n") + 1, "jbpf.codelet_set[2]")
 
 
 def test_a_deployment_needs_no_devices(folder: Path) -> None:

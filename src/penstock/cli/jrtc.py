@@ -151,7 +151,9 @@ def streamid(
 
 def _destination(text: str) -> int:
     with contextlib.suppress(KeyError):
-        return ForwardDestination[text.removeprefix("Destination").upper()]
+        # The original's two ways to write them.
+        plain = text.removeprefix("JRTC_ROUTER_DEST_").removeprefix("Destination")
+        return ForwardDestination[plain.upper()]
     if text.isdigit():
         return int(text)
     known = "use DestinationAny, DestinationNone, DestinationUDP or a number up to 127"
@@ -211,8 +213,8 @@ def run(
                 controller.load(AppRequest.of(app, deployment, controller.directory))
             # Apps end before the resources that they use.
             stack.callback(controller.close)
+            stack.callback(_told, rollout.take_back_codelets)  # also if only some are loaded
             rollout.load_codelets()
-            stack.callback(_told, rollout.unload_codelets)
         typer.echo(f"running {_named(deployment)}; apps are loaded at http://{host}:{server.port}")
         sys.stdout.flush()
         ending.wait()

@@ -92,11 +92,12 @@ def serve_lhhttt(
     queue = books.queue
     refused = sum(queue.refused.values())
     dropped = sum(queue.dropped.values())
+    unhandled = f", {books.unhandled:,} not looked at" if books.unhandled else ""
     typer.echo(
         f"stopped: {queue.queued:,} messages queued, {queue.taken + queue.acked:,} delivered, "
         f"{queue.dead:,} dead, {refused:,} refused, {dropped:,} dropped, {queue.held:,} held; "
         f"{books.datagrams.dropped:,} datagrams dropped by the kernel, "
-        f"{books.malformed:,} malformed"
+        f"{books.malformed:,} malformed{unhandled}"
     )
     if queue.lost or (queue.held and journal is None):
         raise typer.Exit(LOST)

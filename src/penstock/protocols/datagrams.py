@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from penstock.core.interfaces import Closable
 from penstock.core.worker import Worker
 from penstock.protocols._datagrams import SO_RXQ_OVFL, Batches
+from penstock.protocols.reaching import check_port
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class DatagramSocket(Closable):
 
         :raises StorageError: the address is in use or not available.
         """
+        check_port(host, port)
         with storage_errors("listening on", f"{host}:{port}"):
             found = socket.getaddrinfo(
                 host.strip("[]") or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE

@@ -1,17 +1,31 @@
-"""Which host does a URL name, and why can it not be reached, in plain words?"""
+"""Which host and port are meant, and why can they not be reached, in plain words?"""
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import ConnectionLost, InvalidURL, PenstockError
+from penstock.core.errors import ConnectionLost, InvalidURL, PenstockError, StorageError
 
 if TYPE_CHECKING:
     from penstock.core.url import URL
 
-__all__ = ["host_alone", "why_unreachable"]
+__all__ = ["check_port", "host_alone", "why_unreachable"]
+
+_LARGEST_PORT: Final = 65_535
+
+
+def check_port(host: str, port: int) -> None:
+    """Check the number of a port to listen at: the resolver would take its low bits.
+
+    :raises StorageError: there is no such port.
+    """
+    if not 0 <= port <= _LARGEST_PORT:
+        cause = OSError(errno.EINVAL, "there is no such port")
+        hint = f"ports are numbers up to {_LARGEST_PORT:,}; 0 takes any that is free"
+        raise StorageError("listening on", f"{host}:{port}", cause, hint=hint)
 
 
 def host_alone(url: URL, default_port: int) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.retry import Scarcity
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, peer_name
+from penstock.protocols.reaching import check_port
 from penstock.protocols.session import (
     REFUSALS,
     Conversation,
@@ -82,6 +83,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
     :raises StorageError: an address is in use or not available.
     """
     host = host.strip("[]")
+    check_port(host, port)
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(

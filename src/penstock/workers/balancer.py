@@ -29,7 +29,9 @@ from penstock.protocols.lhhttt.commands import (
     Store,
     ack_request,
     error_reply,
+    format_limits,
     format_tags,
+    is_text,
     lease_request,
     message_reply,
     messages_reply,
@@ -165,7 +167,7 @@ class Balancer(Closable):
         verb, _, rest = command.partition(b":")
         if verb == b"GET":
             return self._get(command, asker)
-        if verb == b"SIZE":
+        if verb == b"SIZE" and is_text(rest):
             return [encode(str(sum(self._size(i, asker) for i in range(len(self._queues)))))]
         if verb not in RELIABLE:
             return self._ask(0, command, asker)
@@ -203,6 +205,11 @@ class Balancer(Closable):
         first = stable_hash(request.client) + request.seq
         for turn, message in enumerate(request.messages, first):
             parts[self._place(message, turn)].append(message)
+        for place, part in parts.items():  # before any is stored
+            most, most_bytes = self._queues[place].limits
+            if len(part) > most or sum(map(len, part)) > most_bytes:
+                text = format_limits(most, most_bytes)
+                return [error_reply(b"%d" % request.seq, Code.TOO_LARGE, text)]
         for place, messages in parts.items():
             frame = store_request(request.client, request.seq, messages)
             reply = self._ask_reliably(place, frame, asker)
@@ -266,6 +273,7 @@ class Balancer(Closable):
         for tag in request.tags:
             parts[self._places.get(tag[0], 0)].append(tag)
         lost: list[str] = []
+        asker = asker._replace(largest=asker.largest // max(1, len(parts)))  # all go by one answer
         for place, tags in parts.items():
             reply = self._ask_reliably(place, _settling(request, tags), asker)
             if reply.code == Code.NO_LEASE:

@@ -117,6 +117,8 @@ class Controller(Closable):
         """
         check_app_name(request.name)
         command, environment = self._program(request)
+        if any("\0" in each for each in environment.values()):
+            raise InvalidOption("params", request.name, "a parameter has a zero byte")
         with self._lock:
             if any(entry.request.name == request.name for entry in self._apps.values()):
                 raise AlreadyExists(f"app {request.name} is loaded", hint="unload it first")

@@ -63,8 +63,13 @@ def _check_device(number: int) -> int:
 
 
 def _parse_destination(value: object) -> object:
-    names = {"DestinationNone": ForwardDestination.NONE, "DestinationUDP": ForwardDestination.UDP}
-    if value == "DestinationAny":
+    names = {
+        "DestinationNone": ForwardDestination.NONE,
+        "DestinationUDP": ForwardDestination.UDP,
+        "JRTC_ROUTER_DEST_NONE": ForwardDestination.NONE,
+        "JRTC_ROUTER_DEST_UDP": ForwardDestination.UDP,
+    }
+    if value in {"DestinationAny", "JRTC_ROUTER_DEST_ANY"}:
         raise ValueError("DestinationAny is for requests: a channel goes to one destination")
     return names.get(value, value) if isinstance(value, str) else value
 
@@ -371,17 +376,22 @@ def load_deployment(*files: str | os.PathLike[str]) -> Deployment:
                 raise _fault(file, ("app", index), f"app {app.name} is in another file already")
             apps[app.name] = _located_app(file.parent, app)
         forward |= part.forward
-    placed = list(_placed(parts, devices))
+    found = list(_placed(parts, devices))
+    placed = tuple(each for each, _ in found)
     _refuse_unused(parts, {each.device.id for each in placed})
     return Deployment(
         name=name,
         decoders=tuple(decoder for _, part in parts for decoder in part.decoder),
         apps=tuple(apps.values()),
         devices=tuple(devices.values()),
-        codelet_sets=tuple(placed),
+        codelet_sets=placed,
         forward=forward,
-        channels=tuple(_channels(name, placed, forward, parts[-1][0])),
+        channels=tuple(_channels(name, found, forward)),
     )
+
+
+#: The file and the field that something comes from.
+_Origin: TypeAlias = tuple[Path, tuple[str | int, ...]]
 
 
 def _fault(file: Path, path: tuple[str | int, ...], reason: str) -> ConfigError:
@@ -404,7 +414,7 @@ def _located_app(folder: Path, app: AppSpec) -> AppSpec:
 
 def _placed(
     parts: Sequence[tuple[Path, _File]], devices: dict[int, DeviceSpec]
-) -> Iterable[PlacedCodeletSet]:
+) -> Iterable[tuple[PlacedCodeletSet, _Origin]]:
     seen: set[tuple[int, str]] = set()
     for file, part in parts:
         for index, each in enumerate(part.jbpf.codelet_set):
@@ -421,7 +431,7 @@ def _placed(
                 reason = f"{codelets.codeletset_id} is on device {each.device} already"
                 raise _fault(file, path, reason)
             seen.add((each.device, codelets.codeletset_id))
-            yield PlacedCodeletSet(devices[each.device], codelets)
+            yield PlacedCodeletSet(devices[each.device], codelets), (file, path)
 
 
 def _located_set(folder: Path, codelets: CodeletSet) -> CodeletSet:
@@ -449,11 +459,11 @@ def _located_set(folder: Path, codelets: CodeletSet) -> CodeletSet:
 
 
 def _channels(
-    name: str, placed: Iterable[PlacedCodeletSet], forward: dict[int, str], file: Path
+    name: str, placed: Iterable[tuple[PlacedCodeletSet, _Origin]], forward: dict[int, str]
 ) -> Iterable[Channel]:
     """Assign each channel its stream id; refuse paths whose ids collide."""
     names = StreamNames()
-    for device, codelets in placed:
+    for (device, codelets), origin in placed:
         for codelet in codelets.codelet_descriptor:
             path = codelet_path(name, codelets.codeletset_id, codelet.codelet_name)
             both = (
@@ -464,11 +474,11 @@ def _channels(
                 destination = spec.forward_destination
                 if destination != ForwardDestination.NONE and destination not in forward:
                     reason = f"{path} {spec.name} goes to {destination}: forward has no URL for it"
-                    raise _fault(file, ("jbpf", "codelet_set"), reason)
+                    raise _fault(*origin, reason)
                 try:
                     stream = names.register(destination, device.id, path, spec.name)
                 except PenstockError as error:
-                    raise _fault(file, ("jbpf", "codelet_set"), str(error)) from None
+                    raise _fault(*origin, str(error)) from None
                 yield Channel(
                     stream, kind, device.id, codelets.codeletset_id, codelet.codelet_name, spec
                 )

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import logging
 import os
 import urllib.error
+import urllib.parse
 import urllib.request
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import ConnectionLost, NotFound, PenstockError, StorageError, Unsupported
@@ -26,7 +29,7 @@ from penstock.queue.streams import InputStream, OutputStream
 from penstock.workers.controller import AppRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.workers.deployment import (
         AppSpec,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         DecoderSpec,
         Deployment,
         DeviceSpec,
+        PlacedCodeletSet,
     )
 
 __all__ = ["Refused", "Rollout", "codelet_set_request", "schemas_of"]
@@ -46,6 +50,8 @@ log = logging.getLogger(__name__)
 _OK: Final = 200
 _CREATED: Final = 201
 _NO_CONTENT: Final = 204
+#: What the original leaves as it is in the path of a request.
+_AS_WRITTEN: Final = "/:@&=+$,;~!*'()"
 
 
 class Refused(PenstockError):
@@ -87,6 +93,8 @@ class Rollout:
         self.directory = os.fspath(directory or streams_directory())
         self._token = token
         self._timeout = timeout
+        #: Codelet sets that it loaded, with their devices.
+        self._posted: list[PlacedCodeletSet] = []
 
     def load(self) -> None:
         """Load everything: queues and schemas first, then apps, then codelets.
@@ -103,14 +111,7 @@ class Rollout:
 
         :raises PenstockError: something was refused; the rest is unloaded all the same.
         """
-        with contextlib.ExitStack() as steps:  # each is done, also when one before it fails
-            for step in (
-                self.remove_queues,
-                self.unload_schemas,
-                self.unload_apps,
-                self.unload_codelets,
-            ):
-                steps.callback(step)
+        _do_all(self.unload_codelets, self.unload_apps, self.unload_schemas, self.remove_queues)
 
     # --- queues ---------------------------------------------------------------------------------
 
@@ -170,12 +171,14 @@ class Rollout:
     def unload_schemas(self) -> None:
         """Remove the schemas from each collector.
 
-        :raises Refused: a collector refuses.
+        :raises PenstockError: one refuses or is away; the others are told all the same.
         """
-        for decoder in self.deployment.decoders:
-            with _decoder(decoder, self._timeout) as client:
-                for stream, _ in self._schema_streams():
-                    client.delete(stream)
+        _do_all(*(partial(self._unload_schemas_of, each) for each in self.deployment.decoders))
+
+    def _unload_schemas_of(self, decoder: DecoderSpec) -> None:
+        with _decoder(decoder, self._timeout) as client:
+            for stream, _ in self._schema_streams():
+                client.delete(stream)
 
     def _schema_streams(self) -> Iterator[tuple[StreamId, Channel]]:
         """Yield every stream that has a schema, also where two share a message type."""
@@ -214,15 +217,17 @@ class Rollout:
     def unload_apps(self) -> None:
         """Ask each app's controller to stop it.
 
-        :raises Refused: the controller refuses.
+        :raises PenstockError: one refuses or is away; the others are asked all the same.
         """
-        for app in self.deployment.apps:
-            what = f"app {app.name}"
-            loaded = self._ask("GET", f"{_controller(app)}/app", None, (_OK,), what)
-            for each in loaded:
-                if each["request"]["app_name"] == app.name:
-                    url = f"{_controller(app)}/app/{each['id']}"
-                    self._ask("DELETE", url, None, (_NO_CONTENT,), what)
+        _do_all(*(partial(self._unload_app, app) for app in self.deployment.apps))
+
+    def _unload_app(self, app: AppSpec) -> None:
+        what = f"app {app.name}"
+        loaded = self._ask("GET", f"{_controller(app)}/app", None, (_OK,), what)
+        for each in loaded:
+            if each["request"]["app_name"] == app.name:
+                url = f"{_controller(app)}/app/{each['id']}"
+                self._ask("DELETE", url, None, (_NO_CONTENT,), what)
 
     def _ask(
         self, method: str, url: str, body: object, expected: tuple[int, ...], what: str
@@ -237,30 +242,61 @@ class Rollout:
 
         :raises Refused: a proxy refuses.
         """
-        for device, codelets in self.deployment.codelet_sets:
+        for placed in self.deployment.codelet_sets:
+            device, codelets = placed
             if device.port is not None:
                 body = codelet_set_request(codelets, self.deployment, device.id)
                 what = f"codelet set {codelets.codeletset_id} on device {device.id}"
                 _request("POST", f"{_proxy(device)}/", body, (_CREATED,), what, self._timeout)
+                self._posted.append(placed)
 
     def unload_codelets(self) -> None:
         """Ask the reverse proxies to unload the codelet sets.
 
-        :raises Refused: a proxy refuses.
+        :raises PenstockError: one refuses or is away; the others are asked all the same.
         """
-        for device, codelets in reversed(self.deployment.codelet_sets):
-            if device.port is not None:
-                what = f"codelet set {codelets.codeletset_id} on device {device.id}"
-                url = f"{_proxy(device)}/{codelets.codeletset_id}"
-                _request("DELETE", url, None, (_NO_CONTENT,), what, self._timeout)
+        _do_all(*(partial(self._unload, *each) for each in reversed(self.deployment.codelet_sets)))
+        self._posted.clear()
+
+    def take_back_codelets(self) -> None:
+        """Unload the codelet sets that `load_codelets` loaded, also when it failed at a later one.
+
+        :raises PenstockError: as for `unload_codelets`.
+        """
+        posted, self._posted = self._posted, []
+        _do_all(*(partial(self._unload, *each) for each in reversed(posted)))
+
+    def _unload(self, device: DeviceSpec, codelets: CodeletSet) -> None:
+        if device.port is not None:
+            what = f"codelet set {codelets.codeletset_id} on device {device.id}"
+            url = f"{_proxy(device)}/{urllib.parse.quote(codelets.codeletset_id, safe=_AS_WRITTEN)}"
+            _request("DELETE", url, None, (_NO_CONTENT,), what, self._timeout)
+
+
+def _do_all(*steps: Callable[[], None]) -> None:
+    """Do every step, also when one before it fails; then raise the first failure."""
+    faults: list[PenstockError] = []
+    for step in steps:
+        try:
+            step()
+        except PenstockError as error:
+            faults.append(error)
+    for each in faults[1:]:
+        log.warning("%s", each)
+    if faults:
+        raise faults[0]
 
 
 def _proxy(device: DeviceSpec) -> str:
-    return f"http://{device.ip}:{device.port}"
+    return f"http://{_bracketed(device.ip)}:{device.port}"
 
 
 def _controller(app: AppSpec) -> str:
-    return f"http://{app.ip}:{app.port}"
+    return f"http://{_bracketed(app.ip)}:{app.port}"
+
+
+def _bracketed(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
 
 
 def _read(path: os.PathLike[str]) -> bytes:
@@ -355,13 +391,16 @@ def _request(
     except urllib.error.HTTPError as error:
         with error:
             status, content = error.code, error.read()
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         hint = "is it running, and is that its port?"
         raise ConnectionLost(f"{url}, for {what}", str(reason), hint=hint) from error
     if status not in expected:
         raise Refused(what, f"{url} answered {status}: {content[:500].decode(errors='replace')}")
-    return json.loads(content) if content else None
+    try:
+        return json.loads(content) if content else None
+    except ValueError:
+        raise Refused(what, f"{url} answered {status} without JSON") from None
 
 
 # --- collectors -----------------------------------------------------------------------------------
@@ -381,7 +420,7 @@ class _HttpDecoder:
 
     def __init__(self, spec: DecoderSpec, timeout: float) -> None:
         path = spec.http_relative_path.strip("/")
-        self._url = f"http://{spec.ip}:{spec.port}" + (f"/{path}" if path else "")
+        self._url = f"http://{_bracketed(spec.ip)}:{spec.port}" + (f"/{path}" if path else "")
         self._timeout = timeout
 
     def upsert(self, descriptors: bytes) -> None:
@@ -422,7 +461,7 @@ class _GrpcDecoder:
             message_classes,
         )
 
-        self._address = f"{spec.ip}:{spec.port}"
+        self._address = f"{_bracketed(spec.ip)}:{spec.port}"
         self._messages = message_classes()
         self._service = SERVICE
         self._timeout = timeout

@@ -110,6 +110,22 @@ def test_a_server_of_lines_that_is_away_is_counted_and_comes_back(tmp_path: Path
     assert (books.dead, books.lost) == (1, 0)
 
 
+def test_a_server_of_lines_that_is_started_again_gets_all_that_comes_later() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        server.settimeout(10)
+        outlet = outlet_for(f"json+tcp://{HOST}:{server.getsockname()[1]}")
+        with collecting(example_schemas(), outlet) as collector:
+            for _ in range(3):  # of which each ends its connection when it has a line
+                outlet._lines._not_before = 0.0  # type: ignore[attr-defined]
+                send(collector.port, STATUS + UP)
+                connection, _ = server.accept()
+                with connection, connection.makefile() as lines:
+                    connection.sendall(b"welcome")
+                    assert json.loads(lines.readline()) == EXPECTED
+            books = collector.statistics()
+    assert (books.collected, books.undelivered) == (3, {})
+
+
 def test_messages_become_arrow_columns_one_batch_a_schema() -> None:
     schemas = example_schemas()
     schemas.associate(stream_of("requests"), "example", "req_resp")
@@ -360,11 +376,12 @@ def test_the_service_tells_its_health() -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_port_that_is_taken_is_an_error() -> None:
+def test_a_port_that_is_taken_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError, match="in use"):
             DecoderServer(Schemas(), HOST, port)
+        assert not caplog.records  # one line tells it
         with pytest.raises(StorageError), collecting(None, http_port=port):
             pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,26 @@ def test_a_full_stream_refuses_and_the_server_goes_on(tmp_path: Path) -> None:
         message = stream.read(5)
     assert message is not None
     assert message.payload == b"again"
+
+
+def test_a_full_stream_holds_up_no_other(tmp_path: Path) -> None:
+    other = stream_of("other commands", 1)
+    with (
+        InputStream.create(COMMANDS, owner="codelet", directory=tmp_path, slots=8) as full,
+        InputStream.create(other, owner="codelet", directory=tmp_path) as stream,
+        controlling(tmp_path) as server,
+    ):
+        assert server.udp_port is not None
+        began = time.monotonic()
+        send(server.udp_port, *(COMMANDS + b"%d" % i for i in range(100)), other + b"at last")
+        message = stream.read(60)
+        assert message is not None
+        assert time.monotonic() - began < 20  # each of them would have waited for a second
+        assert server.statistics().refused[Refusal.FULL] == 92
+        assert [full.read(5).payload for _ in range(8)] == [b"%d" % i for i in range(8)]  # type: ignore[union-attr]
+        send(server.udp_port, COMMANDS + b"again")
+        assert full.read(5).payload == b"again"  # type: ignore[union-attr]
+    assert server.statistics().delivered == 10
 
 
 def test_a_stream_that_is_made_anew_is_reached(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from penstock.core.config import parse_config
 from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.errors import ConfigError, InvalidStreamId, InvalidURL, StorageError
 from penstock.core.overflow import OverflowPolicy
+from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.jrtc.config import ForwarderConfig, ForwarderService
 from penstock.protocols.jrtc.destinations import (
     Destination,
@@ -430,3 +431,59 @@ def test_rejections_of_a_plug_in_are_counted(tmp_path: Path) -> None:
     books = forwarder.statistics()
     assert books.routes[2].rejected == {Code.PERMISSION_DENIED: 10}
     assert (books.forwarded, books.lost) == (10, 10)
+
+
+def test_what_a_plug_in_fails_at_is_a_dead_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
+    box = Box()
+    box.fails = ValueError("never seen such a thing")
+    dead = f"log:{tmp_path}/dead"
+    with (
+        forwarding(tmp_path, {2: box}, dead=open_writer(dead)) as forwarder,
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+    ):
+        stream.write_many([b"1", b"2"])
+        until(lambda: forwarder.statistics().rejected == 2)
+        box.fails = None
+        stream.write(b"3")
+        until(lambda: forwarder.statistics().forwarded == 1)
+    books = forwarder.statistics()
+    assert books.routes[2].rejected == {Code.INTERNAL: 2}
+    assert (books.dead, books.lost) == (2, 0)
+    assert box.payloads == [b"3"]
+    with open_reader(dead) as reader:
+        letters = [DeadLetter.from_message(message) for message in reader.available()]
+    assert [letter.original.payload for letter in letters] == [b"1", b"2"]
+    assert "never seen such a thing" in letters[0].reason
+
+
+def test_what_is_sent_is_not_sent_again_when_the_network_fails_behind_a_large_one() -> None:
+    with listening() as sock, UdpDestination(HOST, port_of(sock)) as destination:
+        calls = iter([None, OSError(101, "Network is unreachable")])
+
+        class Failing:
+            """The kernel, of which the second call fails."""
+
+            def __init__(self, real: DatagramSocket) -> None:
+                self._real = real
+                self.close = real.close
+
+            def send_columns(self, *arguments: Any) -> int:
+                if (fault := next(calls, None)) is not None:
+                    raise fault
+                return self._real.send_columns(*arguments)
+
+        destination._socket = Failing(destination._socket)  # type: ignore[assignment]
+        batch = _batch(b"1", b"2", b"x" * 65_500, b"4")
+        done, rejected = destination.send(batch)
+        assert (done, [each.row for each in rejected]) == (3, [2])
+        assert destination.send(batch.slice(done)) == (1, [])
+        assert [sock.recv(100) for _ in range(3)] == [STATUS + each for each in (b"1", b"2", b"4")]
+
+
+def test_a_path_of_a_web_server_may_have_any_letters() -> None:
+    schemas = example_schemas()
+    with smo() as (url, bodies):
+        there = url.replace("/telemetry?x=1", "/r\u00e4der und mehr?x=%20\u00e4")
+        with HttpDestination(there, schemas) as destination:
+            assert destination.send(_batch(UP)).done == 1
+    assert len(bodies) == 1

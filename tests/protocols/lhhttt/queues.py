@@ -94,6 +94,8 @@ class Prototype:
         self.messages: list[bytes] = []
         #: Answers to the next so many of GET come when the one behind them is asked.
         self.late = 0
+        #: Every answer comes once more when the next one is asked for.
+        self.doubles = False
         self._held: list[tuple[bytes, Any]] = []
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -125,6 +127,8 @@ class Prototype:
             else:
                 continue
             self.socket.sendto(encode_bytes(answer), peer)
+            if self.doubles:
+                self._held.append((encode_bytes(answer), peer))
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import pytest
 
 import penstock.aio
 from penstock import Grouped, describe, open_reader, open_writer
+from penstock.core.dead_letter import Code
 from penstock.core.errors import (
     ConnectionLost,
     InvalidURL,
@@ -20,8 +21,11 @@ from penstock.core.errors import (
     Unsupported,
     WriteTimeout,
 )
+from penstock.protocols.jrtc.destinations import StreamDestination
+from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
+from penstock.protocols.server import End
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
 from support.until import until
@@ -70,6 +74,19 @@ def test_streams_carry_what_a_datagram_cannot(way: str, tmp_path: Path) -> None:
             assert writer.statistics().refused == 1
 
 
+@pytest.mark.parametrize("mode", ["reliable", "legacy"])
+def test_what_comes_before_a_message_that_cannot_be_sent_is_stored(mode: str) -> None:
+    """A forwarder asks a writer how far it came."""
+    batch = batch_of_datagrams([bytes(16) + p for p in (b"1", b"2", b"x" * 65_500, b"4")], 0, 0)
+    with served() as server:
+        with StreamDestination(f"{URLS['udp'](server)}?mode={mode}") as destination:
+            done, rejected = destination.send(batch)
+            assert done == 3
+            assert [(each.row, each.code) for each in rejected] == [(2, Code.OUT_OF_RANGE)]
+            assert destination.send(batch.slice(done)) == (1, ())
+        assert server.statistics().queue.queued == 3
+
+
 def test_a_message_too_large_for_the_asker_stays(tmp_path: Path) -> None:
     with served(unix=tmp_path / "socket") as server, Asker(server.port) as asker:
         with open_writer(URLS["unix"](server)) as writer:
@@ -104,6 +121,57 @@ def test_what_a_reader_did_not_settle_comes_again_to_another() -> None:
                 reader.group()
         with open_reader(url) as other:  # the first gave them back as it closed
             assert {message.payload for message in other.available()} == {b"2", b"3"}
+
+
+def test_scattered_messages_are_settled_however_many_their_tags_are() -> None:
+    """Tags of ten thousand messages that do not follow each other fit no datagram."""
+    count = 20_000
+    with served() as server:
+        url = f"{URLS['udp'](server)}?timeout=5s"
+        _put(url, *(b"%d" % number for number in range(count)))
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            messages = [message for _ in range(20) for message in reader.read_many(1000, timeout=5)]
+            assert len(messages) == count
+            reader.ack(messages[::2])
+            assert server.statistics().queue.acked == count / 2
+            reader.nack(messages[1::2])
+            with open_reader(url) as other:
+                got = [message for _ in range(20) for message in other.read_many(500, timeout=5)]
+                assert [message.payload for message in got] == [
+                    message.payload for message in messages[1::2]
+                ]
+                other.acknowledge()
+        books = server.statistics()
+    assert books.unsent == 0
+    assert_balanced(books.queue)
+
+
+def test_an_answer_about_lost_leases_fits_a_datagram() -> None:
+    count = 8000
+    with served() as server:
+        url = f"{URLS['udp'](server)}?timeout=5s"
+        _put(url, *(b"%d" % number for number in range(count)))
+        with QueueClient(_link(server.port)) as first, open_reader(url) as second:
+            assert isinstance(second, Grouped)
+            tags = [run for _ in range(4) for run in first.get(2000)[0]]
+            epoch = tags[0][0]
+            first.nack([(epoch, number, number) for number in range(0, count, 2)])
+            others = [message for _ in range(8) for message in second.read_many(500, timeout=5)]
+            assert [message.seq for message in others] == list(range(0, count, 2))
+            with pytest.raises(LeaseLost) as caught:
+                first.ack([(epoch, 0, count - 1)])
+            # Too many runs to name: what was asked about is named instead.
+            assert list(caught.value.ranges) == [(0, count - 1)]
+            second.ack(others)
+        books = server.statistics()
+    assert books.unsent == 0
+    assert books.queue.acked == count
+    assert_balanced(books.queue)
+
+
+def _link(port: int) -> DatagramLink:
+    return DatagramLink("the queue", HOST, port)
 
 
 def test_a_reader_waits_without_asking_again_and_again() -> None:
@@ -148,6 +216,38 @@ def test_a_full_queue_is_waited_for_and_then_given_up() -> None:
             with pytest.raises(WriteTimeout, match="takes no message"):
                 writer.write(b"2")
             assert writer.statistics().messages == 1
+
+
+def test_a_writer_counts_what_is_stored_also_when_the_rest_is_refused() -> None:
+    with served(capacity=100) as server:
+        with open_writer(f"{URLS['udp'](server)}?timeout=500ms") as writer:
+            with pytest.raises(WriteTimeout):
+                writer.write_many([b"x" * 1000] * 200)  # three requests
+            books = writer.statistics()
+        stored = server.statistics().queue.queued
+    assert 0 < stored < 100
+    assert (books.messages, books.bytes, books.last_seq) == (stored, 1000 * stored, stored - 1)
+
+
+@pytest.mark.parametrize("limit", [{"capacity": 10}, {"capacity_bytes": 100}])
+def test_more_messages_than_a_queue_ever_holds_pass_through_it(limit: dict[str, int]) -> None:
+    sent = [b"%d" % number for number in range(200)]
+    with served(**limit) as server:
+        url = URLS["udp"](server)
+        thread = threading.Thread(target=_put, args=(url, *sent))
+        thread.start()
+        got: list[bytes] = []
+        with open_reader(url) as reader:
+            while len(got) < len(sent):
+                messages = reader.read_many(20, timeout=10)
+                assert messages
+                got += [message.payload for message in messages]
+                reader.acknowledge()
+        thread.join()
+        books = server.statistics().queue
+    assert got == sent
+    assert books.refused["too-large"] > 0
+    assert_balanced(books)
 
 
 def test_a_connection_that_breaks_is_made_anew(tmp_path: Path) -> None:
@@ -262,6 +362,18 @@ def test_a_late_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
             assert message.payload == b"second"
 
 
+def test_a_doubled_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
+    sent = [b"%d" % number for number in range(20)]
+    with Prototype() as queue:
+        queue.doubles = True
+        with open_writer(queue.url) as writer:
+            writer.write_many(sent)
+        assert queue.messages == sent
+        with open_reader(queue.url) as reader:
+            assert [message.payload for message in reader.available()] == sent
+        assert queue.messages == []
+
+
 def test_nobody_is_told_so() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((HOST, 0))  # it never answers
@@ -281,6 +393,19 @@ def test_a_url_that_names_no_queue_is_refused(url: str) -> None:
 def test_a_queue_has_no_place_to_start_at() -> None:
     with served() as server, pytest.raises(PositionError):
         open_reader(URLS["udp"](server), start="end")
+
+
+def test_what_came_before_a_wrong_frame_is_done_and_answered() -> None:
+    with served(tcp=True) as server:
+        with socket.create_connection((HOST, server.port)) as client:
+            client.settimeout(10)
+            client.sendall(encode_bytes(b"PUT:one") + encode_bytes(b"SIZE") + b"no frame")
+            said = b""
+            while piece := client.recv(1000):
+                said += piece
+        assert said == encode_bytes(b"PUT 3 bytes") + encode_bytes(b"1")
+        until(lambda: server.statistics().streams[0].ended[End.MALFORMED] == 1)
+        assert_balanced(server.statistics().queue)
 
 
 def test_a_socket_that_nobody_listens_at_any_more_makes_room(tmp_path: Path) -> None:

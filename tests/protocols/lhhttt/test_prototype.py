@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,10 +35,25 @@ def _running(folder: Path, name: str, *arguments: str) -> Iterator[None]:
 
 
 def _ask(port: int, text: str) -> str:
-    """Ask by the prototype's client, and return what it prints."""
+    """Ask by the prototype's client, and return what it prints up to its end.
+
+    An answer that comes while it still connects stops its loop before that runs, which then
+    never ends.
+    """
     assert FOLDER is not None
     command = [str(Path(FOLDER) / "client"), f"{HOST}:{port}", text]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        timer = threading.Timer(20, process.kill)
+        timer.start()
+        while "Socket closed." not in said and (line := process.stdout.readline()):
+            said += line
+        timer.cancel()
+        process.kill()
+    assert "Socket closed." in said
+    return said
 
 
 def _free_port() -> int:

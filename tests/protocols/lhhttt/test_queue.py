@@ -11,7 +11,7 @@ import pytest
 
 from penstock import open_reader, open_writer
 from penstock.core.capabilities import Grouped
-from penstock.core.errors import InvalidOption
+from penstock.core.errors import InvalidOption, StorageError
 from penstock.core.overflow import DropReason, OverflowPolicy
 from penstock.protocols.lhhttt import encode_bytes, join_frames, journal, split_frames
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
@@ -62,6 +62,20 @@ def _play(port: int, row: dict[str, Any]) -> None:
             assert encode_bytes(asker.answer()) == _whole(row["reply_hex"], row["reply_len"]), row
 
 
+@pytest.mark.parametrize(
+    "command", [b"GET:\xff", b"SIZE:\xc3", b"PUT:\xed\xa0\x80", b"\xffGET", b"GET\xff"]
+)
+def test_what_is_no_text_is_left_unanswered_and_takes_nothing(command: bytes) -> None:
+    """The prototype decodes a frame before it looks at the verb."""
+    with served() as server, Asker(server.port) as asker:
+        assert asker.ask(b"PUT:one") == b"PUT 3 bytes"
+        asker.send(command)
+        assert asker.is_silent()
+        assert asker.ask(b"SIZE") == b"1"
+        assert asker.ask("GET:é".encode()) == b"one"
+        assert_balanced(server.statistics().queue)
+
+
 def test_a_burst_of_puts_is_queued_and_the_books_count_what_the_kernel_dropped() -> None:
     count, frame = 20_000, encode_bytes(b"PUT:" + b"x" * 1024)
     with served_elsewhere() as (_, port), Asker(port) as probe:
@@ -89,6 +103,26 @@ def test_sent_is_queued_and_refused_and_dropped_by_the_kernel() -> None:
     assert books.queue.queued == 1000
     refused = sum(books.queue.refused.values())
     assert count == books.queue.queued + refused + books.datagrams.dropped
+
+
+def test_datagrams_that_are_not_looked_at_in_time_are_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with served() as server, Asker(server.port) as asker:
+        handle = server.queue.handle
+
+        def slowly(commands: Any, send: Any, largest: int) -> Any:
+            time.sleep(0.5)  # as a disk that has much to do
+            return handle(commands, send, largest)
+
+        monkeypatch.setattr(server.queue, "handle", slowly)
+        for _ in range(3000):
+            asker.send(b"PUT:x")
+        until(lambda: server.statistics().datagrams.received == 3000)
+    books = server.statistics()
+    assert books.unhandled > 0
+    assert books.datagrams.received == books.queue.commands + books.malformed + books.unhandled
+    assert_balanced(books.queue)
 
 
 def test_a_message_too_large_for_a_datagram_waits_for_who_can_take_it() -> None:
@@ -278,6 +312,29 @@ def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> 
         assert b"poison" in next(reader.available()).payload
 
 
+def test_a_restart_is_no_delivery_of_what_nobody_was_given(tmp_path: Path) -> None:
+    options = {
+        "journal": f"log:{tmp_path}/journal",
+        "deliveries": 2,
+        "dead": f"log:{tmp_path}/dead",
+        "lease": 0.2,
+    }
+    for start in range(5):
+        with served(**options) as server, Asker(server.port) as asker:
+            if not start:
+                for number in range(20):
+                    asker.ask(b"PUT:%d" % number)
+            assert asker.ask(b"GET") == b"%d" % start  # all others are read ahead with it
+            assert server.statistics().queue.held == 19 - start
+    with served(**options) as server, Asker(server.port) as asker:
+        for seq in (1, 2):
+            assert asker.ask(b"RGET:a:%d:5000" % seq).endswith(b":5")
+            until(lambda: server.statistics().queue.leased == 0)
+        assert asker.ask(b"GET") == b"6"
+        until(lambda: server.statistics().queue.dead == 1)
+        assert_balanced(server.statistics().queue)
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -352,6 +409,31 @@ def test_a_batch_that_was_cut_off_is_completed_when_it_is_repeated(tmp_path: Pat
         assert asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"])) == b"OK:1"
         assert [asker.ask(b"GET") for _ in range(4)] == [b"1", b"2", b"3", b""]
         assert_balanced(server.statistics().queue)
+
+
+def test_a_journal_that_cannot_settle_costs_nobody_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that a GET took is nowhere else: its answer may not be left out."""
+    monkeypatch.setattr(journal, "_SETTLED_AGAIN", 0.05)
+    options = {"journal": f"log:{tmp_path}/queue"}
+    with served(**options) as server, Asker(server.port) as asker:
+        for number in range(10):
+            assert asker.ask(b"PUT:%d" % number) == b"PUT 1 bytes"
+        with monkeypatch.context() as fault:
+
+            def fail(*_: object) -> None:
+                raise StorageError("writing to", "the disk", OSError(28, "No space left on device"))
+
+            fault.setattr("penstock.queue.groups.reader.GroupReader.ack_ranges", fail)
+            for number in range(5):
+                assert asker.ask(b"GET") == b"%d" % number
+                time.sleep(0.03)
+            assert asker.ask(b"PUT:more") == b"PUT 4 bytes"
+        time.sleep(0.2)
+        assert_balanced(server.statistics().queue)
+    with served(**options) as server, Asker(server.port) as asker:
+        assert [asker.ask(b"GET") for _ in range(7)] == [b"5", b"6", b"7", b"8", b"9", b"more", b""]
 
 
 @pytest.mark.parametrize("sync", ["none", "batch"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from penstock.core.errors import Malformed, NotFound, PenstockError, WriteTimeout
+from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.interfaces import Closable
+from penstock.core.overflow import QueueFull
 from penstock.protocols.connection import peer_name
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
 from penstock.protocols.jrtc.wire import FrameDecoder, unpack
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a stream may be full before a command for it is refused.
 _PATIENCE: Final = 1.0
+#: Seconds between two looks whether there is room.
+_LOOK: Final = 0.005
 #: Input streams that are open at the same time.
 _MOST_OPEN: Final = 256
 #: Bytes of a connection that are read at once, and seconds that a quiet one keeps its thread.
@@ -83,20 +87,35 @@ class _Open:
 
     writer: WideWriter
     lock: Lock
+    #: Whether the last command found no room.
+    is_full: bool = False
 
-    def write(self, payload: bytes, sender: bytes) -> None:
-        """Append a command.
+    def write(self, payload: bytes, sender: bytes, patience: float) -> None:
+        """Append a command; wait up to `patience` seconds for room.
 
+        :raises QueueFull: there is none.
         :raises PenstockError: the command is not stored.
         """
+        deadline = time.monotonic() + patience
+        while not self._try(payload, sender, is_last=time.monotonic() >= deadline):
+            time.sleep(_LOOK)
+
+    def _try(self, payload: bytes, sender: bytes, *, is_last: bool) -> bool:
         with self.lock:
             before = self.writer.statistics().messages
             try:
                 self.writer.write(payload, attributes=sender)
+            except QueueFull:
+                if not is_last:
+                    return False
+                self.is_full = True
+                raise
             except PenstockError:
                 if self.writer.statistics().messages == before:
                     raise
                 # else the stream was removed just behind it
+            self.is_full = False
+            return True
 
     def close(self) -> None:
         with self.lock:  # who is writing finishes
@@ -166,12 +185,18 @@ class ControlServer(Closable):
             except Malformed as error:
                 self.refuse(Refusal.MALFORMED, error)
             else:
-                self.deliver(stream, payload, peer_name(peer))
+                self.deliver(stream, payload, peer_name(peer), is_alone=False)
         for _ in datagrams.cut:
             self.refuse(Refusal.MALFORMED, "a datagram was cut")
 
-    def deliver(self, stream: StreamId, payload: bytes, peer: str) -> None:
-        """Write a command to its stream. Refused commands are counted and logged."""
+    def deliver(
+        self, stream: StreamId, payload: bytes, peer: str, *, is_alone: bool = True
+    ) -> None:
+        """Write a command to its stream. Refused commands are counted and logged.
+
+        :param is_alone: nobody waits behind it; otherwise a stream that stays full is waited for
+            once, so that it does not hold up the others
+        """
         if not stream.is_concrete or not any(stream.matches(each) for each in self._allow):
             self.refuse(Refusal.FORBIDDEN, f"{peer} may not write to {stream}")
             return
@@ -183,10 +208,10 @@ class ControlServer(Closable):
                 self.refuse(Refusal.UNDECODABLE, f"{peer} to {stream}: {error}")
                 return
         try:
-            self._write(stream, payload, peer)
+            self._write(stream, payload, peer, is_alone=is_alone)
         except NotFound as error:
             self.refuse(Refusal.UNKNOWN, error)
-        except WriteTimeout as error:
+        except QueueFull as error:
             self.refuse(Refusal.FULL, error)
         except PenstockError as error:
             self.refuse(Refusal.FAILED, error)
@@ -199,17 +224,19 @@ class ControlServer(Closable):
             self._refused[why] += 1
         log.info("a command is refused: %s", what)
 
-    def _write(self, stream: StreamId, payload: bytes, peer: str) -> None:
+    def _write(self, stream: StreamId, payload: bytes, peer: str, *, is_alone: bool) -> None:
         found, is_new = self._writer(stream)
         try:
-            found.write(payload, peer.encode())
-        except WriteTimeout:
+            is_waited_for = is_alone or not found.is_full
+            found.write(payload, peer.encode(), _PATIENCE if is_waited_for else 0.0)
+        except QueueFull:
             raise
         except PenstockError:
             self._drop(stream, found)
             if is_new:
                 raise
-            self._write(stream, payload, peer)  # it may be another stream of that name by now
+            # It may be another stream of that name by now.
+            self._write(stream, payload, peer, is_alone=is_alone)
 
     def _writer(self, stream: StreamId) -> tuple[_Open, bool]:
         """Return the writer of a stream, and whether it was just opened."""
@@ -220,7 +247,10 @@ class ControlServer(Closable):
             while len(self._open) >= _MOST_OPEN:
                 _, oldest = self._open.popitem(last=False)
                 oldest.close()
-            writer = InputStream.open(stream, directory=self._directory, timeout=_PATIENCE)
+            # It waits outside of the stream's lock, where others can write as soon as they may.
+            writer = InputStream.open(
+                stream, directory=self._directory, policy="fail", timeout=_PATIENCE
+            )
             found = self._open[stream] = _Open(writer, Lock())
             return found, True
 

@@ -24,6 +24,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.stream_id import StreamId
 from penstock.core.worker import Worker
 from penstock.protocols.jrtc.schemas import Schemas, TooManySchemas
+from penstock.protocols.server import listen_tcp
 from penstock.protocols.web import is_loopback
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ class DecoderServer(Closable):
             raise Unsupported(
                 "the decoder's service needs gRPC", hint="pip install 'penstock[jrtc]'"
             ) from error
+        # gRPC tells nobody why it cannot listen.
+        for each in listen_tcp(host, port):
+            each.close()
         self._requests = SchemaRequests(schemas, struct)
         self._largest = schemas.limits.descriptor_bytes + _OVERHEAD
         self._address = f"[{host}]:{port}" if ":" in host.strip("[]") else f"{host}:{port}"

@@ -53,6 +53,8 @@ ENTRY_POINT_GROUP: Final = "penstock.jrtc.destinations"
 _SENDING: Final = 1.0
 #: Seconds that a web server has for an answer.
 _ANSWERING: Final = 10.0
+#: What stays as it is in the path and the query of a URL; anything else has to be encoded.
+_IN_A_PATH: Final = "/?%:@!$&'()*+,;=[]~"
 #: Answers that are no verdict on what was sent: the same may be taken later.
 _LATER: Final = frozenset({408, 425, 429})
 
@@ -82,6 +84,8 @@ class Destination(Closable):
     @abstractmethod
     def send(self, batch: Batch) -> Outcome:
         """Send messages with their streams and protobuf payloads. Called from one thread.
+
+        Anything else that is raised rejects the batch.
 
         :raises OSError: nothing can be sent now; the batch is retried later.
         :raises PenstockError: the same.
@@ -141,7 +145,13 @@ class UdpDestination(Destination):
         ]
         done = 0
         for end in [*large, len(batch)]:
-            done += self._send(streams.slice(done, end - done), payloads.slice(done, end - done))
+            rows = done, end - done
+            try:
+                done += self._send(streams.slice(*rows), payloads.slice(*rows))
+            except OSError:
+                if not done:
+                    raise
+                break  # the next call raises it
             if done < end:
                 break
             done = min(end + 1, len(batch))  # past the one that is too large
@@ -214,7 +224,8 @@ class HttpDestination(Destination):
             raise InvalidURL(url, "it names no web server", hint="write http://host:port/path")
         self.name = shown(url)
         self._schemas = schemas
-        self._path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        self._path = urllib.parse.quote(path, safe=_IN_A_PATH)
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )

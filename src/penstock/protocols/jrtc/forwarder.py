@@ -241,6 +241,11 @@ class _Route:
             except (OSError, PenstockError) as error:
                 done, rejected = 0, ()
                 log.warning("%s takes nothing: %s", self._destination.name, error)
+            except Exception as error:
+                log.exception("%s fails", self._destination.name)
+                reason = f"{type(error).__name__}: {error}"
+                done = len(batch)
+                rejected = [Rejected(row, Code.INTERNAL, reason) for row in range(done)]
             good = done - len(rejected)
             self._forwarded += good
             self._bytes += payload_bytes(batch.slice(0, done)) - sum(

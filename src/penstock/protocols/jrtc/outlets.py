@@ -20,6 +20,7 @@ from penstock.core.dead_letter import Code
 from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, MessageTooLarge
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
+from penstock.protocols.connection import is_readable
 from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.jrtc.destinations import Rejected, StreamDestination
 from penstock.protocols.jrtc.wire import LARGEST_DATAGRAM
@@ -205,6 +206,7 @@ class _TcpLines(_Lines):
     def write(self, lines: Sequence[bytes]) -> None:
         where = "{}:{}".format(*self._address)
         try:
+            self._leave_if_ended()
             if self._socket is None:
                 if time.monotonic() < self._not_before:
                     raise ConnectionLost(where, "it was not there a moment ago")
@@ -214,6 +216,15 @@ class _TcpLines(_Lines):
         except OSError:
             self.close()
             raise
+
+    def _leave_if_ended(self) -> None:
+        """Close a connection that the server has ended: the kernel would still take lines for it.
+
+        :raises OSError: the connection broke; some lines may not have arrived.
+        """
+        while self._socket is not None and is_readable(self._socket):
+            if not self._socket.recv(1 << 16):  # else it says something, which nobody asked for
+                self.close()
 
     def close(self) -> None:
         if self._socket is not None:

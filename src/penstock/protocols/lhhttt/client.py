@@ -2,7 +2,8 @@
 
 In the reliable mode, if the queue has it, every request carries a number that its reply repeats,
 and is sent again until a reply arrives. The prototype's replies carry no number: so only one
-request is in flight at a time, and after a timeout the client moves to another port.
+request is in flight at a time, and each comes from a port of its own, where no reply to another
+arrives, late or doubled.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from penstock.protocols.lhhttt.commands import (
     format_tags,
     lease_request,
     nack_request,
+    parse_limits,
     parse_reply,
     parse_tags,
     store_request,
@@ -49,7 +51,7 @@ from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes, encode_
 from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["DatagramLink", "Link", "QueueClient", "QueueRefused", "StreamLink"]
 
@@ -75,6 +77,7 @@ class QueueRefused(PenstockError):
     def __init__(self, server: str, code: str, text: str) -> None:
         super().__init__(f"{server} refuses: {text or code}")
         self.code = code
+        self.text = text
 
 
 # --- ways to a queue ----------------------------------------------------------------------------
@@ -234,6 +237,10 @@ class QueueClient(Closable):
         self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
         #: Requests that were sent again, and answers that were to none under way.
         self.repeated = self.strays = 0
+        #: Messages, and about how many bytes of them, that one request has.
+        self._most, self._most_bytes = MOST_MESSAGES, link.batch
+        #: Whether an answer to an earlier request without a number may still arrive on the link.
+        self._is_used = False
         self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
 
     @property
@@ -297,28 +304,36 @@ class QueueClient(Closable):
         for wait in waits:
             deadline = time.monotonic() + wait
             try:
+                if self._is_used:
+                    self._link.renew()  # where no answer to an earlier one is heard
+                self._is_used = True
                 self._link.send([frame])
                 while (left := deadline - time.monotonic()) > 0:
                     for answer in self._link.receive(left):
+                        self._is_used = self._link.is_lossy  # which may deliver it once more
                         return answer
             except OSError as error:
                 log.debug("%s: %s", self.server, error)
                 time.sleep(max(0.0, deadline - time.monotonic()))
-            with contextlib.suppress(OSError):
-                self._link.renew()  # where an answer that comes late is not heard
         return None
 
     # --- reliable -----------------------------------------------------------------------------
 
-    def put(self, messages: Sequence[bytes]) -> None:
+    def put(
+        self,
+        messages: Sequence[bytes],
+        on_stored: Callable[[Sequence[bytes]], None] = lambda _: None,
+    ) -> None:
         """Append messages, each exactly once.
 
+        :param on_stored: called with the messages of each request that is done, in their order
         :raises Unacknowledged: no reply arrives; its fields say what is stored.
         :raises WriteTimeout: the queue stayed full for the time allowed.
         :raises QueueRefused: the queue refuses them for another reason.
         """
         done = 0
-        for batch in self._batches(messages):
+        while done < len(messages):
+            batch = messages[done : self._end_of_batch(messages, done)]
             try:
                 self._store(batch)
             except ConnectionLost as error:
@@ -326,23 +341,34 @@ class QueueClient(Closable):
                     self.server, error.reason, acknowledged=done, in_doubt=len(batch)
                 ) from error
             except PenstockError as error:
+                if isinstance(error, QueueRefused) and self._learn_limits(error, batch):
+                    continue
                 error.add_note(f"{done:,} messages of this call are stored")
                 raise
             done += len(batch)
+            on_stored(batch)
 
-    def _batches(self, messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-        batch: list[bytes] = []
-        room = self._link.batch
-        for message in messages:
-            if len(message) > self._link.largest:
+    def _end_of_batch(self, messages: Sequence[bytes], start: int) -> int:
+        """Return the end of the messages from `start` on that one request takes well."""
+        size = 0
+        for at in range(start, min(len(messages), start + self._most)):
+            message = messages[at]
+            is_too_large = len(message) > self._link.largest
+            if at > start and (is_too_large or size + len(message) > self._most_bytes):
+                return at
+            if is_too_large:
                 raise MessageTooLarge(len(message), self._link.largest)
-            if batch and (room < len(message) or len(batch) == MOST_MESSAGES):
-                yield batch
-                batch, room = [], self._link.batch
-            batch.append(message)
-            room -= len(message) + _FRAME
-        if batch:
-            yield batch
+            size += len(message) + _FRAME
+        return min(len(messages), start + self._most)
+
+    def _learn_limits(self, error: QueueRefused, batch: Sequence[bytes]) -> bool:
+        """Take smaller batches where the queue holds no more; False if that is not the matter."""
+        limits = parse_limits(error.text) if error.code == Code.TOO_LARGE else None
+        if limits is None or len(batch) == 1:
+            return False
+        self._most = max(1, min(limits[0], len(batch) - 1))
+        self._most_bytes = min(limits[1], self._most_bytes)
+        return True
 
     def _store(self, messages: Sequence[bytes]) -> None:
         seq = next(self._seqs)
@@ -384,7 +410,7 @@ class QueueClient(Closable):
         :raises LeaseLost: some leases had ended; the other messages are settled.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, ack_request(self._name, format_tags(tags)))
+        self._give_back(tags, lambda part: ack_request(self._name, part))
 
     def nack(self, tags: Tags, delay: float = 0.0) -> None:
         """Return messages to the queue; they are redelivered after `delay` seconds.
@@ -392,16 +418,20 @@ class QueueClient(Closable):
         :raises LeaseLost: as for `ack`.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, nack_request(self._name, format_tags(tags), delay))
+        self._give_back(tags, lambda part: nack_request(self._name, part, delay))
 
-    def _give_back(self, tags: Tags, frame: bytes) -> None:
-        epoch, first, _ = tags[0]
-        reply = self._exchange(format_tags([(epoch, first, first)]), frame)
-        if reply.code == Code.NO_LEASE:
-            lost = parse_tags(reply.text.encode())
-            raise LeaseLost([(first, last) for _, first, last in lost])
-        if reply.code is not None:
-            raise QueueRefused(self.server, reply.code, reply.text)
+    def _give_back(self, tags: Tags, request: Callable[[bytes], bytes]) -> None:
+        lost: list[tuple[int, int]] = []
+        for part in _parts(tags, self._link.batch):
+            epoch, first, _ = part[0]
+            about = format_tags([(epoch, first, first)])
+            reply = self._exchange(about, request(format_tags(part)))
+            if reply.code == Code.NO_LEASE:
+                lost += [(first, last) for _, first, last in parse_tags(reply.text.encode())]
+            elif reply.code is not None:
+                raise QueueRefused(self.server, reply.code, reply.text)
+        if lost:
+            raise LeaseLost(lost)
 
     def _exchange(self, about: bytes, frame: bytes, wait: float = 0.0) -> Reply:
         """Send a request until the reply arrives that names `about`.
@@ -442,3 +472,20 @@ class QueueClient(Closable):
 
     def close(self) -> None:
         self._link.close()
+
+
+def _parts(tags: Tags, room: int) -> Iterator[Tags]:
+    """Yield tags in parts that fit one request: by their bytes, and by their messages."""
+    part: list[tuple[int, int, int]] = []
+    size = count = 0
+    for run in tags:
+        _, first, last = run
+        more = len(format_tags([run])) + 1
+        if part and (size + more > room or count + last - first >= MOST_MESSAGES):
+            yield part
+            part, size, count = [], 0, 0
+        part.append(run)
+        size += more
+        count += last - first + 1
+    if part:
+        yield part

@@ -20,6 +20,7 @@ says what is wrong with a request.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -45,13 +46,16 @@ __all__ = [
     "Tags",
     "ack_request",
     "error_reply",
+    "format_limits",
     "format_tags",
+    "is_text",
     "lease_request",
     "message_reply",
     "messages_reply",
     "nack_request",
     "none_reply",
     "ok_reply",
+    "parse_limits",
     "parse_reply",
     "parse_tags",
     "store_request",
@@ -67,6 +71,7 @@ _LONGEST_DELAY_MS: Final = 24 * 3_600_000
 _LONGEST_NAME: Final = 64
 _LARGEST_SEQ: Final = 2**63 - 1
 _MOST_DIGITS: Final = 19
+_LIMITS: Final = re.compile(r"at most (\d{1,19}) messages, (\d{1,19}) bytes")
 _WHAT: Final = "LHHTTT command"
 
 
@@ -141,6 +146,17 @@ class BadRequest(Malformed):
     def __init__(self, about: bytes, where: str, expected: object, found: object) -> None:
         super().__init__(_WHAT, where, expected, found)
         self.about = about
+
+
+def is_text(data: bytes) -> bool:
+    """Tell whether bytes are UTF-8: the prototype leaves any other command unanswered."""
+    if data.isascii():
+        return True
+    try:
+        str(data, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -308,6 +324,17 @@ def messages_reply(seq: int, tags: bytes, frames: bytes) -> bytes:
 def error_reply(about: bytes, code: Code, text: str) -> bytes:
     """Return the reply that reports an error."""
     return encode_bytes(b"ERR:%b:%b:%b" % (about, code.encode(), text.encode()))
+
+
+def format_limits(messages: int, size: int) -> str:
+    """Return the words of `too-large` for a request that has more than a queue ever holds."""
+    return f"at most {messages} messages, {size} bytes"
+
+
+def parse_limits(text: str) -> tuple[int, int] | None:
+    """Return the limits that `format_limits` tells: no message of the request is stored."""
+    found = _LIMITS.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 class Reply(NamedTuple):

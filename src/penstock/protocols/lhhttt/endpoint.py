@@ -21,7 +21,6 @@ from penstock.core.errors import (
     MessageTooLarge,
     PenstockError,
     PositionError,
-    Unacknowledged,
     Unsupported,
 )
 from penstock.core.interfaces import LONGEST_PAUSE, BookedWriter, Reader, StreamInfo
@@ -328,23 +327,26 @@ class LhhtttWriter(BookedWriter):
         return self._messages - 1 if len(batch) else None
 
     def _send(self, messages: Sequence[bytes]) -> None:
+        """Send in order, up to the first that the queue cannot take."""
         self._check_open()
-        for message in messages:
-            self._check(message)
-        if not self._client.is_reliable:
+        fault: PenstockError | None = None
+        for at, message in enumerate(messages):
+            try:
+                self._check(message)
+            except (MessageTooLarge, Malformed) as error:
+                fault, messages = error, messages[:at]
+                break
+        if self._client.is_reliable:
+            self._client.put(messages, lambda some: self._count_sent(len(some), _size(some)))
+        else:
             for message in messages:
                 self._client.put_legacy(message)
                 self._count_sent(1, len(message))
-            return
-        try:
-            self._client.put(messages)
-        except Unacknowledged as error:
-            self._count_sent(error.acknowledged, sum(map(len, messages[: error.acknowledged])))
-            raise
-        self._count_sent(len(messages), sum(map(len, messages)))
+        if fault is not None:
+            raise fault
 
     def _check(self, message: bytes) -> None:
-        """Check a message before anything is sent.
+        """Check that a message can be sent.
 
         :raises MessageTooLarge: it does not fit a datagram.
         :raises Malformed: it is not text, and the queue takes texts only.
@@ -370,3 +372,7 @@ class LhhtttWriter(BookedWriter):
     def close(self) -> None:
         self._is_closed = True
         self._client.close()
+
+
+def _size(messages: Sequence[bytes]) -> int:
+    return sum(map(len, messages))

@@ -62,7 +62,7 @@ class QueueStatistics(NamedTuple):
     #: Requests of the reliable mode, and those of them that are not as they should be.
     reliable: int
     bad_requests: int
-    #: Commands that are not answered: no verb of the protocol.
+    #: Commands that are not answered: no verb of the protocol, or no text.
     unknown: int
     #: Messages in the journal from before.
     recovered: int

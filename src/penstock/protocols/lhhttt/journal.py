@@ -49,6 +49,8 @@ _AHEAD_BYTES: Final = 1 << 20
 #: What is done is settled when there is so much of it, or after so many seconds.
 _SETTLED_AT_ONCE: Final = 4096
 _SETTLED_AFTER: Final = 0.02
+#: Seconds after which that is tried again when it failed.
+_SETTLED_AGAIN: Final = 1.0
 #: A message whose delay is over, and which does not come, is looked for again after so long.
 _LOOKED_FOR_AGAIN: Final = 1.0
 #: Seconds between two looks at how much memory a log takes.
@@ -95,6 +97,7 @@ class Journal(Closable):
         self._done: list[Range] = []
         self._done_count = 0
         self._settle_at: float | None = None
+        self._is_failing = False
         #: Messages that are not done; those of them that were given out; and the bytes of all.
         self.held = self.out = self.held_bytes = 0
         #: The number behind all that were ever given out.
@@ -317,11 +320,27 @@ class Journal(Closable):
             self._come_by(self._settle_at)
 
     def settle(self, now: float, *, everything: bool = False) -> None:
-        """Settle finished messages in the group, when enough have gathered or time is up."""
+        """Settle finished messages in the group, when enough have gathered or time is up.
+
+        While the group's file cannot be written, they wait: only a restart would redeliver them.
+
+        :raises PenstockError: it cannot be written, and `everything` is asked for.
+        """
         if self._settle_at is None:
             return
-        if everything or now >= self._settle_at or self._done_count >= _SETTLED_AT_ONCE:
-            self._reader.ack_ranges(merged(self._done))
+        is_due = now >= self._settle_at
+        if everything or is_due or (self._done_count >= _SETTLED_AT_ONCE and not self._is_failing):
+            try:
+                self._reader.ack_ranges(merged(self._done))
+            except PenstockError as error:
+                if everything:
+                    raise
+                if not self._is_failing:
+                    log.warning("finished messages are not settled, and wait: %s", error)
+                self._is_failing = True
+                self._settle_at = now + _SETTLED_AGAIN
+                return
+            self._is_failing = False
             self._done, self._done_count = [], 0
             self._settle_at = None
 
@@ -435,6 +454,9 @@ class Journal(Closable):
         """Settle finished messages; leased ones are redelivered after the next start."""
         try:
             self.settle(time.monotonic(), everything=True)
+            # What no client was given has not been delivered.
+            ahead = [run.range for run in (*self._ready, *self._again.within(0, 1 << 63))]
+            self._reader.give_back_ranges(merged(ahead))
         finally:
             self._reader.close()
             self._writer.close()

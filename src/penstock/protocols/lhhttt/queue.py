@@ -6,6 +6,7 @@ import itertools
 import logging
 import operator
 import time
+from bisect import bisect_right
 from collections import Counter, OrderedDict
 from functools import lru_cache
 from threading import Lock
@@ -26,6 +27,9 @@ from penstock.protocols.lhhttt.commands import (
     Nack,
     Store,
     error_reply,
+    format_limits,
+    format_tags,
+    is_text,
     message_reply,
     messages_reply,
     none_reply,
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.protocols.datagrams import Address
+    from penstock.protocols.lhhttt.commands import Tags
     from penstock.protocols.lhhttt.runs import Range, Run
 
 __all__ = ["CommandQueue", "MessageQueue", "QueueSettings", "QueueStatistics", "Send"]
@@ -113,7 +118,10 @@ class MessageQueue(Closable):
                 if verb == b"PUT":
                     self._put([(message, peer) for _, _, message, peer in run], replies)
                 elif verb == b"GET":
-                    self._get([peer for _, _, _, peer in run], largest, replies)
+                    gets = list(run)
+                    peers = [peer for _, _, rest, peer in gets if is_text(rest)]
+                    self._counts["unknown"] += len(gets) - len(peers)
+                    self._get(peers, largest, replies)
                 else:
                     for _, _, rest, peer in run:
                         asker = _Parked(_NOTHING, now, send, peer, largest)
@@ -242,7 +250,7 @@ class MessageQueue(Closable):
 
     def _answer(self, verb: bytes, rest: bytes, asker: _Parked) -> bytes | None:
         """Answer any other command; None: no reply; `_WAITS`: the reply follows with a message."""
-        if verb == b"SIZE":
+        if verb == b"SIZE" and is_text(rest):
             self._counts["sizes"] += 1
             return encode_bytes(b"%d" % (self._journal.held - self._loans.count))
         if verb != b"CAPS" and verb not in RELIABLE:
@@ -262,9 +270,9 @@ class MessageQueue(Closable):
             case Lease():
                 return self._lease(request, asker)
             case Ack():
-                return self._ack(request)
+                return self._ack(request, asker.largest)
             case Nack():
-                return self._nack(request)
+                return self._nack(request, asker.largest)
 
     # --- storing ------------------------------------------------------------------------------
 
@@ -285,7 +293,7 @@ class MessageQueue(Closable):
         size = sum(map(len, messages))
         if (code := self._refusal(len(messages), size)) is not None:
             self._refused[code] += len(messages)
-            return error_reply(about, code, f"the queue holds {self._journal.held:,} messages")
+            return error_reply(about, code, self._why(code))
         if not self._is_dropped(len(messages), size):
             before = self._journal.queued
             try:
@@ -311,6 +319,16 @@ class MessageQueue(Closable):
             and self._journal.held_bytes + size <= self._settings.capacity_bytes
             and not self._journal.is_pinned
         )
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The messages and bytes that it ever holds."""
+        return self._settings.capacity, self._settings.capacity_bytes
+
+    def _why(self, code: Code) -> str:
+        if code is Code.FULL:
+            return f"the queue holds {self._journal.held:,} messages"
+        return format_limits(*self.limits)
 
     def _refusal(self, count: int, size: int) -> Code | None:
         """Return why messages are refused, by size or policy; None if they are taken."""
@@ -422,7 +440,7 @@ class MessageQueue(Closable):
 
     # --- what clients give back ---------------------------------------------------------------
 
-    def _ack(self, request: Ack) -> bytes:
+    def _ack(self, request: Ack, largest: int) -> bytes:
         ranges, lost = self._journal.ranges_of(request.tags)
         done: list[Run] = []
         for first, end in ranges:
@@ -433,26 +451,30 @@ class MessageQueue(Closable):
             lost += self._others(first, end)
         self._counts["acked"] += sum([run.count for run in done])
         self._journal.finish(done)
-        return self._settled_reply(request.first, lost)
+        return self._settled_reply(request, lost, largest)
 
-    def _nack(self, request: Nack) -> bytes:
+    def _nack(self, request: Nack, largest: int) -> bytes:
         ranges, lost = self._journal.ranges_of(request.tags)
         back: list[Run] = []
         for first, end in ranges:
             back += self._loans.give_back(request.client, first, end)
             lost += self._others(first, end)
         self._journal.give_again(back, request.delay)
-        return self._settled_reply(request.first, lost)
+        return self._settled_reply(request, lost, largest)
 
     def _others(self, first: int, end: int) -> list[Range]:
         """Return which of these messages another client holds, or no client ever held."""
         fresh = max(first, self._journal.given)
         return self._loans.lent(first, end) + ([(fresh, end)] if fresh < end else [])
 
-    def _settled_reply(self, first: bytes, lost: list[Range]) -> bytes:
+    def _settled_reply(self, request: Ack | Nack, lost: Sequence[Range], largest: int) -> bytes:
         if not lost:
-            return ok_reply(first)
-        return error_reply(first, Code.NO_LEASE, self._journal.tags_of(lost).decode())
+            return ok_reply(request.first)
+        tags = self._journal.tags_of(lost)
+        if len(tags) > largest - _ANSWER:
+            # Named by the runs that were asked about, which fitted a request.
+            tags = format_tags(_named(request.tags, lost))
+        return error_reply(request.first, Code.NO_LEASE, tags.decode())
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -532,6 +554,14 @@ _VERB: Final = operator.itemgetter(0)
 _FIRST: Final = operator.attrgetter("first")
 #: Stands for the request of who asks, until that is known.
 _NOTHING: Final = Lease(b"", 0, 0, 0.0, is_single=True)
+
+
+def _named(tags: Tags, lost: Sequence[Range]) -> Tags:
+    """Return the tags that name any of these messages."""
+    ranges = sorted(lost)
+    firsts = [first for first, _ in ranges]
+    ends = [0, *itertools.accumulate((end for _, end in ranges), max)]
+    return [tag for tag in tags if ends[bisect_right(firsts, tag[2])] > tag[1]]
 
 
 def _send_late(late: Sequence[tuple[Send, bytes, Address]]) -> None:

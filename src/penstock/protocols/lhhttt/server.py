@@ -10,7 +10,7 @@ import socket
 from pathlib import Path  # noqa: TC003 - pydantic reads it
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.core.errors import StorageError
+from penstock.core.errors import Malformed, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
@@ -85,7 +85,7 @@ class ServerOptions(Options):
 
 
 class LhhtttStatistics(NamedTuple):
-    """Counters of a server: every datagram is malformed, or a command to the queue."""
+    """Counters of a server: every datagram is malformed, a command to the queue, or unhandled."""
 
     queue: QueueStatistics
     #: Datagrams, and what the kernel dropped of them.
@@ -96,6 +96,8 @@ class LhhtttStatistics(NamedTuple):
     unsent: int
     #: Connections by TCP and Unix sockets, of each server.
     streams: tuple[ServerStatistics, ...]
+    #: Datagrams that had come at the end, and were not looked at in time.
+    unhandled: int = 0
 
 
 def _listen(options: ServerOptions) -> tuple[DatagramSocket, list[socket.socket]]:
@@ -207,6 +209,7 @@ class LhhtttServer(Closable):
             self._malformed,
             self._unsent,
             tuple(server.statistics() for server in self._streams),
+            self._datagrams.unhandled,
         )
 
     def close(self) -> None:
@@ -252,13 +255,21 @@ class _QueueSession(Session):
         while (count := connection.receive(self._buffer, _QUIET)) is not None:
             if not count:
                 return False
-            commands = [(frame, None) for frame in self._decoder.feed(self._buffer[:count])]
+            commands: list[tuple[bytes, Address]] = []
+            fault = None
+            try:
+                for frame in self._decoder.feed(self._buffer[:count]):
+                    commands.append((frame, None))  # noqa: PERF401 - kept when a later one is wrong
+            except Malformed as error:
+                fault = error
             if commands:
                 connection.welcome()
                 replies, waiting = self._queue.handle(commands, self._late.put, self._largest)
                 connection.send(*(reply for reply, _ in replies))
                 if not self._wait_for(waiting):
                     return False
+            if fault is not None:  # what came before it is answered
+                raise fault
         return True
 
     def _wait_for(self, waiting: int) -> bool:

@@ -438,6 +438,11 @@ class GroupReader(Reader, Grouped):
         self._check_open()
         self._leases.nack(ranges, delay)
 
+    def give_back_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Return messages that were read ahead and never used; the lease counts as no delivery."""
+        self._check_open()
+        self._leases.give_back([Span(first, end) for first, end in ranges])
+
     def unsettled(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the ranges of these delivered messages that are not settled."""
         self._check_open()

@@ -151,6 +151,30 @@ def test_a_ray_that_is_late_does_not_end_the_volume_that_has_begun(tmp_path: Pat
     assert set(rays(files(tmp_path)).values()) == {1}
 
 
+@pytest.mark.parametrize("back_s", [0.35, 3600])
+@pytest.mark.parametrize("at", [3, 8, 12])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_clock_that_is_set_back_cuts_no_volume(
+    tmp_path: Path, back_s: float, at: int, numbered: bool
+) -> None:
+    both = pa.concat_tables([volume(number, rays=4, gates=2) for number in (1, 2)])
+    times = both.column("time_ns").to_numpy().copy()
+    times[at:] -= int(back_s * 1e9)
+    both = set_column(both, "time_ns", times)
+    if not numbered:
+        both = set_column(both, "volume_number", [None] * 16)
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for start, end in ((0, 3), (3, 14), (14, 16)):  # borders that know nothing of volumes
+            writer.write_batch(batch_from_beams(both.slice(start, end - start)))
+            writer.flush()
+    found = [read_volume(path) for path in files(tmp_path)]
+    assert [table.num_rows for table in found] == [8, 8]
+    expected = [sorted(times[:8].tolist()), sorted(times[8:].tolist())]
+    assert sorted(sorted(table.column("time_ns").to_pylist()) for table in found) == sorted(
+        expected
+    )
+
+
 def test_rays_with_other_gates_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     table = volume(1, rays=4, gates=2)
     table = set_column(table, "gate_spacing", [150.0] * 4 + [75.0] * 4)

@@ -217,9 +217,7 @@ class VolumeStore:
 
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:
         """Sort new messages into volumes; tell whether the state has changed."""
-        rays = list(self._new_rays(book, reader))
-        # Tasks of Spark append one behind the other what they made side by side.
-        rays.sort(key=lambda ray: ray.time_ns)
+        rays = _ordered(list(self._new_rays(book, reader)))
         for ray in rays:
             self._place(book, ray)
         deadline = self._clock.now_ns() - int(self._settings.timeout * _SECOND)
@@ -248,9 +246,11 @@ class VolumeStore:
             return
         others = [volume for volume in book.open if volume.radar == ray.radar]
         for volume in others:
-            # One that is late must not end the volume that has begun meanwhile.
+            # One that is late must not end the volume that has begun meanwhile. Without numbers
+            # nothing else tells where a volume begins.
             is_next = volume.number != ray.number or ray.starts
-            if is_next and volume.newest_ns < ray.time_ns:
+            is_sure = ray.number is None and ray.starts
+            if is_next and (is_sure or volume.newest_ns < ray.time_ns):
                 self._end(book, volume, "next")
         volume = self._volume_of(book, ray)
         volume.add(ray)
@@ -371,6 +371,32 @@ class VolumeStore:
     def _trim(self, book: _Book) -> None:
         first = [run[0] for volume in book.open for run in volume.runs]
         trim_log(self.log_url, Limits(before_seq=min([*first, book.position])))
+
+
+def _ordered(rays: list[_Ray]) -> list[_Ray]:
+    """Return rays volume after volume, as these came, each in the order of its times.
+
+    Tasks of Spark append one behind the other what they made side by side, so that times tell the
+    order. But a clock that is set back must not mix two volumes, nor put what follows it before the
+    ray that began its volume, or behind the one that ended it. Of volumes without numbers only
+    the order in which rays came tells where one ends.
+    """
+    came: dict[tuple[str | None, int | None], int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    groups = [came.setdefault((ray.radar, ray.number), len(came)) for ray in rays]
+    for group, ray in zip(groups, rays, strict=True):
+        first.setdefault(group, ray.seq)
+        last[group] = ray.seq
+
+    def place(item: tuple[int, _Ray]) -> tuple[int, int, int, int]:
+        group, ray = item
+        is_first = ray.starts and ray.seq == first[group]
+        is_last = ray.ends and ray.seq == last[group]
+        time_ns = 0 if ray.number is None else ray.time_ns
+        return group, is_last - is_first, time_ns, ray.seq
+
+    return [ray for _, ray in sorted(zip(groups, rays, strict=True), key=place)]
 
 
 def _free_path(wanted: Path, unfinished: Path) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     NotFound,
+    PenstockError,
     PositionError,
+    StorageError,
 )
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 from penstock.relay import Relay, relay_options
+from support.small_disks import small_disk_at
 
 KINDS = ["parquet", "arrow", "csv", "jsonl", "mcap"]
 ID = StreamId(bytes(range(16)))
@@ -41,7 +46,7 @@ messages = st.builds(
     type=st.integers(-(2**31), 2**31 - 1),
     subtype=st.integers(-(2**31), 2**31 - 1),
     stream=st.none() | st.binary(min_size=16, max_size=16).map(StreamId),
-    attributes=st.none() | st.binary(min_size=1, max_size=20),
+    attributes=st.none() | st.binary(max_size=20),
     payload=st.binary(max_size=40) | st.text(max_size=20).map(lambda text: text.encode()),
 )
 
@@ -122,6 +127,24 @@ def test_a_file_is_whole_or_not_there(
     assert "replace=true" in str(raised.value.hint)
     assert [message.payload for message in read(f"{kind}:{path}")] == [b"a"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_write_that_failed_there_is_no_file_with_a_gap(tmp_path: Path, kind: str) -> None:
+    some_rows = [Message(i, i, 1000 + i, 0, 0, None, None, os.urandom(300_000)) for i in range(120)]
+    with small_disk_at(tmp_path / "disk", "2m") as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(1_500_000))
+        writer = open_writer(f"{kind}:{disk}/file")
+        batches = [batch_from_messages([message]) for message in some_rows]
+        with pytest.raises(StorageError, match="No space left"):
+            deque(map(writer.write_batch, batches), maxlen=0)
+        ballast.unlink()
+        with pytest.raises(PenstockError, match="rows would be missing"):
+            writer.write(b"more")
+        with pytest.raises(PenstockError, match="rows would be missing"):
+            writer.close()
+        assert list(disk.iterdir()) == []
 
 
 def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:

@@ -114,9 +114,11 @@ def _joined(path: Path, rows: pa.RecordBatch) -> pa.RecordBatch:
         at = rows.schema.get_field_index(coded)
         if at < 0 or not pa.types.is_string(rows.column(at).type):
             continue
+        # A quoted nothing is empty; elsewhere other programs quote what they leave out, too.
+        nothing = (None,) if name == "attributes" else (None, "")
         try:
             column = pa.array(
-                [None if not text else decode(text) for text in rows.column(at).to_pylist()],
+                [None if text in nothing else decode(text) for text in rows.column(at).to_pylist()],
                 pa.binary(),
             )
         except ValueError as error:

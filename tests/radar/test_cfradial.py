@@ -194,12 +194,32 @@ def test_packed_fields_and_sweeps_without_rays_are_read(tmp_path: Path) -> None:
         (lambda file: file["time"].__setattr__("units", "days since never"), "units of time"),
         (lambda file: file["time"].__setitem__(0, 1e30), "date"),
         (lambda file: file["sweep_end_ray_index"].__setitem__(slice(None), -1), "empty sweeps"),
+        (lambda file: file["range"].__setitem__(2, 5000.0), "gates at equal distances"),
     ],
 )
 def test_a_file_that_is_wrong_says_so_in_one_line(tmp_path: Path, change: Any, reason: str) -> None:
     path = edited(stored(tmp_path, volume(rays=4, gates=3)), change)
     with pytest.raises(Malformed, match=reason):
         read_volume(path)
+
+
+def test_times_that_count_from_a_part_of_a_second_are_read(tmp_path: Path) -> None:
+    path = stored(tmp_path, volume(rays=4, gates=3))
+    before = read_volume(path).column("time_ns").to_numpy()
+
+    def shift(file: netCDF4.Dataset) -> None:
+        file["time"].units = "seconds since 2025-06-15T15:06:40.250Z"
+
+    edited(path, shift)
+    assert ((read_volume(path).column("time_ns").to_numpy() - before) == 250_000_000).all()
+
+
+def test_gates_are_where_they_are_whatever_the_file_says_of_their_distance(tmp_path: Path) -> None:
+    def lie(file: netCDF4.Dataset) -> None:
+        file["range"].meters_between_gates = "0.15 km"
+
+    found = read_volume(edited(stored(tmp_path, volume(rays=4, gates=3)), lie))
+    assert found.column("gate_spacing").to_pylist() == [150.0] * 8
 
 
 def test_hostile_files_are_refused_and_nothing_else(tmp_path: Path) -> None:

@@ -10,20 +10,31 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.core.batch import messages_from_batch
-from penstock.core.capabilities import Worded
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.capabilities import Tabular, Worded
+from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import Malformed, PositionError, StorageError
+from penstock.core.interfaces import Ancestor, Bounds
 from penstock.core.url import URL
-from penstock.radar.beams import batch_from_beams, beams_from_batch, check_beams
-from penstock.radar.file_endpoints import CfRadialEndpoint
+from penstock.radar.beams import (
+    FIELDS,
+    batch_from_beams,
+    batch_from_rows,
+    beams_from_batch,
+    check_beams,
+)
+from penstock.radar.cfradial import write_cfradial
+from penstock.radar.file_endpoints import CfRadialEndpoint, _WriterOptions
+from penstock.radar.grids import Axis, GridOptions, grid_beams, grid_row
 from penstock.radar.volume_files import read_volume
+from penstock.radar.volumes import VolumeStore
 from support.radar_volumes import START_NS, volume
 from support.small_disks import small_disk_at
 from support.until import until
@@ -31,7 +42,11 @@ from support.until import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.core.interfaces import Reader
+
 TESTS = Path(__file__).parents[1]
+#: A grid of one cell.
+SMALL = GridOptions(x=Axis.parse("0"), y=Axis.parse("0"), z=Axis.parse("1"))
 
 
 def write(folder: Path, *tables: pa.Table, **options: object) -> None:
@@ -221,6 +236,104 @@ def test_a_ray_without_gates_is_refused(tmp_path: Path) -> None:
         pytest.raises(Malformed, match="gates"),
     ):
         writer.write_batch(batch_from_beams(check_beams(table)))
+
+
+def test_rays_that_other_systems_made_of_other_types_are_one_volume(tmp_path: Path) -> None:
+    whole = volume(1, rays=2, gates=3)
+    wide = pa.schema(
+        [
+            field.with_type({pa.float32(): pa.float64(), pa.int32(): pa.int64()}[field.type])
+            if field.type in (pa.float32(), pa.int32())
+            else field.with_type(pa.list_(pa.float64()))
+            if pa.types.is_list(field.type)
+            else field
+            for field in whole.schema
+        ]
+    )
+    parts = [whole.slice(0, 2), whole.slice(2).cast(wide)]
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for part in parts:
+            writer.write_batch(batch_from_rows(part))
+        writer.write_batch(batch_from_messages([]))
+    assert [read_volume(path).num_rows for path in files(tmp_path)] == [4]
+
+
+@pytest.mark.parametrize(
+    "name", ["time", "range", "frequency", "a b", "1st", "sweep", "", "x" * 300]
+)
+def test_a_field_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = volume(1, rays=2, gates=3)
+    for each in (name, "a_b"):
+        table = table.append_column(pa.field(each, pa.list_(pa.float32())), table.column("VEL"))
+    write(tmp_path, table)
+    (path,) = files(tmp_path)
+    found = read_volume(path)
+    others = [each for each in found.column_names if each not in volume().column_names]
+    assert len(others) == 2
+    for each in others:
+        assert found.column(each).to_pylist() == table.column("VEL").to_pylist()
+
+
+@pytest.mark.parametrize("radar", ["x" * 400, "Zürich " * 40, "a\0b\n/..", "../../etc"])
+def test_a_radar_may_have_any_name(tmp_path: Path, radar: str) -> None:
+    write(tmp_path / "out", volume(1, rays=2, gates=3, radar=radar))
+    assert len(files(tmp_path / "out")) == 1
+
+
+def test_rays_of_a_pipeline_without_a_gate_are_in_their_volume(tmp_path: Path) -> None:
+    table = volume(1, rays=2, gates=3)
+    for name in FIELDS:
+        table = set_column(table, name, [[]] * 4)
+    write_cfradial(tmp_path / "x.nc", table)
+    found = read_volume(tmp_path / "x.nc")
+    assert found.num_rows == 4
+    assert np.isnan(found.column("DBZ").to_pylist()).all()
+
+
+def test_what_no_file_can_be_made_of_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    lost = set_column(volume(1, rays=2, gates=3), "latitude", [None] * 4)
+    grid = grid_row(grid_beams(volume(1, rays=2, gates=3), SMALL))
+    half = grid.set_column(grid.schema.get_field_index("x0"), "x0", pa.array([[0.0, 1.0]]))
+    for url, rows, reason in (
+        (f"cfgrid:{tmp_path}/a", lost, "latitude"),
+        (f"cfgrid:{tmp_path}/b?fields=DBZ,KDP", volume(1, rays=2, gates=3), "KDP"),
+        (f"cfgrid:{tmp_path}/c", half, "2 values"),
+        (f"cfradial:{tmp_path}/d", grid, "a grid"),
+    ):
+        place = URL.parse(url, {"datamapper": "false"})
+        endpoint = endpoint_of(place)
+        assert isinstance(endpoint, Tabular)
+        with pytest.raises(Malformed, match=reason):  # as a pipeline writes
+            endpoint.messages_of(place, rows.to_batches()[0])
+        with open_writer(place.text, **place.options) as writer:
+            with pytest.raises(Malformed, match=reason):
+                writer.write_batch(batch_from_rows(rows))
+            assert writer.statistics().refused == rows.num_rows
+            writer.write_batch(batch_from_messages([]))
+        assert not list(Path(place.path).glob("2*"))
+
+
+def test_rays_that_a_power_failure_took_from_the_log_are_in_no_volume(tmp_path: Path) -> None:
+    write(tmp_path, volume(1, rays=4, gates=2).slice(0, 5), close="keep")
+    path = tmp_path / ".penstock" / "volumes.json"
+    book = json.loads(path.read_bytes())
+    (kept,) = book["open"]
+    # As if five more had been in memory only, of a volume that had ended and of the next.
+    ended = {**kept, "runs": [[0, 7]], "rays": 8, "reason": "end"}
+    book["open"], book["position"] = [{**kept, "runs": [[8, 9]], "number": 3}], 10
+    book["writing"] = [ended, {**ended, "runs": [[5, 7]], "number": 2}]
+    path.write_text(json.dumps(book))
+    store = VolumeStore(tmp_path, CfRadialEndpoint().product(_WriterOptions()))
+
+    class Cut:  # the log as its recovery leaves it
+        def bounds(self) -> Bounds:
+            return Bounds(book["epoch"] + 1, 0, 5, (Ancestor(book["epoch"], 5),))
+
+    found = store._read_book(cast("Reader", Cut()))
+    assert found.position == 5
+    assert found.open == []
+    assert [volume.runs for volume in found.writing] == [[(0, 4)]]
+    assert found.writing[0].rays == 5
 
 
 def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.radar.beams import batch_from_beams, batch_from_rows, check_beams, field_names
+from penstock.radar.beams import batch_from_rows, check_beams, field_names
 from penstock.radar.cfradial import file_name, gates_of, write_cfradial
 from penstock.radar.grids import (
     Grid,
     GridOptions,
+    check_griddable,
     grid_beams,
     grid_from_row,
     grid_name,
@@ -40,7 +41,7 @@ from penstock.radar.grids import (
     write_grid,
 )
 from penstock.radar.volume_files import read_volume
-from penstock.radar.volumes import Product, VolumeSettings, VolumeStore, check_rows
+from penstock.radar.volumes import Product, VolumeSettings, VolumeStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +99,10 @@ class _Volumes:
 
     data_type = "netCDF"
 
+    def check(self, rows: pa.Table) -> None:
+        if is_grid_row(rows.schema):
+            raise Malformed("rows of a volume", "columns", "those of beams", "those of a grid")
+
     def path_of(self, rows: pa.Table) -> str:
         return file_name(check_beams(rows))
 
@@ -116,6 +121,16 @@ class _Grids:
     def __init__(self, options: GridOptions) -> None:
         self._options = options
         self._last: tuple[pa.Table, Grid] | None = None
+
+    def check(self, rows: pa.Table) -> None:
+        if is_grid_row(rows.schema):
+            for at in range(rows.num_rows):
+                grid_from_row(rows.slice(at, 1))
+            return
+        for radar in rows.column("radar").unique():
+            names = rows.column("radar")
+            is_of = pc.equal(names, radar) if radar.is_valid else pc.is_null(names)
+            check_griddable(rows.filter(is_of), self._options)
 
     def _grid(self, rows: pa.Table) -> Grid:
         if self._last is None or self._last[0] is not rows:
@@ -209,11 +224,15 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
     def identity(self, url: URL) -> Identity:
         return Identity.of(url, path=str(self.path_of(url)))
 
-    def messages_of(self, url: URL, rows: pa.RecordBatch) -> Batch:  # noqa: ARG002 - for any
+    def messages_of(self, url: URL, rows: pa.RecordBatch) -> Batch:
         table = pa.Table.from_batches([rows])
+        product = self.product(parse_options(url, self.writer_options))
         if is_grid_row(table.schema):
+            product.check(table)
             return batch_from_rows(table)
-        return batch_from_beams(table)
+        beams = check_beams(table)
+        product.check(beams)
+        return batch_from_rows(beams)
 
     # --- exactly once: as the log behind it --------------------------------------------------
 
@@ -325,7 +344,7 @@ class VolumeWriter(BookedWriter):
         self._check_open()
         payloads = batch.column("payload").to_pylist()
         try:
-            check_rows(batch)
+            self._store.check(batch)
             with self._turn:
                 last = self._log.write_batch(batch)
         except BaseException:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike, Reader
     from penstock.core.message import Message
 
-__all__ = ["Product", "VolumeSettings", "VolumeStore", "check_rows"]
+__all__ = ["Product", "VolumeSettings", "VolumeStore"]
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,12 @@ class Product(Protocol):
 
     #: For latest_data_info.
     data_type: str
+
+    def check(self, rows: pa.Table) -> None:
+        """Check that a file can be made of rows, before they are taken.
+
+        :raises Malformed: none can.
+        """
 
     def path_of(self, rows: pa.Table) -> str:
         """Return the path below the directory."""
@@ -187,6 +193,13 @@ class VolumeStore:
         self.log_url = f"log:{escaped(str((self._hidden / _BEAMS).absolute()))}"
         #: Files written so far.
         self.files = 0
+
+    def check(self, batch: Batch) -> None:
+        """Check messages before they are appended.
+
+        :raises Malformed: no file can be made of one.
+        """
+        _check_rows(batch, self._product)
 
     def advance(self, *, finish: bool = False) -> int:
         """Write the ended volumes; return their number.
@@ -357,7 +370,8 @@ class VolumeStore:
                 book = _Book(position=bounds.oldest)
             elif position < book.position:  # a power failure cut it, and numbers come again
                 book.position = position
-                book.open = [cut for volume in book.open if (cut := _cut(volume, position)).runs]
+                for volumes in (book.open, book.writing):
+                    volumes[:] = [cut for volume in volumes if (cut := _cut(volume, position)).runs]
         book.epoch = bounds.epoch
         book.position = max(book.position, bounds.oldest)
         return book
@@ -437,7 +451,7 @@ def _rows(batches: Iterable[Batch]) -> pa.Table:
     ]
     if not parts:
         raise PenstockError("the beams of a volume are gone from its log")
-    return pa.concat_tables(parts, promote_options="default").combine_chunks()
+    return parts[0] if is_grid_row(parts[0].schema) else together(parts)
 
 
 def _row_of(payload: BytesLike, what: str) -> pa.Table:
@@ -447,8 +461,8 @@ def _row_of(payload: BytesLike, what: str) -> pa.Table:
         raise Malformed(what, "payload", error.expected, error.found) from None
 
 
-def check_rows(batch: Batch) -> None:
-    """Check that each message is one ray of a volume, or one grid.
+def _check_rows(batch: Batch, product: Product) -> None:
+    """Check that each message is one ray of a volume, or one grid, as the product takes it.
 
     :raises Malformed: a message is neither.
     """
@@ -457,9 +471,13 @@ def check_rows(batch: Batch) -> None:
         if row.num_rows != 1:
             raise Malformed("a beam", "rows", 1, row.num_rows)
     rays = [row for row in rows if not is_grid_row(row.schema)]
+    for row in rows:
+        if is_grid_row(row.schema):
+            product.check(row)
     if not rays:
         return
     beams = together(rays)
+    product.check(beams)
     for name in ("azimuth", "elevation", "start_range", "gate_spacing"):
         values = beams.column(name).to_numpy()
         if not np.isfinite(values).all():

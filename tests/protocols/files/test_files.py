@@ -233,6 +233,50 @@ def test_rows_of_others_are_json_payloads(tmp_path: Path) -> None:
     assert lines[0].time_ns == 5
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_of_others_keep_their_nanoseconds(
+    tmp_path: Path, kind: str, zone: str | None
+) -> None:
+    moments = [1_750_000_000_123_456_789, 1_750_000_000_123_456_000, 1_750_000_000_000_000_000]
+    moments += [-1, 0]
+    days = [abs(ns) % 86_400_000_000_000 for ns in moments]
+    table = pa.table(
+        {
+            "at": pa.array([*moments, None], pa.timestamp("ns", zone)),
+            "day": pa.array([*days, 1], pa.time64("ns")),
+        }
+    )
+    path = tmp_path / "file"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    found = [json.loads(message.payload) for message in read(f"{kind}:{path}")]
+    end = "" if zone is None else "+00:00"
+    assert [row.get("at") for row in found] == [
+        f"2025-06-15T15:06:40.123456789{end}",
+        f"2025-06-15T15:06:40.123456{end}",
+        f"2025-06-15T15:06:40{end}",
+        f"1969-12-31T23:59:59.999999999{end}",
+        f"1970-01-01T00:00:00{end}",
+        None,
+    ]
+    assert [row["day"] for row in found] == [
+        *("15:06:40.123456789", "15:06:40.123456", "15:06:40"),
+        *("00:00:00.000000001", "00:00:00", "00:00:00.000000001"),
+    ]
+
+
+def test_a_time_that_mcap_cannot_tell_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = Message(0, -5, 10, 0, 0, None, None, b"x")
+    written(f"mcap:{tmp_path}/file", [old, old._replace(time_ns=5)])
+    assert "1 times before 1970" in caplog.text
+
+
 def test_columns_of_csv_may_be_text(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("id,name\n007,x\n")
     assert read(f"csv:{tmp_path}/c")[0].payload == b'{"id":7,"name":"x"}'

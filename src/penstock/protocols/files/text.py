@@ -21,7 +21,13 @@ from penstock.core.json_lines import (
 )
 from penstock.core.message import Message
 from penstock.core.options import Options
-from penstock.protocols.files.formats import AT_ONCE, FileFormat, WriterOptions, messages_of
+from penstock.protocols.files.formats import (
+    AT_ONCE,
+    FileFormat,
+    WriterOptions,
+    messages_of,
+    python_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,7 +227,7 @@ class _JsonSink:
         if self._is_plain:
             self._file.writelines([json_line(each) for each in messages_from_batch(rows)])
         else:
-            lines = [json.dumps(row, default=plain_json) + "\n" for row in rows.to_pylist()]
+            lines = [json.dumps(row, default=plain_json) + "\n" for row in python_rows(rows)]
             self._file.writelines([line.encode() for line in lines])
 
     def close(self) -> None:

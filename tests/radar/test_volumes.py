@@ -22,6 +22,7 @@ from penstock.core.capabilities import Tabular, Worded
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import Malformed, PositionError, StorageError
 from penstock.core.interfaces import Ancestor, Bounds
+from penstock.core.overflow import DropReason
 from penstock.core.url import URL
 from penstock.radar.beams import (
     FIELDS,
@@ -103,6 +104,19 @@ def test_files_become_the_beams_that_they_were_made_of(tmp_path: Path) -> None:
     assert found.num_rows == 16
     for name in ("time_ns", "azimuth", "VEL", "sweep_number", "radar"):
         assert found.column(name).to_pylist() == both.column(name).to_pylist(), name
+
+
+def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, *(volume(number, rays=2, gates=3) for number in (1, 2, 3)))
+    first, second, _ = files(tmp_path)
+    (first.parent / "tmp.4711.1750000000.5.tmp").write_bytes(first.read_bytes()[:100])  # Radx's
+    with open_reader(f"cfradial:{tmp_path}") as reader:
+        assert len(reader.read_many(4)) == 4
+        second.unlink()
+        assert len(list(reader.available())) == 4
+        books = reader.statistics()
+    assert books.lost == 1
+    assert [loss.reason for loss in books.losses] == [DropReason.RETENTION]
 
 
 def test_a_volume_that_stays_open_ends_by_its_timeout_and_says_so(
@@ -347,6 +361,23 @@ def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path
     write(tmp_path)  # who comes next finds room
     assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
     assert len(announced(tmp_path)) == 1
+
+
+def test_beams_that_were_taken_are_no_error_when_their_file_has_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = volume(1, rays=150, gates=50)
+    with small_disk_at(tmp_path / "20250615", "64k"):
+        writer = open_writer(f"cfradial:{tmp_path}", datamapper=False)
+        writer.write_batch(batch_from_beams(whole))  # or a relay would send them again
+        assert writer.statistics()[:3:2] == (300, 0)
+        assert "volumes wait in their log" in caplog.text
+        with pytest.raises(StorageError, match="No space left"):
+            writer.flush()
+        with pytest.raises(StorageError, match="No space left"):
+            writer.close()
+    write(tmp_path)
+    assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
 
 
 def check_lives(folder: Path, count: int, kills: int) -> None:

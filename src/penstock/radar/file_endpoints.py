@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 from penstock.core.batch import batch_from_messages, messages_from_batch
 from penstock.core.capabilities import AppendOnce, Commit, Noted, Tabular, Tended, Worded
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of, open_writer
-from penstock.core.errors import Closed, InvalidURL, Malformed, NotFound, PositionError
+from penstock.core.errors import (
+    Closed,
+    InvalidURL,
+    LockTimeout,
+    Malformed,
+    NotFound,
+    PositionError,
+    StorageError,
+)
 from penstock.core.interfaces import BookedWriter, BytesLike, Reader, StreamInfo
 from penstock.core.message import Message
 from penstock.core.options import Duration, Options, parse_options
@@ -304,7 +312,8 @@ def files_below(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(("_", ".")) and not name.endswith(".new"):
+            # Files at work end so, ours and those of LROSE's Radx.
+            if not name.startswith(("_", ".")) and not name.endswith((".new", ".tmp")):
                 yield Path(folder, name)
 
 
@@ -355,7 +364,14 @@ class VolumeWriter(BookedWriter):
         self._bytes += sum(map(len, payloads))
         self._pending += len(payloads)
         if self._pending >= _PENDING or time.monotonic() - self._looked >= _LOOK:
-            self.flush()
+            with self._turn:
+                self._log.flush()
+            try:
+                self._look()
+            except (StorageError, LockTimeout) as error:
+                # The beams are taken: an error here would make its caller send them again.
+                self._pending, self._looked = 0, time.monotonic()
+                log.warning("%s: volumes wait in their log: %s", self.url, error)
         return last
 
     def flush(self) -> None:
@@ -477,7 +493,12 @@ class FilesReader(Worded, Reader):
 
     def _messages_in(self, path: Path) -> Iterator[Message]:
         try:
+            created = path.stat().st_mtime_ns
             rows = self._rows_in(path)
+        except (FileNotFoundError, NotFound):
+            log.warning("%s: %s was removed before it was read", self.url, path)
+            self._lost.add(Loss(self._next, self._next, DropReason.RETENTION))
+            return
         except Malformed as error:
             if self._options.damaged == "fail":
                 raise
@@ -485,7 +506,6 @@ class FilesReader(Worded, Reader):
             # Nobody knows how many rows it had: it counts as one.
             self._lost.add(Loss(self._next, self._next, DropReason.DAMAGED))
             return
-        created = path.stat().st_mtime_ns
         for message in messages_from_batch(batch_from_rows(rows)):
             yield message._replace(created_ns=created)
 

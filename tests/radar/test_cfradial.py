@@ -73,6 +73,18 @@ def test_a_volume_without_what_may_be_unknown_is_written_and_read(tmp_path: Path
     assert found.column("calibration").to_pylist() == [None]
 
 
+def test_what_radx_writes_of_rays_and_sweeps_is_there(tmp_path: Path) -> None:
+    beams = volume(rays=2, gates=3)
+    at = beams.schema.get_field_index("prt_mode")
+    modes = pa.array(["fixed", "fixed", "staggered", "staggered"])
+    beams = beams.set_column(at, beams.schema.field(at), modes)
+    with netCDF4.Dataset(stored(tmp_path, beams)) as file:
+        assert file["prt_ratio"][:].tolist() == [1.0, 1.0, None, None]
+        for name in ("target_scan_rate", "ray_angle_res"):
+            assert file[name].dimensions == ("sweep",)
+            assert file[name].meta_group == "instrument_parameters"
+
+
 def test_rays_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     two = pa.concat_tables([volume(radar="A", rays=2), volume(radar="B", rays=2)])
     with pytest.raises(Malformed, match="the same of all rays"):

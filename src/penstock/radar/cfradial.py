@@ -426,6 +426,15 @@ class _File:
             variable = self._variable(name, "S1", ("sweep", "string_length_32"))
             variable.long_name = name
             variable[:] = np.stack([text_of(word, _TEXT) for word in words])
+        # What beams do not say is there and empty, as Radx has it.
+        for name, long_name, units in (
+            ("target_scan_rate", "target_scan_rate_for_sweep", "degrees/s"),
+            ("ray_angle_res", "angular_resolution_between_rays", "degrees"),
+        ):
+            unknown = self._variable(name, "f4", ("sweep",), fill=_FILL)
+            unknown.setncatts({"long_name": long_name, "units": units})
+            unknown.meta_group = "instrument_parameters"
+            unknown[:] = _FILL
         indexed = self._variable("rays_are_indexed", "S1", ("sweep", "string_length_8"))
         indexed.meta_group = "instrument_parameters"
         indexed[:] = np.stack([text_of("false", 8) for _ in parts])
@@ -443,6 +452,11 @@ class _File:
             if each.kind == "i1":
                 column = column.cast(pa.int8())
             variable[:] = pc.fill_null(column, pa.scalar(fill, column.type)).to_numpy()
+        ratio = self._variable("prt_ratio", "f4", ("time",), fill=_FILL)
+        ratio.setncatts({"long_name": "pulse_repetition_frequency_ratio", "units": "1"})
+        ratio.meta_group = "instrument_parameters"
+        is_fixed = pc.equal(pc.fill_null(self._beams.column("prt_mode"), "fixed"), "fixed")
+        ratio[:] = np.where(is_fixed.to_numpy(), 1.0, float(_FILL))
 
     def _calibration(self) -> None:
         known = dict(self._first("calibration") or ())

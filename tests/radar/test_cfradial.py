@@ -123,6 +123,22 @@ def test_xradar_opens_it_with_every_value_equal(tmp_path: Path, engine: str) -> 
         tree.close()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_xradar_writes_is_read(tmp_path: Path) -> None:
+    xradar = pytest.importorskip("xradar")
+    beams = volume(rays=12, gates=5)
+    tree = xradar.io.open_cfradial1_datatree(str(stored(tmp_path, beams)))
+    try:
+        xradar.io.to_cfradial1(tree, str(tmp_path / "theirs.nc"))
+    finally:
+        tree.close()
+    found = read_volume(tmp_path / "theirs.nc")
+    for name in ("time_ns", "azimuth", "elevation", "sweep_number", "sweep_mode", "radar"):
+        assert found.column(name).to_pylist() == beams.column(name).to_pylist(), name
+    for name in FIELDS:
+        np.testing.assert_array_equal(values_of(found, name, 5), values_of(beams, name, 5))
+
+
 @pytest.fixture
 def pyart(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYART_QUIET", "1")
@@ -213,6 +229,29 @@ def test_a_file_that_is_wrong_says_so_in_one_line(tmp_path: Path, change: Any, r
     path = edited(stored(tmp_path, volume(rays=4, gates=3)), change)
     with pytest.raises(Malformed, match=reason):
         read_volume(path)
+
+
+def test_words_that_are_stored_as_strings_are_read(tmp_path: Path) -> None:
+    beams = volume(rays=4, gates=3, mode="rhi")
+    with (
+        netCDF4.Dataset(stored(tmp_path, beams)) as old,
+        netCDF4.Dataset(tmp_path / "strings.nc", "w") as new,
+    ):
+        new.setncatts(old.__dict__)
+        for name, dimension in old.dimensions.items():
+            new.createDimension(name, len(dimension))
+        for name, variable in old.variables.items():
+            if name == "sweep_mode":
+                new.createVariable(name, str, ("sweep",))[:] = np.array(["rhi"] * 2, object)
+                continue
+            told = dict(variable.__dict__)
+            fill = told.pop("_FillValue", None)
+            made = new.createVariable(name, variable.dtype, variable.dimensions, fill_value=fill)
+            made.setncatts(told)
+            made[...] = variable[...]
+    found = read_volume(tmp_path / "strings.nc")
+    assert found.column("sweep_mode").to_pylist() == ["rhi"] * 8
+    assert found.column("prt_mode").to_pylist() == ["fixed"] * 8
 
 
 def test_times_that_count_from_a_part_of_a_second_are_read(tmp_path: Path) -> None:

@@ -244,11 +244,12 @@ class _CfRadial:
         return np.asarray(np.ma.filled(self._file[name][:], -1))
 
     def _texts(self, name: str) -> list[str] | None:
-        if name not in self._file.variables:
-            return None
-        raw = np.ma.filled(self._file[name][:], b"\0")
-        if raw.dtype.kind in "US" and raw.dtype.itemsize > 1 and raw.ndim == 1:
-            rows = [str(text) for text in raw]
+        kind = self._file[name].dtype if name in self._file.variables else float
+        if kind is not str and np.dtype(kind).kind not in "SU":
+            return None  # xradar writes NaN for words that it does not know
+        raw = np.ma.filled(self._file[name][:], "" if kind is str else b"\0")
+        if raw.ndim == 1 and (kind is str or raw.dtype.itemsize > 1):  # texts already
+            rows = [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in raw]
         else:
             rows = [row.tobytes().decode(errors="replace") for row in np.atleast_2d(raw)]
         return [row.partition("\0")[0].strip() for row in rows]

@@ -72,6 +72,30 @@ def test_the_newest_file_of_a_directory_is_painted(tmp_path: Path) -> None:
         assert "15:06:41" in plot(place, "-o", out)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_picture_says_what_of_the_file_is_not_on_it(tmp_path: Path) -> None:
+    write_cfradial(tmp_path / "v.nc", volume(sweeps=12, rays=3, gates=2))
+    said = plot(str(tmp_path / "v.nc"), "-o", str(tmp_path / "x.png"))
+    assert "DBZ, 9 panels" in said
+    assert "the first 9 of 12 sweeps" in said
+    said = plot(str(tmp_path / "v.nc"), "-o", str(tmp_path / "x.png"), "--sweep", "11")
+    assert "the first" not in said
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_field_without_values_says_so_and_one_without_a_unit_shows_none(tmp_path: Path) -> None:
+    beams = volume(sweeps=1, rays=3, gates=2)
+    at = beams.schema.get_field_index("RHOHV")
+    nothing = pa.array([[float("nan")] * 2] * 3, pa.list_(pa.float32()))
+    write_cfradial(tmp_path / "v.nc", beams.set_column(at, beams.schema.field(at), nothing))
+    out = tmp_path / "x.svg"
+    plot(str(tmp_path / "v.nc"), "-o", str(out), "--field", "RHOHV", "--field", "DBZ")
+    drawn = out.read_text()  # matplotlib notes every text beside its outlines
+    assert "<!-- no values -->" in drawn
+    assert "<!-- RHOHV -->" in drawn
+    assert "<!-- DBZ (dBZ) -->" in drawn
+
+
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     write_cfradial(tmp_path / "v.nc", volume(rays=3, gates=2))
     with pytest.raises(InvalidOption, match="is not in the file"):
@@ -80,6 +104,8 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         plot(str(tmp_path / "v.nc"), "--sweep", "9")
     with pytest.raises(NotFound, match="no file"):
         plot(f"cfradial:{tmp_path}/none")
+    with pytest.raises(InvalidOption, match="xyz"):
+        plot(str(tmp_path / "v.nc"), "-o", str(tmp_path / "x.xyz"))
 
 
 def test_a_volume_that_stayed_open_is_finished(tmp_path: Path) -> None:

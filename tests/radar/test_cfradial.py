@@ -73,6 +73,18 @@ def test_a_volume_without_what_may_be_unknown_is_written_and_read(tmp_path: Path
     assert found.column("calibration").to_pylist() == [None]
 
 
+def test_what_radx_writes_of_rays_and_sweeps_is_there(tmp_path: Path) -> None:
+    beams = volume(rays=2, gates=3)
+    at = beams.schema.get_field_index("prt_mode")
+    modes = pa.array(["fixed", "fixed", "staggered", "staggered"])
+    beams = beams.set_column(at, beams.schema.field(at), modes)
+    with netCDF4.Dataset(stored(tmp_path, beams)) as file:
+        assert file["prt_ratio"][:].tolist() == [1.0, 1.0, None, None]
+        for name in ("target_scan_rate", "ray_angle_res"):
+            assert file[name].dimensions == ("sweep",)
+            assert file[name].meta_group == "instrument_parameters"
+
+
 def test_rays_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     two = pa.concat_tables([volume(radar="A", rays=2), volume(radar="B", rays=2)])
     with pytest.raises(Malformed, match="the same of all rays"):
@@ -109,6 +121,22 @@ def test_xradar_opens_it_with_every_value_equal(tmp_path: Path, engine: str) -> 
         assert place == [39.9501, -105.1953, 1742.5]
     finally:
         tree.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_xradar_writes_is_read(tmp_path: Path) -> None:
+    xradar = pytest.importorskip("xradar")
+    beams = volume(rays=12, gates=5)
+    tree = xradar.io.open_cfradial1_datatree(str(stored(tmp_path, beams)))
+    try:
+        xradar.io.to_cfradial1(tree, str(tmp_path / "theirs.nc"))
+    finally:
+        tree.close()
+    found = read_volume(tmp_path / "theirs.nc")
+    for name in ("time_ns", "azimuth", "elevation", "sweep_number", "sweep_mode", "radar"):
+        assert found.column(name).to_pylist() == beams.column(name).to_pylist(), name
+    for name in FIELDS:
+        np.testing.assert_array_equal(values_of(found, name, 5), values_of(beams, name, 5))
 
 
 @pytest.fixture
@@ -194,12 +222,55 @@ def test_packed_fields_and_sweeps_without_rays_are_read(tmp_path: Path) -> None:
         (lambda file: file["time"].__setattr__("units", "days since never"), "units of time"),
         (lambda file: file["time"].__setitem__(0, 1e30), "date"),
         (lambda file: file["sweep_end_ray_index"].__setitem__(slice(None), -1), "empty sweeps"),
+        (lambda file: file["range"].__setitem__(2, 5000.0), "gates at equal distances"),
     ],
 )
 def test_a_file_that_is_wrong_says_so_in_one_line(tmp_path: Path, change: Any, reason: str) -> None:
     path = edited(stored(tmp_path, volume(rays=4, gates=3)), change)
     with pytest.raises(Malformed, match=reason):
         read_volume(path)
+
+
+def test_words_that_are_stored_as_strings_are_read(tmp_path: Path) -> None:
+    beams = volume(rays=4, gates=3, mode="rhi")
+    with (
+        netCDF4.Dataset(stored(tmp_path, beams)) as old,
+        netCDF4.Dataset(tmp_path / "strings.nc", "w") as new,
+    ):
+        new.setncatts(old.__dict__)
+        for name, dimension in old.dimensions.items():
+            new.createDimension(name, len(dimension))
+        for name, variable in old.variables.items():
+            if name == "sweep_mode":
+                new.createVariable(name, str, ("sweep",))[:] = np.array(["rhi"] * 2, object)
+                continue
+            told = dict(variable.__dict__)
+            fill = told.pop("_FillValue", None)
+            made = new.createVariable(name, variable.dtype, variable.dimensions, fill_value=fill)
+            made.setncatts(told)
+            made[...] = variable[...]
+    found = read_volume(tmp_path / "strings.nc")
+    assert found.column("sweep_mode").to_pylist() == ["rhi"] * 8
+    assert found.column("prt_mode").to_pylist() == ["fixed"] * 8
+
+
+def test_times_that_count_from_a_part_of_a_second_are_read(tmp_path: Path) -> None:
+    path = stored(tmp_path, volume(rays=4, gates=3))
+    before = read_volume(path).column("time_ns").to_numpy()
+
+    def shift(file: netCDF4.Dataset) -> None:
+        file["time"].units = "seconds since 2025-06-15T15:06:40.250Z"
+
+    edited(path, shift)
+    assert ((read_volume(path).column("time_ns").to_numpy() - before) == 250_000_000).all()
+
+
+def test_gates_are_where_they_are_whatever_the_file_says_of_their_distance(tmp_path: Path) -> None:
+    def lie(file: netCDF4.Dataset) -> None:
+        file["range"].meters_between_gates = "0.15 km"
+
+    found = read_volume(edited(stored(tmp_path, volume(rays=4, gates=3)), lie))
+    assert found.column("gate_spacing").to_pylist() == [150.0] * 8
 
 
 def test_hostile_files_are_refused_and_nothing_else(tmp_path: Path) -> None:

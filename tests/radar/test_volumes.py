@@ -10,20 +10,32 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.core.batch import messages_from_batch
-from penstock.core.capabilities import Worded
+from penstock.core.batch import batch_from_messages, messages_from_batch
+from penstock.core.capabilities import Tabular, Worded
+from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import Malformed, PositionError, StorageError
+from penstock.core.interfaces import Ancestor, Bounds
+from penstock.core.overflow import DropReason
 from penstock.core.url import URL
-from penstock.radar.beams import batch_from_beams, beams_from_batch, check_beams
-from penstock.radar.file_endpoints import CfRadialEndpoint
+from penstock.radar.beams import (
+    FIELDS,
+    batch_from_beams,
+    batch_from_rows,
+    beams_from_batch,
+    check_beams,
+)
+from penstock.radar.cfradial import write_cfradial
+from penstock.radar.file_endpoints import CfRadialEndpoint, _WriterOptions
+from penstock.radar.grids import Axis, GridOptions, grid_beams, grid_row
 from penstock.radar.volume_files import read_volume
+from penstock.radar.volumes import VolumeStore
 from support.radar_volumes import START_NS, volume
 from support.small_disks import small_disk_at
 from support.until import until
@@ -31,7 +43,11 @@ from support.until import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.core.interfaces import Reader
+
 TESTS = Path(__file__).parents[1]
+#: A grid of one cell.
+SMALL = GridOptions(x=Axis.parse("0"), y=Axis.parse("0"), z=Axis.parse("1"))
 
 
 def write(folder: Path, *tables: pa.Table, **options: object) -> None:
@@ -88,6 +104,19 @@ def test_files_become_the_beams_that_they_were_made_of(tmp_path: Path) -> None:
     assert found.num_rows == 16
     for name in ("time_ns", "azimuth", "VEL", "sweep_number", "radar"):
         assert found.column(name).to_pylist() == both.column(name).to_pylist(), name
+
+
+def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, *(volume(number, rays=2, gates=3) for number in (1, 2, 3)))
+    first, second, _ = files(tmp_path)
+    (first.parent / "tmp.4711.1750000000.5.tmp").write_bytes(first.read_bytes()[:100])  # Radx's
+    with open_reader(f"cfradial:{tmp_path}") as reader:
+        assert len(reader.read_many(4)) == 4
+        second.unlink()
+        assert len(list(reader.available())) == 4
+        books = reader.statistics()
+    assert books.lost == 1
+    assert [loss.reason for loss in books.losses] == [DropReason.RETENTION]
 
 
 def test_a_volume_that_stays_open_ends_by_its_timeout_and_says_so(
@@ -151,6 +180,30 @@ def test_a_ray_that_is_late_does_not_end_the_volume_that_has_begun(tmp_path: Pat
     assert set(rays(files(tmp_path)).values()) == {1}
 
 
+@pytest.mark.parametrize("back_s", [0.35, 3600])
+@pytest.mark.parametrize("at", [3, 8, 12])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_clock_that_is_set_back_cuts_no_volume(
+    tmp_path: Path, back_s: float, at: int, numbered: bool
+) -> None:
+    both = pa.concat_tables([volume(number, rays=4, gates=2) for number in (1, 2)])
+    times = both.column("time_ns").to_numpy().copy()
+    times[at:] -= int(back_s * 1e9)
+    both = set_column(both, "time_ns", times)
+    if not numbered:
+        both = set_column(both, "volume_number", [None] * 16)
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for start, end in ((0, 3), (3, 14), (14, 16)):  # borders that know nothing of volumes
+            writer.write_batch(batch_from_beams(both.slice(start, end - start)))
+            writer.flush()
+    found = [read_volume(path) for path in files(tmp_path)]
+    assert [table.num_rows for table in found] == [8, 8]
+    expected = [sorted(times[:8].tolist()), sorted(times[8:].tolist())]
+    assert sorted(sorted(table.column("time_ns").to_pylist()) for table in found) == sorted(
+        expected
+    )
+
+
 def test_rays_with_other_gates_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     table = volume(1, rays=4, gates=2)
     table = set_column(table, "gate_spacing", [150.0] * 4 + [75.0] * 4)
@@ -199,6 +252,104 @@ def test_a_ray_without_gates_is_refused(tmp_path: Path) -> None:
         writer.write_batch(batch_from_beams(check_beams(table)))
 
 
+def test_rays_that_other_systems_made_of_other_types_are_one_volume(tmp_path: Path) -> None:
+    whole = volume(1, rays=2, gates=3)
+    wide = pa.schema(
+        [
+            field.with_type({pa.float32(): pa.float64(), pa.int32(): pa.int64()}[field.type])
+            if field.type in (pa.float32(), pa.int32())
+            else field.with_type(pa.list_(pa.float64()))
+            if pa.types.is_list(field.type)
+            else field
+            for field in whole.schema
+        ]
+    )
+    parts = [whole.slice(0, 2), whole.slice(2).cast(wide)]
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for part in parts:
+            writer.write_batch(batch_from_rows(part))
+        writer.write_batch(batch_from_messages([]))
+    assert [read_volume(path).num_rows for path in files(tmp_path)] == [4]
+
+
+@pytest.mark.parametrize(
+    "name", ["time", "range", "frequency", "a b", "1st", "sweep", "", "x" * 300]
+)
+def test_a_field_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = volume(1, rays=2, gates=3)
+    for each in (name, "a_b"):
+        table = table.append_column(pa.field(each, pa.list_(pa.float32())), table.column("VEL"))
+    write(tmp_path, table)
+    (path,) = files(tmp_path)
+    found = read_volume(path)
+    others = [each for each in found.column_names if each not in volume().column_names]
+    assert len(others) == 2
+    for each in others:
+        assert found.column(each).to_pylist() == table.column("VEL").to_pylist()
+
+
+@pytest.mark.parametrize("radar", ["x" * 400, "Zürich " * 40, "a\0b\n/..", "../../etc"])
+def test_a_radar_may_have_any_name(tmp_path: Path, radar: str) -> None:
+    write(tmp_path / "out", volume(1, rays=2, gates=3, radar=radar))
+    assert len(files(tmp_path / "out")) == 1
+
+
+def test_rays_of_a_pipeline_without_a_gate_are_in_their_volume(tmp_path: Path) -> None:
+    table = volume(1, rays=2, gates=3)
+    for name in FIELDS:
+        table = set_column(table, name, [[]] * 4)
+    write_cfradial(tmp_path / "x.nc", table)
+    found = read_volume(tmp_path / "x.nc")
+    assert found.num_rows == 4
+    assert np.isnan(found.column("DBZ").to_pylist()).all()
+
+
+def test_what_no_file_can_be_made_of_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    lost = set_column(volume(1, rays=2, gates=3), "latitude", [None] * 4)
+    grid = grid_row(grid_beams(volume(1, rays=2, gates=3), SMALL))
+    half = grid.set_column(grid.schema.get_field_index("x0"), "x0", pa.array([[0.0, 1.0]]))
+    for url, rows, reason in (
+        (f"cfgrid:{tmp_path}/a", lost, "latitude"),
+        (f"cfgrid:{tmp_path}/b?fields=DBZ,KDP", volume(1, rays=2, gates=3), "KDP"),
+        (f"cfgrid:{tmp_path}/c", half, "2 values"),
+        (f"cfradial:{tmp_path}/d", grid, "a grid"),
+    ):
+        place = URL.parse(url, {"datamapper": "false"})
+        endpoint = endpoint_of(place)
+        assert isinstance(endpoint, Tabular)
+        with pytest.raises(Malformed, match=reason):  # as a pipeline writes
+            endpoint.messages_of(place, rows.to_batches()[0])
+        with open_writer(place.text, **place.options) as writer:
+            with pytest.raises(Malformed, match=reason):
+                writer.write_batch(batch_from_rows(rows))
+            assert writer.statistics().refused == rows.num_rows
+            writer.write_batch(batch_from_messages([]))
+        assert not list(Path(place.path).glob("2*"))
+
+
+def test_rays_that_a_power_failure_took_from_the_log_are_in_no_volume(tmp_path: Path) -> None:
+    write(tmp_path, volume(1, rays=4, gates=2).slice(0, 5), close="keep")
+    path = tmp_path / ".penstock" / "volumes.json"
+    book = json.loads(path.read_bytes())
+    (kept,) = book["open"]
+    # As if five more had been in memory only, of a volume that had ended and of the next.
+    ended = {**kept, "runs": [[0, 7]], "rays": 8, "reason": "end"}
+    book["open"], book["position"] = [{**kept, "runs": [[8, 9]], "number": 3}], 10
+    book["writing"] = [ended, {**ended, "runs": [[5, 7]], "number": 2}]
+    path.write_text(json.dumps(book))
+    store = VolumeStore(tmp_path, CfRadialEndpoint().product(_WriterOptions()))
+
+    class Cut:  # the log as its recovery leaves it
+        def bounds(self) -> Bounds:
+            return Bounds(book["epoch"] + 1, 0, 5, (Ancestor(book["epoch"], 5),))
+
+    found = store._read_book(cast("Reader", Cut()))
+    assert found.position == 5
+    assert found.open == []
+    assert [volume.runs for volume in found.writing] == [[(0, 4)]]
+    assert found.writing[0].rays == 5
+
+
 def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path) -> None:
     whole = volume(1, rays=20, gates=200)
     day = tmp_path / "20250615"
@@ -210,6 +361,23 @@ def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path
     write(tmp_path)  # who comes next finds room
     assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
     assert len(announced(tmp_path)) == 1
+
+
+def test_beams_that_were_taken_are_no_error_when_their_file_has_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = volume(1, rays=150, gates=50)
+    with small_disk_at(tmp_path / "20250615", "64k"):
+        writer = open_writer(f"cfradial:{tmp_path}", datamapper=False)
+        writer.write_batch(batch_from_beams(whole))  # or a relay would send them again
+        assert writer.statistics()[:3:2] == (300, 0)
+        assert "volumes wait in their log" in caplog.text
+        with pytest.raises(StorageError, match="No space left"):
+            writer.flush()
+        with pytest.raises(StorageError, match="No space left"):
+            writer.close()
+    write(tmp_path)
+    assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
 
 
 def check_lives(folder: Path, count: int, kills: int) -> None:

@@ -250,7 +250,9 @@ def together(parts: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of beams; a field that one table lacks is null there."""
     if all(part.schema == parts[0].schema for part in parts):
         return check_beams(pa.concat_tables(parts).combine_chunks())
-    return check_beams(pa.concat_tables(parts, promote_options="default").combine_chunks())
+    # Each by itself first: what other systems made may differ in its types as well.
+    fitted = [check_beams(part) for part in parts]
+    return check_beams(pa.concat_tables(fitted, promote_options="default").combine_chunks())
 
 
 def values_of(table: pa.Table, name: str, gates: int) -> NDArray[np.float32]:

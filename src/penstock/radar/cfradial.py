@@ -40,6 +40,7 @@ __all__ = [
     "RAY_VARIABLES",
     "SWEEP_WORDS",
     "file_name",
+    "free_name",
     "new_netcdf",
     "text_of",
     "volume_order",
@@ -56,6 +57,8 @@ _FILL_BYTE: Final = -128
 _TEXT: Final = 32
 #: Bytes on a disk that is as good as full.
 _LITTLE: Final = 1 << 20
+#: Bytes of a radar's name in that of a file, and letters of a field's.
+_LONGEST: Final = 120
 _NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 #: What a name says of how a volume was scanned.
@@ -158,7 +161,7 @@ class Sweep(NamedTuple):
 def volume_order(beams: pa.Table) -> tuple[pa.Table, list[Sweep]]:
     """Return the rays of a volume by sweep and time, and the range of each sweep.
 
-    :raises Malformed: there are no rays or no gates, or the gates of rays differ.
+    :raises Malformed: there are no rays, or the gates of rays differ.
     """
     if not beams.num_rows:
         raise Malformed("a volume", "rays", "at least one", 0)
@@ -183,7 +186,9 @@ def file_name(beams: pa.Table) -> str:
     times = beams.column("time_ns").to_numpy()
     start, end = (_to_millis(int(time)) for time in (times.min(), times.max()))
     words = [f"cfrad.{_stamp(start)}_to_{_stamp(end)}"]
-    radar = re.sub(r"[\s/]", "_", first_of(beams, "radar") or "")
+    radar = re.sub(r"[\s/\x00-\x1f]", "_", first_of(beams, "radar") or "")
+    # What no file system takes in a name.
+    radar = radar.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
     if radar:
         words.append(radar)
     words.append(_SCAN_TYPES.get(first_of(beams, "sweep_mode") or "azimuth_surveillance", "MAN"))
@@ -223,9 +228,8 @@ def write_cfradial(path: Path, beams: pa.Table, comment: str = "") -> None:
     :raises OSError: the operating system refuses.
     """
     beams, sweeps = volume_order(beams)
-    gates = int(gates_of(beams).max())
-    if not gates:
-        raise Malformed("a volume", "gates of its rays", "at least one", 0)
+    # Of rays without a gate there is one, without a value: NetCDF has no range of no length.
+    gates = max(1, int(gates_of(beams).max()))
     with new_netcdf(path) as file:
         _File(file, beams, sweeps, gates, comment).write()
 
@@ -248,6 +252,16 @@ def new_netcdf(path: Path) -> Iterator[netCDF4.Dataset]:
         if disk.f_bavail * disk.f_frsize < _LITTLE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise OSError(getattr(error, "errno", None) or errno.EIO, str(error), str(path)) from error
+
+
+def free_name(file: netCDF4.Dataset, field: str) -> str:
+    """Return a name for a field's variable that the file has not, such as its coordinates'."""
+    plain = _NAME.sub("_", field)[:_LONGEST]
+    taken = file.variables.keys() | file.dimensions.keys()
+    if not plain[:1].isalpha() or plain in taken:
+        plain = f"nc_{plain}"
+    names = itertools.chain([plain], (f"{plain}_{n}" for n in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 class _File:
@@ -412,6 +426,15 @@ class _File:
             variable = self._variable(name, "S1", ("sweep", "string_length_32"))
             variable.long_name = name
             variable[:] = np.stack([text_of(word, _TEXT) for word in words])
+        # What beams do not say is there and empty, as Radx has it.
+        for name, long_name, units in (
+            ("target_scan_rate", "target_scan_rate_for_sweep", "degrees/s"),
+            ("ray_angle_res", "angular_resolution_between_rays", "degrees"),
+        ):
+            unknown = self._variable(name, "f4", ("sweep",), fill=_FILL)
+            unknown.setncatts({"long_name": long_name, "units": units})
+            unknown.meta_group = "instrument_parameters"
+            unknown[:] = _FILL
         indexed = self._variable("rays_are_indexed", "S1", ("sweep", "string_length_8"))
         indexed.meta_group = "instrument_parameters"
         indexed[:] = np.stack([text_of("false", 8) for _ in parts])
@@ -429,6 +452,11 @@ class _File:
             if each.kind == "i1":
                 column = column.cast(pa.int8())
             variable[:] = pc.fill_null(column, pa.scalar(fill, column.type)).to_numpy()
+        ratio = self._variable("prt_ratio", "f4", ("time",), fill=_FILL)
+        ratio.setncatts({"long_name": "pulse_repetition_frequency_ratio", "units": "1"})
+        ratio.meta_group = "instrument_parameters"
+        is_fixed = pc.equal(pc.fill_null(self._beams.column("prt_mode"), "fixed"), "fixed")
+        ratio[:] = np.where(is_fixed.to_numpy(), 1.0, float(_FILL))
 
     def _calibration(self) -> None:
         known = dict(self._first("calibration") or ())
@@ -458,7 +486,7 @@ class _File:
         told = {key.decode(): text.decode(errors="replace") for key, text in stored.items()}
         known = FIELDS.get(name, Field(name, "", ""))
         variable = self._file.createVariable(
-            _variable_name(name),
+            free_name(self._file, name),
             "f4",
             ("time", "range"),
             fill_value=np.float32(_FILL),
@@ -497,11 +525,6 @@ class _File:
         variable = self._variable(name, "S1", ("string_length_32",))
         variable.long_name = name
         variable[:] = text_of(text, _TEXT)
-
-
-def _variable_name(name: str) -> str:
-    plain = _NAME.sub("_", name)
-    return plain if plain[:1].isalpha() and plain != "range" else f"nc_{plain}"
 
 
 def text_of(text: str, size: int) -> NDArray[np.bytes_]:

@@ -17,7 +17,15 @@ import pyarrow.compute as pc
 from penstock.core.batch import batch_from_messages, messages_from_batch
 from penstock.core.capabilities import AppendOnce, Commit, Noted, Tabular, Tended, Worded
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of, open_writer
-from penstock.core.errors import Closed, InvalidURL, Malformed, NotFound, PositionError
+from penstock.core.errors import (
+    Closed,
+    InvalidURL,
+    LockTimeout,
+    Malformed,
+    NotFound,
+    PositionError,
+    StorageError,
+)
 from penstock.core.interfaces import BookedWriter, BytesLike, Reader, StreamInfo
 from penstock.core.message import Message
 from penstock.core.options import Duration, Options, parse_options
@@ -26,11 +34,12 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.radar.beams import batch_from_beams, batch_from_rows, check_beams, field_names
+from penstock.radar.beams import batch_from_rows, check_beams, field_names
 from penstock.radar.cfradial import file_name, gates_of, write_cfradial
 from penstock.radar.grids import (
     Grid,
     GridOptions,
+    check_griddable,
     grid_beams,
     grid_from_row,
     grid_name,
@@ -40,7 +49,7 @@ from penstock.radar.grids import (
     write_grid,
 )
 from penstock.radar.volume_files import read_volume
-from penstock.radar.volumes import Product, VolumeSettings, VolumeStore, check_rows
+from penstock.radar.volumes import Product, VolumeSettings, VolumeStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,6 +107,10 @@ class _Volumes:
 
     data_type = "netCDF"
 
+    def check(self, rows: pa.Table) -> None:
+        if is_grid_row(rows.schema):
+            raise Malformed("rows of a volume", "columns", "those of beams", "those of a grid")
+
     def path_of(self, rows: pa.Table) -> str:
         return file_name(check_beams(rows))
 
@@ -116,6 +129,16 @@ class _Grids:
     def __init__(self, options: GridOptions) -> None:
         self._options = options
         self._last: tuple[pa.Table, Grid] | None = None
+
+    def check(self, rows: pa.Table) -> None:
+        if is_grid_row(rows.schema):
+            for at in range(rows.num_rows):
+                grid_from_row(rows.slice(at, 1))
+            return
+        for radar in rows.column("radar").unique():
+            names = rows.column("radar")
+            is_of = pc.equal(names, radar) if radar.is_valid else pc.is_null(names)
+            check_griddable(rows.filter(is_of), self._options)
 
     def _grid(self, rows: pa.Table) -> Grid:
         if self._last is None or self._last[0] is not rows:
@@ -209,11 +232,15 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
     def identity(self, url: URL) -> Identity:
         return Identity.of(url, path=str(self.path_of(url)))
 
-    def messages_of(self, url: URL, rows: pa.RecordBatch) -> Batch:  # noqa: ARG002 - for any
+    def messages_of(self, url: URL, rows: pa.RecordBatch) -> Batch:
         table = pa.Table.from_batches([rows])
+        product = self.product(parse_options(url, self.writer_options))
         if is_grid_row(table.schema):
+            product.check(table)
             return batch_from_rows(table)
-        return batch_from_beams(table)
+        beams = check_beams(table)
+        product.check(beams)
+        return batch_from_rows(beams)
 
     # --- exactly once: as the log behind it --------------------------------------------------
 
@@ -285,7 +312,8 @@ def files_below(path: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(("_", ".")) and not name.endswith(".new"):
+            # Files at work end so, ours and those of LROSE's Radx.
+            if not name.startswith(("_", ".")) and not name.endswith((".new", ".tmp")):
                 yield Path(folder, name)
 
 
@@ -325,7 +353,7 @@ class VolumeWriter(BookedWriter):
         self._check_open()
         payloads = batch.column("payload").to_pylist()
         try:
-            check_rows(batch)
+            self._store.check(batch)
             with self._turn:
                 last = self._log.write_batch(batch)
         except BaseException:
@@ -336,7 +364,14 @@ class VolumeWriter(BookedWriter):
         self._bytes += sum(map(len, payloads))
         self._pending += len(payloads)
         if self._pending >= _PENDING or time.monotonic() - self._looked >= _LOOK:
-            self.flush()
+            with self._turn:
+                self._log.flush()
+            try:
+                self._look()
+            except (StorageError, LockTimeout) as error:
+                # The beams are taken: an error here would make its caller send them again.
+                self._pending, self._looked = 0, time.monotonic()
+                log.warning("%s: volumes wait in their log: %s", self.url, error)
         return last
 
     def flush(self) -> None:
@@ -458,7 +493,12 @@ class FilesReader(Worded, Reader):
 
     def _messages_in(self, path: Path) -> Iterator[Message]:
         try:
+            created = path.stat().st_mtime_ns
             rows = self._rows_in(path)
+        except (FileNotFoundError, NotFound):
+            log.warning("%s: %s was removed before it was read", self.url, path)
+            self._lost.add(Loss(self._next, self._next, DropReason.RETENTION))
+            return
         except Malformed as error:
             if self._options.damaged == "fail":
                 raise
@@ -466,7 +506,6 @@ class FilesReader(Worded, Reader):
             # Nobody knows how many rows it had: it counts as one.
             self._lost.add(Loss(self._next, self._next, DropReason.DAMAGED))
             return
-        created = path.stat().st_mtime_ns
         for message in messages_from_batch(batch_from_rows(rows)):
             yield message._replace(created_ns=created)
 

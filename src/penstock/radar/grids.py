@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import netCDF4
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BeforeValidator, model_validator
 from scipy.spatial import KDTree
 
 from penstock.core.errors import Malformed
 from penstock.core.options import Options
 from penstock.radar.beams import FIELD_TYPE, FIELDS, Field, field_names, values_of
-from penstock.radar.cfradial import first_of, gates_of, new_netcdf
+from penstock.radar.cfradial import first_of, free_name, gates_of, new_netcdf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,7 @@ __all__ = [
     "Axis",
     "Grid",
     "GridOptions",
+    "check_griddable",
     "grid_beams",
     "grid_from_row",
     "grid_name",
@@ -161,13 +162,9 @@ def grid_beams(beams: pa.Table, options: GridOptions = GridOptions()) -> Grid:  
     """
     if not beams.num_rows:
         raise Malformed("a volume", "rays", "at least one", 0)
+    check_griddable(beams, options)
     position = [first_of(beams, name) for name in ("latitude", "longitude", "altitude")]
-    if None in position[:2]:
-        raise Malformed("beams for a grid", "latitude and longitude", "of the radar", "null")
     names = list(options.fields or field_names(beams.schema))
-    for name in names:
-        if name not in field_names(beams.schema):
-            raise Malformed("beams for a grid", "field", field_names(beams.schema), name)
     latitude = position[0] if options.latitude is None else options.latitude
     longitude = position[1] if options.longitude is None else options.longitude
     gates = int(gates_of(beams).max())
@@ -191,6 +188,20 @@ def grid_beams(beams: pa.Table, options: GridOptions = GridOptions()) -> Grid:  
         fields,
         {name: _words_of(beams.schema.field(name)) for name in names},
     )
+
+
+def check_griddable(beams: pa.Table, options: GridOptions) -> None:
+    """Check that beams have what a grid is made of.
+
+    :raises Malformed: the radar's position is unknown, or a field is missing.
+    """
+    for name in ("latitude", "longitude"):
+        if first_of(beams, name) is None:
+            raise Malformed("beams for a grid", name, "that of the radar", "null")
+    known = field_names(beams.schema)
+    for name in options.fields or ():
+        if name not in known:
+            raise Malformed("beams for a grid", "field", f"one of {', '.join(known)}", name)
 
 
 def _words_of(column: pa.Field) -> Field:
@@ -328,10 +339,14 @@ def grid_from_row(row: pa.Table) -> Grid:
     for each in GRID_SCHEMA:
         if each.name not in row.column_names:
             raise Malformed("a grid", f"column {each.name}", each.type, "no column")
+        if not each.nullable and row.column(each.name).null_count:
+            raise Malformed("a grid", f"column {each.name}", each.type, "null")
     known = {name: row.column(name)[0].as_py() for name in GRID_SCHEMA.names}
     x, y, z = (np.asarray(known.pop(name), np.float64) for name in ("x0", "y0", "z0"))
     shape = len(z), len(y), len(x)
     names = [name for name in row.column_names if name not in GRID_SCHEMA.names]
+    for name in names:
+        _check_cells(row.column(name), name, math.prod(shape))
     return Grid(
         **known,
         x=x,
@@ -340,6 +355,14 @@ def grid_from_row(row: pa.Table) -> Grid:
         fields={name: values_of(row, name, math.prod(shape)).reshape(shape) for name in names},
         words={name: _words_of(row.schema.field(name)) for name in names},
     )
+
+
+def _check_cells(column: pa.ChunkedArray, name: str, cells: int) -> None:
+    if not pa.types.is_list(column.type):
+        raise Malformed("a grid", f"column {name}", FIELD_TYPE, column.type)
+    values = pc.list_value_length(column)[0].as_py()  # null: a field that it has not
+    if values is not None and values != cells:
+        raise Malformed("a grid", f"column {name}", f"{cells:,} values", f"{values:,}")
 
 
 # --- as files -------------------------------------------------------------------------------------
@@ -428,7 +451,6 @@ def _degrees(file: netCDF4.Dataset, grid: Grid) -> None:
 _STANDARD: Final = frozenset(
     {"equivalent_reflectivity_factor", "radial_velocity_of_scatterers_away_from_instrument"}
 )
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9_]")
 #: What CF's units library calls them.
 _UNITS: Final = {"dB": "0.1 lg(re 1)", "": "1"}
 
@@ -437,7 +459,7 @@ def _write_field(
     file: netCDF4.Dataset, name: str, values: NDArray[np.float32], words: Field
 ) -> None:
     variable = file.createVariable(
-        _PLAIN.sub("_", name),
+        free_name(file, name),
         "f4",
         ("time", "z0", "y0", "x0"),
         fill_value=_FILL,

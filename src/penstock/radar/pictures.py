@@ -103,6 +103,8 @@ class _Picture(NamedTuple):
     words: Mapping[str, Field]
     #: m/s beyond which velocities fold, if known.
     nyquist: float | None = None
+    #: What of the file is not on it, in words.
+    left_out: str = ""
 
 
 def file_of(place: str) -> Path:
@@ -148,7 +150,7 @@ def plot(
     :param sweeps: their numbers; by default all, up to nine panels
     :param level: of a grid, the height in kilometres; by default the largest value of each column
     :param min_snr: dB; gates of a volume that are weaker are not painted
-    :raises InvalidOption: the field or sweep does not exist.
+    :raises InvalidOption: the field or sweep does not exist, or there is no such kind of picture.
     :raises Malformed: the file is no volume or grid, or is damaged.
     :raises Unsupported: matplotlib is not installed.
     """
@@ -161,7 +163,8 @@ def plot(
     _paint(picture, Path(out), colourblind=colourblind)
     count = len(picture.panels)
     names = " ".join(dict.fromkeys(panel.field for panel in picture.panels))
-    return f"{names}, {count} panel{'s' if count > 1 else ''}: {picture.title}"
+    said = f"{names}, {count} panel{'s' if count > 1 else ''}: {picture.title}"
+    return f"{said}; {picture.left_out}" if picture.left_out else said
 
 
 def _is_netcdf(path: Path) -> bool:
@@ -201,7 +204,11 @@ def _of_volume(
         if number not in numbers:
             raise InvalidOption("sweep", number, "is not in the file", hint=f"it has {numbers}")
     panels, words = [], {}
-    for number in sweeps or numbers[: max(1, _MOST_PANELS // len(names))]:
+    chosen = list(sweeps or numbers[: max(1, _MOST_PANELS // len(names))])
+    left_out = ""
+    if len(chosen) < len(numbers) and not sweeps:
+        left_out = f"the first {len(chosen)} of {len(numbers)} sweeps, --sweep chooses others"
+    for number in chosen:
         is_of = pc.equal(pc.fill_null(beams.column("sweep_number"), 0), number)
         part, _ = volume_order(beams.filter(is_of))
         panels += [_panel(part, name, number, min_snr) for name in names]
@@ -212,7 +219,8 @@ def _of_volume(
     radar = first_of(beams, "radar") or "radar"
     start = int(pc.min(beams.column("time_ns")).as_py())
     limit = "" if min_snr is None else f", SNR at least {min_snr:g} dB"
-    return _Picture(f"{radar}, {_when(start)}{limit}", panels, words, first_of(beams, "nyquist"))
+    title = f"{radar}, {_when(start)}{limit}"
+    return _Picture(title, panels, words, first_of(beams, "nyquist"), left_out)
 
 
 def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _Panel:
@@ -316,13 +324,18 @@ def _paint(picture: _Picture, out: Path, *, colourblind: bool) -> None:
         facecolor=_BACKGROUND,
     )
     FigureCanvasAgg(figure)
+    engine: Any = figure.get_layout_engine()
+    engine.set(h_pad=0.12, w_pad=0.08)
     figure.suptitle(picture.title, color="white", fontsize=14, fontweight="bold")
     all_axes: Any = figure.subplots(down, across, squeeze=False)
     for axes, panel in zip(all_axes.flat, panels, strict=False):
         _paint_panel(axes, panel, picture, colourblind=colourblind)
     for axes in all_axes.flat[len(panels) :]:
         axes.set_visible(False)
-    figure.savefig(out, dpi=110, facecolor=_BACKGROUND)
+    try:
+        figure.savefig(out, dpi=110, facecolor=_BACKGROUND)
+    except ValueError as error:  # of matplotlib, which says what it can
+        raise InvalidOption("out", str(out), f"cannot be painted: {error}") from None
 
 
 def _paint_panel(axes: Any, panel: _Panel, picture: _Picture, *, colourblind: bool) -> None:
@@ -352,7 +365,10 @@ def _paint_panel(axes: Any, panel: _Panel, picture: _Picture, *, colourblind: bo
         axes.grid(color=_INK, alpha=0.2, linewidth=0.5)
     else:
         _rings(axes, panel.radius)
-    units = f" ({words.units})" if words.units else ""
+    if not np.isfinite(panel.values).any():
+        middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.6, "no values", color="white", fontsize=14, **middle)
+    units = f" ({words.units})" if words.units not in {"", "1"} else ""
     bar = axes.figure.colorbar(mesh, ax=axes, shrink=0.85, pad=0.015, aspect=32)
     bar.set_label(f"{panel.field}{units}", color=_INK)
     bar.ax.tick_params(colors=_INK)

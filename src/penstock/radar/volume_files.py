@@ -32,6 +32,8 @@ _SECOND: Final = 1_000_000_000
 _MOST_VALUES: Final = 500_000_000
 _MATRIX: Final = 2
 _CALIBRATION: Final = "r_calib_"
+#: Parts of the distance between two gates by which a gate may be elsewhere.
+_UNEVEN: Final = 0.25
 #: The seconds of times from 1678 to 2262, which fit 64 bits of nanoseconds.
 _LATEST: Final = 9_223_372_036
 
@@ -123,12 +125,12 @@ class _CfRadial:
         sweep_of, columns = self._sweeps()
         columns["time_ns"] = self._times()
         columns["volume_number"] = self._all(_whole(self._one("volume_number")))
-        spans = self._numbers("range")
-        spacing = float(spans[1] - spans[0]) if len(spans) > 1 else 1.0
-        columns["start_range"] = self._all(float(spans[0]))
-        columns["gate_spacing"] = self._all(
-            float(getattr(self._file["range"], "meters_between_gates", spacing))
+        start, spacing = _gates_of(
+            str(self._path),
+            self._numbers("range"),
+            getattr(self._file["range"], "meters_between_gates", None),
         )
+        columns["start_range"], columns["gate_spacing"] = self._all(start), self._all(spacing)
         for each in RAY_VARIABLES:
             if each.name in self._file.variables:
                 columns[each.column] = _nullable(self._file[each.name][:], each.kind)
@@ -158,14 +160,14 @@ class _CfRadial:
 
     def _times(self) -> NDArray[np.int64]:
         variable = self._file["time"]
-        base = _base_time(str(self._path), str(getattr(variable, "units", "")))
+        base, base_ns = _base_time(str(self._path), str(getattr(variable, "units", "")))
         seconds = np.ma.filled(variable[:].astype(np.float64), np.nan)
         if not np.isfinite(seconds).all() or np.abs(seconds + base).max() > _LATEST:
             raise Malformed(str(self._path), "time", "seconds that can be a date", "others")
         # The whole part apart: nanoseconds since 1970 do not fit a float.
         whole = np.floor(seconds)
         nanos = np.round((seconds - whole) * _SECOND)
-        return (whole.astype(np.int64) + base) * _SECOND + nanos.astype(np.int64)
+        return (whole.astype(np.int64) + base) * _SECOND + (nanos.astype(np.int64) + base_ns)
 
     def _sweeps(self) -> tuple[NDArray[np.int64], dict[str, Any]]:
         starts = self._numbers("sweep_start_ray_index")
@@ -242,17 +244,40 @@ class _CfRadial:
         return np.asarray(np.ma.filled(self._file[name][:], -1))
 
     def _texts(self, name: str) -> list[str] | None:
-        if name not in self._file.variables:
-            return None
-        raw = np.ma.filled(self._file[name][:], b"\0")
-        if raw.dtype.kind in "US" and raw.dtype.itemsize > 1 and raw.ndim == 1:
-            rows = [str(text) for text in raw]
+        kind = self._file[name].dtype if name in self._file.variables else float
+        if kind is not str and np.dtype(kind).kind not in "SU":
+            return None  # xradar writes NaN for words that it does not know
+        raw = np.ma.filled(self._file[name][:], "" if kind is str else b"\0")
+        if raw.ndim == 1 and (kind is str or raw.dtype.itemsize > 1):  # texts already
+            rows = [t.decode(errors="replace") if isinstance(t, bytes) else str(t) for t in raw]
         else:
             rows = [row.tobytes().decode(errors="replace") for row in np.atleast_2d(raw)]
         return [row.partition("\0")[0].strip() for row in rows]
 
 
-def _base_time(path: str, units: str) -> int:
+def _gates_of(path: str, spans: NDArray[Any], said: Any = None) -> tuple[float, float]:
+    """Return the metres to the first gate and from gate to gate.
+
+    :raises Malformed: there are no gates, or beams cannot say where they are.
+    """
+    if not len(spans):
+        raise Malformed(path, "gates", "at least one", 0)
+    places = spans.astype(np.float64)
+    start = float(places[0])
+    told = float(said) if isinstance(said, (int, float, np.number)) else 1.0
+    if len(places) == 1:
+        return start, told
+    steps = np.arange(len(places))
+    spacing = (float(places[-1]) - start) / steps[-1]
+    if not np.abs(places - start - spacing * steps).max() <= _UNEVEN * abs(spacing):
+        raise Malformed(path, "range", "gates at equal distances", "others")
+    # What the file says of it is rounded once, and its gates each for itself.
+    is_right = np.abs(places - start - told * steps).max() <= _UNEVEN * abs(spacing)
+    return start, told if is_right else spacing
+
+
+def _base_time(path: str, units: str) -> tuple[int, int]:
+    """Return the time from which seconds count: seconds since 1970, and nanoseconds."""
     text = units.removeprefix("seconds since ").strip()
     try:
         moment = dt.datetime.fromisoformat(text)
@@ -260,7 +285,8 @@ def _base_time(path: str, units: str) -> int:
         raise Malformed(path, "units of time", "seconds since a date", units) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
-    return int(moment.timestamp())
+    since = moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return since.days * 86_400 + since.seconds, since.microseconds * 1000
 
 
 def _whole(value: float | None) -> int | None:
@@ -359,8 +385,7 @@ def _sweep_beams(
     values = rays * sweep.sizes["range"] * len(fields)
     if values > _MOST_VALUES:
         raise Malformed("a sweep", "values", f"at most {_MOST_VALUES:,}", f"{values:,}")
-    spans = sweep["range"].values
-    spacing = float(spans[1] - spans[0]) if len(spans) > 1 else 1.0
+    start, spacing = _gates_of(f"sweep {number}", sweep["range"].values)
     mode = sweep["sweep_mode"].item() if "sweep_mode" in sweep else None
     columns: dict[str, Any] = {name: [value] * rays for name, value in common.items()}
     columns |= {
@@ -370,7 +395,7 @@ def _sweep_beams(
         "fixed_angle": [_scalar(sweep, "sweep_fixed_angle")] * rays,
         "sweep_number": [number] * rays,
         "sweep_mode": [mode.decode() if isinstance(mode, bytes) else mode] * rays,
-        "start_range": [float(spans[0])] * rays,
+        "start_range": [start] * rays,
         "gate_spacing": [spacing] * rays,
         "nyquist": [_scalar(sweep, "nyquist_velocity")] * rays,
     }

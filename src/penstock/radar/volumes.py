@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike, Reader
     from penstock.core.message import Message
 
-__all__ = ["Product", "VolumeSettings", "VolumeStore", "check_rows"]
+__all__ = ["Product", "VolumeSettings", "VolumeStore"]
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,12 @@ class Product(Protocol):
 
     #: For latest_data_info.
     data_type: str
+
+    def check(self, rows: pa.Table) -> None:
+        """Check that a file can be made of rows, before they are taken.
+
+        :raises Malformed: none can.
+        """
 
     def path_of(self, rows: pa.Table) -> str:
         """Return the path below the directory."""
@@ -188,6 +194,13 @@ class VolumeStore:
         #: Files written so far.
         self.files = 0
 
+    def check(self, batch: Batch) -> None:
+        """Check messages before they are appended.
+
+        :raises Malformed: no file can be made of one.
+        """
+        _check_rows(batch, self._product)
+
     def advance(self, *, finish: bool = False) -> int:
         """Write the ended volumes; return their number.
 
@@ -217,9 +230,7 @@ class VolumeStore:
 
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:
         """Sort new messages into volumes; tell whether the state has changed."""
-        rays = list(self._new_rays(book, reader))
-        # Tasks of Spark append one behind the other what they made side by side.
-        rays.sort(key=lambda ray: ray.time_ns)
+        rays = _ordered(list(self._new_rays(book, reader)))
         for ray in rays:
             self._place(book, ray)
         deadline = self._clock.now_ns() - int(self._settings.timeout * _SECOND)
@@ -248,9 +259,11 @@ class VolumeStore:
             return
         others = [volume for volume in book.open if volume.radar == ray.radar]
         for volume in others:
-            # One that is late must not end the volume that has begun meanwhile.
+            # One that is late must not end the volume that has begun meanwhile. Without numbers
+            # nothing else tells where a volume begins.
             is_next = volume.number != ray.number or ray.starts
-            if is_next and volume.newest_ns < ray.time_ns:
+            is_sure = ray.number is None and ray.starts
+            if is_next and (is_sure or volume.newest_ns < ray.time_ns):
                 self._end(book, volume, "next")
         volume = self._volume_of(book, ray)
         volume.add(ray)
@@ -357,7 +370,8 @@ class VolumeStore:
                 book = _Book(position=bounds.oldest)
             elif position < book.position:  # a power failure cut it, and numbers come again
                 book.position = position
-                book.open = [cut for volume in book.open if (cut := _cut(volume, position)).runs]
+                for volumes in (book.open, book.writing):
+                    volumes[:] = [cut for volume in volumes if (cut := _cut(volume, position)).runs]
         book.epoch = bounds.epoch
         book.position = max(book.position, bounds.oldest)
         return book
@@ -371,6 +385,32 @@ class VolumeStore:
     def _trim(self, book: _Book) -> None:
         first = [run[0] for volume in book.open for run in volume.runs]
         trim_log(self.log_url, Limits(before_seq=min([*first, book.position])))
+
+
+def _ordered(rays: list[_Ray]) -> list[_Ray]:
+    """Return rays volume after volume, as these came, each in the order of its times.
+
+    Tasks of Spark append one behind the other what they made side by side, so that times tell the
+    order. But a clock that is set back must not mix two volumes, nor put what follows it before the
+    ray that began its volume, or behind the one that ended it. Of volumes without numbers only
+    the order in which rays came tells where one ends.
+    """
+    came: dict[tuple[str | None, int | None], int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    groups = [came.setdefault((ray.radar, ray.number), len(came)) for ray in rays]
+    for group, ray in zip(groups, rays, strict=True):
+        first.setdefault(group, ray.seq)
+        last[group] = ray.seq
+
+    def place(item: tuple[int, _Ray]) -> tuple[int, int, int, int]:
+        group, ray = item
+        is_first = ray.starts and ray.seq == first[group]
+        is_last = ray.ends and ray.seq == last[group]
+        time_ns = 0 if ray.number is None else ray.time_ns
+        return group, is_last - is_first, time_ns, ray.seq
+
+    return [ray for _, ray in sorted(zip(groups, rays, strict=True), key=place)]
 
 
 def _free_path(wanted: Path, unfinished: Path) -> Path:
@@ -411,7 +451,7 @@ def _rows(batches: Iterable[Batch]) -> pa.Table:
     ]
     if not parts:
         raise PenstockError("the beams of a volume are gone from its log")
-    return pa.concat_tables(parts, promote_options="default").combine_chunks()
+    return parts[0] if is_grid_row(parts[0].schema) else together(parts)
 
 
 def _row_of(payload: BytesLike, what: str) -> pa.Table:
@@ -421,8 +461,8 @@ def _row_of(payload: BytesLike, what: str) -> pa.Table:
         raise Malformed(what, "payload", error.expected, error.found) from None
 
 
-def check_rows(batch: Batch) -> None:
-    """Check that each message is one ray of a volume, or one grid.
+def _check_rows(batch: Batch, product: Product) -> None:
+    """Check that each message is one ray of a volume, or one grid, as the product takes it.
 
     :raises Malformed: a message is neither.
     """
@@ -431,9 +471,13 @@ def check_rows(batch: Batch) -> None:
         if row.num_rows != 1:
             raise Malformed("a beam", "rows", 1, row.num_rows)
     rays = [row for row in rows if not is_grid_row(row.schema)]
+    for row in rows:
+        if is_grid_row(row.schema):
+            product.check(row)
     if not rays:
         return
     beams = together(rays)
+    product.check(beams)
     for name in ("azimuth", "elevation", "start_range", "gate_spacing"):
         values = beams.column(name).to_numpy()
         if not np.isfinite(values).all():

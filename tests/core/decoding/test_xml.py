@@ -136,3 +136,18 @@ def test_a_value_that_no_record_holds_is_refused(value: int | None) -> None:
     rows = pa.record_batch({"angle": [1.0], "gates": pa.array([value], pa.int64())})
     with pytest.raises(Malformed, match="column gates"):
         encode_structs(options.described(), rows)
+
+
+def test_a_number_beyond_a_record_is_refused_and_an_infinite_one_is_kept() -> None:
+    options = parse_decoding({"format": "struct", "layout": "fl32 b; si32 a[3];"})
+    assert isinstance(options, StructOptions)
+    schema = pa.schema([("b", pa.float64()), ("a", pa.list_(pa.int64()))])
+
+    def encoded(*values: float) -> bytes:
+        rows = [{"b": value, "a": [1, 2, 3]} for value in values]
+        return encode_structs(options.described(), pa.RecordBatch.from_pylist(rows, schema))
+
+    with pytest.raises(Malformed, match=r"column b .* 1e\+300"):
+        encoded(1.0, 1e300)
+    assert encoded(float("inf"))[:4] == b"\x00\x00\x80\x7f"
+    assert encoded() == b""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     NotFound,
+    PenstockError,
     PositionError,
+    StorageError,
 )
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 from penstock.relay import Relay, relay_options
+from support.small_disks import small_disk_at
 
 KINDS = ["parquet", "arrow", "csv", "jsonl", "mcap"]
 ID = StreamId(bytes(range(16)))
@@ -41,7 +46,7 @@ messages = st.builds(
     type=st.integers(-(2**31), 2**31 - 1),
     subtype=st.integers(-(2**31), 2**31 - 1),
     stream=st.none() | st.binary(min_size=16, max_size=16).map(StreamId),
-    attributes=st.none() | st.binary(min_size=1, max_size=20),
+    attributes=st.none() | st.binary(max_size=20),
     payload=st.binary(max_size=40) | st.text(max_size=20).map(lambda text: text.encode()),
 )
 
@@ -122,6 +127,24 @@ def test_a_file_is_whole_or_not_there(
     assert "replace=true" in str(raised.value.hint)
     assert [message.payload for message in read(f"{kind}:{path}")] == [b"a"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_write_that_failed_there_is_no_file_with_a_gap(tmp_path: Path, kind: str) -> None:
+    some_rows = [Message(i, i, 1000 + i, 0, 0, None, None, os.urandom(300_000)) for i in range(120)]
+    with small_disk_at(tmp_path / "disk", "2m") as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(1_500_000))
+        writer = open_writer(f"{kind}:{disk}/file")
+        batches = [batch_from_messages([message]) for message in some_rows]
+        with pytest.raises(StorageError, match="No space left"):
+            deque(map(writer.write_batch, batches), maxlen=0)
+        ballast.unlink()
+        with pytest.raises(PenstockError, match="rows would be missing"):
+            writer.write(b"more")
+        with pytest.raises(PenstockError, match="rows would be missing"):
+            writer.close()
+        assert list(disk.iterdir()) == []
 
 
 def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:
@@ -208,6 +231,50 @@ def test_rows_of_others_are_json_payloads(tmp_path: Path) -> None:
         b'{"payload": "x", "y": 1}',
     ]
     assert lines[0].time_ns == 5
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_of_others_keep_their_nanoseconds(
+    tmp_path: Path, kind: str, zone: str | None
+) -> None:
+    moments = [1_750_000_000_123_456_789, 1_750_000_000_123_456_000, 1_750_000_000_000_000_000]
+    moments += [-1, 0]
+    days = [abs(ns) % 86_400_000_000_000 for ns in moments]
+    table = pa.table(
+        {
+            "at": pa.array([*moments, None], pa.timestamp("ns", zone)),
+            "day": pa.array([*days, 1], pa.time64("ns")),
+        }
+    )
+    path = tmp_path / "file"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    found = [json.loads(message.payload) for message in read(f"{kind}:{path}")]
+    end = "" if zone is None else "+00:00"
+    assert [row.get("at") for row in found] == [
+        f"2025-06-15T15:06:40.123456789{end}",
+        f"2025-06-15T15:06:40.123456{end}",
+        f"2025-06-15T15:06:40{end}",
+        f"1969-12-31T23:59:59.999999999{end}",
+        f"1970-01-01T00:00:00{end}",
+        None,
+    ]
+    assert [row["day"] for row in found] == [
+        *("15:06:40.123456789", "15:06:40.123456", "15:06:40"),
+        *("00:00:00.000000001", "00:00:00", "00:00:00.000000001"),
+    ]
+
+
+def test_a_time_that_mcap_cannot_tell_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = Message(0, -5, 10, 0, 0, None, None, b"x")
+    written(f"mcap:{tmp_path}/file", [old, old._replace(time_ns=5)])
+    assert "1 times before 1970" in caplog.text
 
 
 def test_columns_of_csv_may_be_text(tmp_path: Path) -> None:

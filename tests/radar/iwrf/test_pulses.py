@@ -89,6 +89,13 @@ def test_silence_and_equal_powers_divide_by_nothing() -> None:
             np.testing.assert_allclose(found, values, atol=2e-4)
 
 
+def test_what_a_16_bit_float_cannot_hold_is_the_largest_of_its_sign() -> None:
+    iq = np.array([[9 + 1e20j, -9 - 3e38j]], np.complex64)
+    top, bottom = 4095 / 1024 * 10**0.3, -4096 / 1024 * 10**0.3
+    found = PulseDecoder().feed(make_pulse(iq, encoding=4)).iq
+    np.testing.assert_allclose(found, [top, top, bottom, bottom], rtol=1e-6)
+
+
 def test_what_only_float_has_is_refused_elsewhere() -> None:
     bad = np.array([1, np.nan], np.float32)
     encode(Encoding.FL32, bad)

@@ -27,6 +27,7 @@ from penstock.core.errors import (
     StorageError,
     WriteTimeout,
 )
+from penstock.core.overflow import DropReason
 from penstock.core.worker import Worker
 from penstock.protocols.lrose.ds_message import DsMessage, Part
 from penstock.radar.iwrf import files
@@ -149,6 +150,25 @@ def test_files_are_followed_as_they_grow_and_as_others_come(tmp_path: Path) -> N
                 break
         assert pulse_numbers(got) == list(range(35))
         assert reader.statistics().lost == 0
+
+
+def test_a_file_that_comes_too_late_is_said_once_and_its_packets_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packets = scan(40, every=1000)
+    (tmp_path / "20250615_2.iwrf_ts").write_bytes(b"".join(packets))
+    late = tmp_path / "20250615_1.iwrf_ts"  # as after a clock was set back
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert len(payloads_of(reader)) == len(packets)
+        late.write_bytes(b"".join(packets[:10]))
+        until(lambda: not reader.read(0) and reader.statistics().lost == 10)
+        late.write_bytes(b"".join(packets[:15]))
+        until(lambda: not reader.read(0) and reader.statistics().lost == 15)
+        (tmp_path / "20250615_3.iwrf_ts").write_bytes(b"".join(packets))
+        found = reader.read_batch(len(packets), timeout=10)
+        assert found.column("payload").to_pylist() == packets
+        assert {loss.reason for loss in reader.statistics().losses} == {DropReason.EXPIRED}
+    assert caplog.text.count("came too late") == 1
 
 
 def test_a_reader_stands_anywhere(tmp_path: Path) -> None:

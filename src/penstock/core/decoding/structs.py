@@ -205,10 +205,16 @@ def encode_structs(layout: Layout, rows: pa.RecordBatch) -> bytes:
     return records.tobytes()
 
 
+#: Of numbers with a fraction: what Python's own have.
+_WIDEST: Final = {"f": np.float64, "c": np.complex128}
+
+
 def _field_values(column: pa.Array, item: Item) -> NDArray[Any]:
     if column.null_count:
         raise ValueError("null, which a struct has no place for")
     plain: list[Any] = column.to_pylist()
+    if not plain:  # an array of none has no shape
+        return np.zeros((0, *item.shape), item.dtype)
     if item.dtype.kind in "SV":
         size = item.dtype.itemsize
         texts = [text.encode() if isinstance(text, str) else bytes(text) for text in plain]
@@ -220,9 +226,14 @@ def _field_values(column: pa.Array, item: Item) -> NDArray[Any]:
     values = np.array(plain)
     if values.shape != (len(plain), *item.shape):
         raise ValueError(f"values of the shape {values.shape[1:]}")
-    stored = values.astype(item.dtype)
+    with np.errstate(over="ignore"):  # which is an error here
+        stored = values.astype(item.dtype)
     if item.dtype.kind in "iu" and not (stored == values).all():
         raise ValueError(f"{values[stored != values][0]}")
+    if item.dtype.kind in "fc":
+        is_beyond = np.isinf(stored) & np.isfinite(values.astype(_WIDEST[item.dtype.kind]))
+        if is_beyond.any():
+            raise ValueError(f"{values[is_beyond][0]}")
     return stored
 
 

@@ -189,15 +189,19 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         self._failed = 0
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
-        if not options.replace and path.exists():
-            raise AlreadyExists(
-                f"there is a file {path}", hint="add ?replace=true to write over it, or remove it"
-            )
+        #: A write failed, so that rows are missing in the file.
+        self._is_broken = False
         self._unfinished = path.with_name(f"{path.name}.new")
         with contextlib.ExitStack() as stack, _storage_errors("writing", self._unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = stack.enter_context(_locked_file(self._unfinished))
             stack.callback(self._unfinished.unlink, missing_ok=True)
+            # Under the lock: another writer may just have finished it.
+            if not options.replace and path.exists():
+                raise AlreadyExists(
+                    f"there is a file {path}",
+                    hint="add ?replace=true to write over it, or remove it",
+                )
             self._sink = format.sink(self._file, schema, options)
             stack.pop_all()
 
@@ -235,6 +239,7 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         check_batch(batch)
         if not batch.num_rows:
             return None
+        self._check_whole()
         sizes = pc.binary_length(batch.column("payload"))
         if self._largest is not None and (size := pc.max(sizes).as_py()) > self._largest:
             self._refused += batch.num_rows
@@ -269,9 +274,22 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
     def _write_pending(self) -> None:
         table = pa.Table.from_batches(self._pending).combine_chunks()
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        self._is_broken = True  # until all of it is written
         with _storage_errors("writing", self._unfinished):
             for rows in table.to_batches():
                 self._sink.write(rows)
+        self._is_broken = False
+
+    def _check_whole(self) -> None:
+        """Check that no write has failed, after which the file could only have a gap.
+
+        :raises PenstockError: one has.
+        """
+        if self._is_broken:
+            raise PenstockError(
+                f"{self.url}: a write failed, and rows would be missing in the file",
+                hint="make room, and begin again",
+            )
 
     def _close(self, *, finished: bool) -> None:
         if self._is_closed:
@@ -279,6 +297,7 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         self._is_closed = True
         try:
             if finished:
+                self._check_whole()
                 if self._pending:
                     self._write_pending()
                 with _storage_errors("writing", self._path):

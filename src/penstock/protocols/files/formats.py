@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,6 +30,7 @@ __all__ = [
     "WriterOptions",
     "json_rows",
     "messages_of",
+    "python_rows",
 ]
 
 #: Rows per read.
@@ -130,8 +132,36 @@ def json_rows(rows: pa.RecordBatch) -> list[bytes]:
             ensure_ascii=False,
             separators=(",", ":"),
         ).encode(errors="surrogatepass")
-        for row in rows.to_pylist()
+        for row in python_rows(rows)
     ]
+
+
+def python_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dictionaries; times keep their nanoseconds, for which Python has no type."""
+    for index, field in enumerate(rows.schema):
+        if field.type == pa.time64("ns") or (
+            pa.types.is_timestamp(field.type)
+            and field.type.unit == "ns"
+            and field.type.tz in {None, "UTC"}
+        ):
+            texts = _texts_of_times(rows.column(index))
+            rows = rows.set_column(index, field.with_type(pa.string()), texts)
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def _texts_of_times(column: pa.Array) -> pa.Array:
+    """Return times as ISO 8601 has them: with 9 digits of a second, 6, or none, as needed."""
+    is_time = pa.types.is_time(column.type)
+    zone = "" if is_time or column.type.tz is None else "+00:00"
+    known = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    nanos = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+    moments = np.datetime_as_string(nanos.astype("datetime64[ns]"))
+    texts = [
+        (text[11:] if is_time else text).removesuffix("000").removesuffix(".000000") + zone
+        for text in moments.tolist()
+    ]
+    return pa.array(texts, pa.string(), mask=~known)
 
 
 def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:

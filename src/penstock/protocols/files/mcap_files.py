@@ -7,6 +7,7 @@ is a stream, type and subtype, stored in its metadata.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from penstock.protocols.files.formats import RowSink
 
 __all__ = ["McapFormat"]
+
+log = logging.getLogger(__name__)
 
 _INT32: Final = range(-(2**31), 2**31)
 _SCHEMA_TYPES: Final = (
@@ -112,6 +115,8 @@ class _McapSink:
             described = json.dumps(_json_schema(schema)).encode()
             self._schema = self._writer.register_schema("penstock.decoded", "jsonschema", described)
         self._channels: dict[tuple[StreamId | None, int, int], int] = {}
+        #: Messages from before 1970, of which the format cannot tell when.
+        self._too_old = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         if self._is_plain:
@@ -125,6 +130,7 @@ class _McapSink:
                 for header, payload in zip(headers, payloads, strict=True)
             ]
         for message in messages:
+            self._too_old += min(message.time_ns, message.created_ns) < 0
             self._writer.add_message(
                 channel_id=self._channel(message),
                 log_time=max(0, message.created_ns),
@@ -151,6 +157,8 @@ class _McapSink:
 
     def close(self) -> None:
         self._writer.finish()  # type: ignore[no-untyped-call]
+        if self._too_old:
+            log.warning("mcap: %d times before 1970 are stored as 1970", self._too_old)
 
 
 _NO_HEADER: Final = {

@@ -21,7 +21,13 @@ from penstock.core.json_lines import (
 )
 from penstock.core.message import Message
 from penstock.core.options import Options
-from penstock.protocols.files.formats import AT_ONCE, FileFormat, WriterOptions, messages_of
+from penstock.protocols.files.formats import (
+    AT_ONCE,
+    FileFormat,
+    WriterOptions,
+    messages_of,
+    python_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,9 +120,11 @@ def _joined(path: Path, rows: pa.RecordBatch) -> pa.RecordBatch:
         at = rows.schema.get_field_index(coded)
         if at < 0 or not pa.types.is_string(rows.column(at).type):
             continue
+        # A quoted nothing is empty; elsewhere other programs quote what they leave out, too.
+        nothing = (None,) if name == "attributes" else (None, "")
         try:
             column = pa.array(
-                [None if not text else decode(text) for text in rows.column(at).to_pylist()],
+                [None if text in nothing else decode(text) for text in rows.column(at).to_pylist()],
                 pa.binary(),
             )
         except ValueError as error:
@@ -219,7 +227,7 @@ class _JsonSink:
         if self._is_plain:
             self._file.writelines([json_line(each) for each in messages_from_batch(rows)])
         else:
-            lines = [json.dumps(row, default=plain_json) + "\n" for row in rows.to_pylist()]
+            lines = [json.dumps(row, default=plain_json) + "\n" for row in python_rows(rows)]
             self._file.writelines([line.encode() for line in lines])
 
     def close(self) -> None:

@@ -225,6 +225,8 @@ class IwrfFileReader(Replayable, Worded, Reader):
             time.sleep(_LOOK)
         #: Files in their order; those that were removed stay, because numbers count them.
         self._files = files_in(place)
+        #: Files with a name before that of the newest when they came: they are not read.
+        self._late: dict[Path, _Counted] = {}
         self._looked = time.monotonic()
         #: Which file, how far in it, and the number of the packet there.
         self._index = self._offset = self._next = 0
@@ -313,6 +315,18 @@ class IwrfFileReader(Replayable, Worded, Reader):
         self._index += 1
         self._offset = 0
 
+    def _pass_over(self, path: Path) -> None:
+        """Count the packets of a file that came too late; it may still grow."""
+        if path not in self._late:
+            log.warning("%s: %s came too late, and is not read", self.url, path.name)
+            self._late[path] = _Counted(path)
+        late = self._late[path]
+        before = late.packets
+        late.count(is_last=True)
+        if late.packets > before:
+            last = self._next + late.packets - before - 1
+            self._damaged.add(Loss(self._next, last, DropReason.EXPIRED))
+
     def _look_around(self) -> bool:
         """Look for new files; tell whether there is one to read."""
         now = time.monotonic()
@@ -323,11 +337,10 @@ class IwrfFileReader(Replayable, Worded, Reader):
             for path in files_in(self._place):
                 if path in known:
                     continue
-                if path.name < last:
-                    log.warning("%s: %s came too late, and is not read", self.url, path.name)
-                    known.add(path)
-                    continue
-                self._files.append(path)
+                if path in self._late or path.name < last:
+                    self._pass_over(path)
+                else:
+                    self._files.append(path)
         return self._index < len(self._files) - 1 or (
             self._index < len(self._files) and not self._offset
         )

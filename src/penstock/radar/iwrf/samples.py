@@ -231,7 +231,7 @@ def _to_dbm_phase(values: NDArray[np.float32]) -> Encoded:
 
 def _to_sigmet(values: NDArray[Any]) -> NDArray[np.uint16]:
     steps = values.astype(np.float64) / _SIGMET_STEP
-    small = np.rint(steps)
+    small = np.clip(np.rint(steps), -4096, 4096)  # beyond that it is not small
     fraction, power = np.frexp(steps)
     mantissa = np.rint(fraction * 4096).astype(np.int64)
     exponent = power - 11

@@ -157,7 +157,11 @@ def _start(stack: ExitStack, url: str, run: int, count: int) -> subprocess.Popen
     arguments = [sys.executable, "-m", "penstock.cli.bench_reader", url, str(run), str(count)]
     process = stack.enter_context(
         subprocess.Popen(  # noqa: S603 - it is this program
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C is for the command, which ends them
         )
     )
     stack.callback(process.kill)

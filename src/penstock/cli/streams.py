@@ -17,7 +17,7 @@ import typer
 from penstock.cli.messages import Url
 from penstock.cli.output import is_terminal, note, one_line, standard_output
 from penstock.core import endpoints
-from penstock.core.errors import InvalidURL, NotFound, PenstockError
+from penstock.core.errors import DamagedQueue, InvalidURL, NotFound, PenstockError
 from penstock.core.units import format_duration, format_size
 from penstock.core.url import URL
 
@@ -127,7 +127,8 @@ class Listed:
     newest_seq: int | None = None
     writer: int | None = None
     readers: tuple[dict[str, Any], ...] = ()
-    #: Messages lost before these readers could read them.
+    #: Messages that are gone and that these readers have not passed yet, and those that groups
+    #: have lost. A reader passes a message with its next call.
     lost: int = 0
     error: str = ""
 
@@ -158,7 +159,8 @@ def look_at(url: str) -> Listed:
     try:
         found = endpoints.describe(url)
     except PenstockError as error:
-        return Listed(url, error=one_line(error))
+        kind = "damaged" if isinstance(error, DamagedQueue) else "unreadable"
+        return Listed(url, kind, error=one_line(error))
     details = found.details
     readers = [
         {"name": each["name"], "pid": each["pid"], "alive": each["alive"], "behind": each["behind"]}
@@ -234,7 +236,7 @@ def _lines(listed: list[Listed], *, is_plain: bool) -> Iterator[str]:
 
 def _cells(each: Listed, now: int) -> list[str]:
     if each.error:
-        return [each.url, "damaged"]
+        return [each.url, each.kind]
     alive = len(each.readers) - each.dead
     readers = [str(alive)] if alive else []
     readers += [f"{each.dead} dead"] if each.dead else []
@@ -252,7 +254,9 @@ def _cells(each: Listed, now: int) -> list[str]:
 
 
 def _coloured(title: str, cell: str, padded: str) -> str:
-    if (title == "readers" and "dead" in cell) or (title == "kind" and cell == "damaged"):
+    if (title == "readers" and "dead" in cell) or (
+        title == "kind" and cell in {"damaged", "unreadable"}
+    ):
         return typer.style(padded, fg="red")
     if title in {"writer", "readers"} and cell != "-":
         return typer.style(padded, fg="green")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from penstock.cli.output import is_terminal
 from penstock.core.errors import Unsupported
 from penstock.core.units import parse_duration
 
@@ -48,4 +50,6 @@ def top(
         every=max(0.1, parse_duration(every)),
         decode=decode,
     )
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
+        raise Unsupported("top needs a terminal", hint="penstock ls prints the same, once")
     app.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import typer
 from penstock.cli.messages import LOST, Url
 from penstock.cli.output import note
 from penstock.core import endpoints
-from penstock.core.errors import AlreadyExists, NotFound, PenstockError, Unsupported
+from penstock.core.errors import AlreadyExists, NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.units import format_duration, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def bench(
     if length < _LEAST:
         raise typer.BadParameter(f"--size is at least {_LEAST}")
     if plot is not None:
-        _check_pictures()
+        _check_pictures(plot)
     is_new = not _is_there(url)
     if not is_new and not force:
         raise AlreadyExists(
@@ -250,9 +251,14 @@ def _percentiles(reader: dict[str, Any]) -> list[str]:
     return [format_duration(value / 1e9) for value in chosen]
 
 
-def _check_pictures() -> None:
+def _check_pictures(path: Path) -> None:
+    """Check what can be checked before something is measured."""
     if find_spec("matplotlib") is None:
         raise Unsupported("--plot needs matplotlib", hint="pip install 'penstock[pictures]'")
+    if path.suffix.lower() not in {".png", ".svg"}:
+        raise typer.BadParameter(f"--plot {path}: give a name that ends with .png or .svg")
+    if not os.access(path.parent, os.W_OK):
+        raise NotFound(f"no file can be written to {path.parent}", hint="look at the path")
 
 
 def _draw(found: Measured, path: Path) -> None:
@@ -274,5 +280,8 @@ def _draw(found: Measured, path: Path) -> None:
     axes.grid(visible=True, alpha=0.3)
     if found.readers:
         axes.legend()
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise StorageError("writing", str(path), error) from error
     note(f"penstock: {path} shows the latencies")

@@ -155,7 +155,9 @@ def tail(
     grep: Grep = None,
     as_json: Json = False,
     raw: Raw = False,
+    hex: Hex = False,
     delimiter: Delimiter = None,
+    null: Null = False,
     format: Format = None,
     decode: Decode = None,
 ) -> None:
@@ -163,7 +165,8 @@ def tail(
     shown = _Lines(
         as_json=as_json,
         raw=raw,
-        delimiter=delimiter,
+        hex=hex,
+        delimiter="\\0" if null else delimiter,
         template=format,
         decode=decode,
         where=where,
@@ -246,10 +249,16 @@ def _print(
 def open_at(url: str, start: Position | int, **options: object) -> Reader:
     """Open a stream at a position, or `start` messages before its end.
 
+    :raises PositionError: there is no message of that number yet.
     :raises Unsupported: the stream cannot seek, and so not count from its end.
     """
     if isinstance(start, Position):
-        return open_reader(url, start, **options)
+        try:
+            return open_reader(url, start, **options)
+        except PositionError as error:
+            if error.end is not None:  # its hint is for programs
+                error.hint = "--from end --follow waits for the next one"
+            raise
     with ExitStack() as stack:
         reader = stack.enter_context(open_reader(url, Position.END, **options))
         bounds = reader.bounds()

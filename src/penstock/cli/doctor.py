@@ -19,6 +19,7 @@ from rich.text import Text
 
 import penstock
 from penstock.cli.console import console
+from penstock.cli.output import standard_output
 from penstock.core.endpoints import schemes
 from penstock.core.units import format_size
 from penstock.pipeline.run import java
@@ -66,10 +67,11 @@ def doctor(
         _spark(),
         _program("cc", "apt-get install gcc", "to build the native core from source"),
     ]  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        console.print(_table(findings))
+    with standard_output():
+        if as_json:
+            typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        else:
+            console.print(_table(findings))
     if any(finding.is_fine is False for finding in findings):
         raise typer.Exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -58,7 +59,7 @@ From = Annotated[
         "--from",
         metavar="POSITION",
         help="Where to start: start, end, last, a sequence number, -10 (from the end), or a time: "
-        "2026-05-01T12:00Z, 12:00, yesterday, -10m.",
+        "2026-05-01T12:00Z, 12:00, yesterday, -10m (in UTC).",
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")]
@@ -273,6 +274,8 @@ def _written(so_far: WriterStatistics) -> str:
 def _read_file(path: Path) -> bytes:
     try:
         if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, "standard input is closed")  # noqa: TRY301
             return sys.stdin.buffer.read()
         return path.read_bytes()
     except OSError as error:
@@ -301,10 +304,11 @@ def _has_overwritten(url: str, written: int) -> bool:
     kept = describe(url)
     if not kept.slots or kept.count >= written:
         return False
-    size = format_size(max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2))
-    larger = f"penstock create '{kept.url.partition('?')[0]}?slots={written}&size={size}'"
+    size = max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2)
+    larger = f"{kept.url.partition('?')[0]}?slots={written}&size={-(-size >> 20)}M"
     note(
-        f"penstock: the queue holds {kept.slots:,} messages: the first {written - kept.count:,} "
-        f"are overwritten (hint: make it larger first: {larger})"
+        f"penstock: the queue holds {kept.count:,} messages: the first {written - kept.count:,} "
+        f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "
+        f"penstock create --replace '{larger}')"
     )
     return True

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock.cli.console import console
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, note
+from penstock.cli.output import bar, note, standard_output
 from penstock.core import endpoints
 from penstock.core.units import format_duration, format_size, format_time
 from penstock.core.url import URL
@@ -77,9 +77,10 @@ def info(
 ) -> None:
     """Show what a stream holds: its shape, oldest and youngest message, how full it is."""
     found = endpoints.describe(url)
-    if as_json:
-        typer.echo(json.dumps(found.as_dict()))
-    else:
+    with standard_output():
+        if as_json:
+            typer.echo(json.dumps(found.as_dict()))
+            return
         console.print(_info_table(found))
         if readers := found.details.get("readers") or found.details.get("cursors"):
             console.print(_readers_table(readers, found))

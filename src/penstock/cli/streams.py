@@ -17,7 +17,7 @@ import typer
 from penstock.cli.messages import Url
 from penstock.cli.output import is_terminal, note, one_line, standard_output
 from penstock.core import endpoints
-from penstock.core.errors import DamagedQueue, InvalidURL, NotFound, PenstockError
+from penstock.core.errors import DamagedQueue, InvalidURL, NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration, format_size
 from penstock.core.url import URL
 
@@ -65,8 +65,8 @@ def ls(
     urls = [url for place in places or ["."] for url in found_at(place, recursive=recursive)]
     listed = [look_at(url) for url in dict.fromkeys(urls)]
     if as_json:
-        for each in listed:
-            typer.echo(json.dumps(each.as_dict()))
+        with standard_output() as out:
+            out.writelines(json.dumps(each.as_dict()).encode() + b"\n" for each in listed)
     elif listed:
         is_plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
         with standard_output() as out:
@@ -304,6 +304,9 @@ def _removal(url: str, *, force: bool) -> PenstockError | None:
     try:
         held = endpoints.describe(url).count
         endpoints.remove(url, force=force)
+    except NotFound as error:
+        error.hint = "penstock ls shows what there is"  # and not how to create it
+        return error
     except PenstockError as error:
         return error
     typer.echo(f"removed {url.partition('?')[0]} ({held:,} message{'' if held == 1 else 's'})")
@@ -329,10 +332,14 @@ def resize(
     if slots is None and size is None:
         raise typer.BadParameter("give --slots, --size or both")
     before = endpoints.describe(url)
-    endpoints.resize(url, slots=slots, size=size)
+    try:
+        endpoints.resize(url, slots=slots, size=size)
+    except Unsupported as error:
+        error.hint = error.hint or "copy it to a queue of the size that you want: penstock cp"
+        raise
     now = endpoints.describe(url)
     typer.echo(
         f"{url.partition('?')[0]}: {before.slots:,} to {now.slots:,} slots, "
         f"{format_size(before.buffer_size)} to {format_size(now.buffer_size)}; "
-        f"{now.count:,} messages kept"
+        f"{now.count:,} message{'' if now.count == 1 else 's'} kept"
     )

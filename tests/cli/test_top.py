@@ -88,6 +88,27 @@ def test_the_order_follows_the_streams_and_the_cursor_stays_on_its_own(tmp_path:
     asyncio.run(look())
 
 
+def test_a_column_grows_with_what_is_in_it(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/a?slots=2048&size=1M"
+    fill(url, 1)
+
+    async def look() -> None:
+        app = screen(tmp_path)
+        async with app.run_test(size=(150, 20)) as pilot:
+            table = app.query_one(DataTable)
+            before = [column.content_width for column in table.columns.values()]
+            with open_writer(url) as writer:
+                writer.write_many([b"x" * 100] * 2000)
+                app.look()
+                await pilot.pause()
+            cells = table.get_row_at(0)
+            now = [column.content_width for column in table.columns.values()]
+            assert all(len(cell) <= width for cell, width in zip(cells, now, strict=True))
+            assert now != before
+
+    asyncio.run(look())
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -67,7 +67,9 @@ class Measured:
 
 def bench(
     url: Url,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Messages.")] = 100_000,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Messages to write.")
+    ] = 100_000,
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of each, such as 1k.")] = "128",
     rate: Annotated[
         float | None,
@@ -91,7 +93,11 @@ def bench(
 
     A stream that it makes is removed at the end. Latency is from the call that writes a message to
     the call that returns it, in another process. Exit code 3 if messages were lost: a queue keeps
-    its newest ones, so give a rate, or let the writer wait: 'fmq:/tmp/x?hold=…'.
+    its newest ones, so give a rate, or measure a log.
+
+    Examples:
+      penstock bench fmq:/dev/shm/test --rate 10000 --readers 2 --plot late.png
+      penstock bench log:/tmp/test -n 1000000
     """
     length = parse_size(size)
     if length < _LEAST:
@@ -264,19 +270,21 @@ def _check_pictures(path: Path) -> None:
 def _draw(found: Measured, path: Path) -> None:
     """Draw the distribution of latencies of each reader."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, reader in enumerate(found.readers, 1):
         curve = reader["latencies_ns"]
         shares = [100 * i / (len(curve) - 1) for i in range(len(curve))]
-        late = [value / 1e3 for value in curve]
+        late = [value / 1e9 for value in curve]
         axes.plot(shares, late, label=f"reader {number}, {reader['lost']:,} lost")
     axes.set_yscale("log")
     axes.set_xlabel("messages, %")
-    axes.set_ylabel("latency at most, µs")
+    axes.set_ylabel("latency at most")
+    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))  # 100 µs, 1 ms, 10 ms
     asked = "" if found.rate is None else f" at {found.rate:g}/s"
-    axes.set_title(f"{found.url}: {found.count:,} of {format_size(found.size)}{asked}")
+    axes.set_title(f"{found.url}: {found.count:,} messages of {format_size(found.size)}{asked}")
     axes.grid(visible=True, alpha=0.3)
     if found.readers:
         axes.legend()

@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     from penstock.core.statistics import WriterStatistics
 
 __all__ = [
-    "LEAST",
     "LOST",
-    "MOST",
     "Follow",
     "From",
     "Register",
     "Url",
     "add_to",
+    "fits_32_bits",
     "progress_told",
     "tell_interrupted",
     "tell_range",
@@ -44,13 +43,21 @@ __all__ = [
 #: Exit code when messages were lost before they could be read.
 LOST: Final = 3
 
-#: Types and subtypes have 32 bits.
-LEAST: Final = -(2**31)
-MOST: Final = 2**31 - 1
 #: Seconds between two updates on a terminal.
 _SHOWN_EVERY: Final = 0.25
 #: With a rate, messages due within this time (seconds) are written together.
 _SLICE: Final = 0.02
+
+
+def fits_32_bits(number: int | None) -> int | None:
+    """Check a type or subtype. A range would take half of the width of the help.
+
+    :raises typer.BadParameter: the number is too large, or too small.
+    """
+    if number is not None and not -(2**31) <= number < 2**31:
+        raise typer.BadParameter(f"{number} does not fit: types are -2147483648 to 2147483647")
+    return number
+
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
 From = Annotated[
@@ -81,12 +88,19 @@ def put(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            "--text", "-t", help="A message of this text; repeatable. -: a line of stdin each."
+            "--text",
+            "-t",
+            metavar="TEXT",
+            help="A message of this text; repeatable. -: a message for each line of stdin.",
         ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", help="A message of this file's bytes, -: of stdin; repeatable."),
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="A message of this file's bytes, -: of stdin; repeatable.",
+        ),
     ] = None,
     jsonl: Annotated[
         str | None,
@@ -97,8 +111,12 @@ def put(
             "--json prints will do.",
         ),
     ] = None,
-    type: Annotated[int, typer.Option(help="Type of the messages.", min=LEAST, max=MOST)] = 0,
-    subtype: Annotated[int, typer.Option(help="Subtype of the messages.", min=LEAST, max=MOST)] = 0,
+    type: Annotated[
+        int, typer.Option(metavar="N", callback=fits_32_bits, help="Type of the messages.")
+    ] = 0,
+    subtype: Annotated[
+        int, typer.Option(metavar="N", callback=fits_32_bits, help="Subtype of the messages.")
+    ] = 0,
     delimiter: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="What ends a message of stdin, if not a newline."),
@@ -113,8 +131,10 @@ def put(
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
-    Without --text, --file and --jsonl, a line of standard input is a message:
-    seq 1 100 | penstock put fmq:/tmp/demo/numbers
+    Without --text, --file and --jsonl, a line of standard input is a message.
+
+      seq 1 100 | penstock put fmq:/tmp/demo/numbers
+      penstock put fmq:/tmp/demo/pictures --file photo.jpg --type 7
 
     Order: all --text, all --file, then --jsonl. Exit code 3: a queue that it made is too small for
     what was put, and has overwritten some.

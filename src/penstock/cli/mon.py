@@ -85,6 +85,9 @@ def mon(
 
     It reads what is new, as any reader does. A queue whose writer waits for its one reader is
     only looked at: reading would let the writer go on.
+
+    Examples:
+      penstock mon fmq:/data/beams --interval 1s
     """
     every = parse_duration(interval)
     if every <= 0:

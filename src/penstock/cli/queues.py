@@ -50,21 +50,24 @@ def add_to(app: typer.Typer) -> None:
 def create(
     url: Url,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Empty a queue that is there already.")
+        bool, typer.Option("--replace", help="Replace one that is there, and all that is in it.")
     ] = False,
 ) -> None:
-    """Create a queue.
+    """Create a queue or a log.
 
-    Options go into the URL: 'fmq:/path/name?slots=10000&size=64M&crc=true'. Sizes are written
-    10M or 1G. layout=classic makes one for LROSE's programs; a name like shmem_10002 makes that
-    one in shared memory, with that key.
+    Options go into the URL, and sizes are written as 10M or 1G. layout=classic makes a queue for
+    LROSE's programs; a name like shmem_10002 makes that one in shared memory, with that key.
+
+    Examples:
+      penstock create 'fmq:/data/beams?slots=10000&size=64M'
+      penstock create 'log:/data/archive?segment=256M&compress=zstd'
     """
     endpoints.create(url, replace=replace)
     made = endpoints.describe(url)
-    typer.echo(
-        f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, "
-        f"{made.slots:,} slots, {format_size(made.buffer_size)}"
-    )
+    size = f"{made.slots:,} slots, {format_size(made.buffer_size)}"
+    if "segments" in made.details:
+        size = f"segments of {format_size(made.buffer_size)}"
+    typer.echo(f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, {size}")
     options = _OF_EACH_WRITER.get(made.layout, ())
     given = [option for option in options if option in URL.parse(url).options]
     if given:

@@ -61,6 +61,10 @@ def ls(
 
     The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
     Exit code 1 if one cannot be read.
+
+    Examples:
+      penstock ls /data -r
+      penstock ls 'fmq:/data/radar*' --json
     """
     urls = [url for place in places or ["."] for url in found_at(place, recursive=recursive)]
     listed = [look_at(url) for url in dict.fromkeys(urls)]
@@ -283,6 +287,9 @@ def rm(
 
     One that somebody writes to or reads stays, unless it is forced: then its writer says what was
     lost and begins it anew at its next message, and readers wait for that.
+
+    Examples:
+      penstock rm fmq:/data/old 'log:/data/test*'
     """
     found = [url for given in urls for url in _streams(given)]
     kept = [error for url in found if (error := _removal(url, force=force)) is not None]
@@ -328,6 +335,9 @@ def resize(
     """Give a queue another size, and keep its messages and its readers.
 
     Nobody may write to it meanwhile. Who reads it goes on without a gap. What is in it has to fit.
+
+    Examples:
+      penstock resize fmq:/data/beams --slots 100000 --size 256M
     """
     if slots is None and size is None:
         raise typer.BadParameter("give --slots, --size or both")

@@ -39,6 +39,9 @@ def top(
     """Show streams on a screen as they change: rates, lag, loss, who writes and reads.
 
     Enter shows the last messages of a stream, s sorts by another column, q ends.
+
+    Examples:
+      penstock top /data -r
     """
     if find_spec("textual") is None:
         raise Unsupported("top needs textual", hint="pip install 'penstock[top]'")

@@ -194,7 +194,9 @@ class StreamsApp(App[None]):
         columns = list(table.columns)
         for url in self._due_rows():
             for column, cell in zip(columns, self._streams[url].cells(), strict=True):
-                table.update_cell(url, column, cell)
+                # `100 ms` in a column of `5 ms` would be cut to `100 m`.
+                is_wider = len(cell) > table.columns[column].content_width
+                table.update_cell(url, column, cell, update_width=is_wider)
 
     def _search(self) -> None:
         urls = [u for place in self._places for u in found_at(place, recursive=self._recursive)]

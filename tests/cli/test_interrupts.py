@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import time
@@ -207,3 +208,25 @@ def test_ctrl_c_ends_a_measurement_with_its_readers_and_removes_the_stream(tmp_p
         assert process.wait(timeout=SOON) == 130
         assert process.stderr.read() == b""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_put_says_after_ctrl_c_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PENSTOCK, "put", f"log:{tmp_path}/log", "--rate", "100"],
+        stdin=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        assert process.stdin is not None
+        process.stdin.write(b"x\n" * 10_000)
+        process.stdin.flush()
+        seen = b""
+        while b"/s" not in seen:  # the line of its progress
+            seen += os.read(ours, 1000)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=SOON) == 130
+        while b"interrupted" not in seen:
+            seen += os.read(ours, 1000)
+    os.close(ours)
+    assert b"\r\x1b[Kpenstock: interrupted; " in seen

@@ -146,8 +146,11 @@ def put(
         raise typer.BadParameter("--delimiter is empty")
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
     is_new = not _is_there(url)
-    with writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
-        paced = _Pace(writer, rate)
+    with (
+        writer_to(url, register) as writer,
+        progress_told(lambda: _written(writer.statistics())),
+        contextlib.closing(_Pace(writer, rate)) as paced,
+    ):
         for each in text or []:
             if each == "-":
                 _put_lines(paced, ending, type, subtype)
@@ -160,7 +163,7 @@ def put(
         if jsonl is not None:
             _put_json_lines(paced, jsonl, type, subtype)
         writer.flush()
-        paced.end()
+        paced.close()
         written = writer.statistics()
         typer.echo(_written(written))
     if is_new and _has_overwritten(url, written.messages):
@@ -280,10 +283,12 @@ class _Pace:
             sys.stderr.write(f"\r\x1b[K{done:,} messages, {done / (now - self._began):,.0f}/s")
             sys.stderr.flush()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Clear the progress line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._is_shown = False
 
 
 def _written(so_far: WriterStatistics) -> str:

@@ -66,7 +66,7 @@ def create(
     made = endpoints.describe(url)
     size = f"{made.slots:,} slots, {format_size(made.buffer_size)}"
     if "segments" in made.details:
-        size = f"segments of {format_size(made.buffer_size)}"
+        size = f"in segments of {size}"  # nothing is overwritten
     typer.echo(f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, {size}")
     options = _OF_EACH_WRITER.get(made.layout, ())
     given = [option for option in options if option in URL.parse(url).options]

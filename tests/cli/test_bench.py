@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.command import fill
+from cli.command import fill, run
 from penstock.cli.bench import bench
-from penstock.core.errors import AlreadyExists
+from penstock.core.errors import AlreadyExists, NotFound
 
 
 def test_a_log_loses_nothing_and_goes_away(
@@ -54,3 +54,20 @@ def test_a_stream_of_somebody_is_left_alone(tmp_path: Path) -> None:
         bench(f"log:{tmp_path}/log", 10)
     with pytest.raises(typer.BadParameter):
         bench(f"log:{tmp_path}/other", 10, "8")
+
+
+def test_a_picture_that_cannot_be_drawn_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    url = f"log:{tmp_path}/log"
+    with pytest.raises(typer.BadParameter, match=r"ends with \.png or \.svg"):
+        bench(url, plot=tmp_path / "latency.doc")
+    with pytest.raises(NotFound, match="no file can be written to"):
+        bench(url, plot=tmp_path / "none" / "latency.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
+    done = run("bench", f"csv:{tmp_path}/table.csv", "-n", "10")
+    assert done.returncode == 1
+    reason, end = done.stderr.decode().splitlines()
+    assert "there is no file" in reason
+    assert end == "penstock: a reader ended early (hint: it says why above)"

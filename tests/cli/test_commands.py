@@ -14,6 +14,9 @@ import pytest
 
 from cli.command import PENSTOCK, fill, json_lines, run
 from penstock import open_reader, open_writer
+from penstock.cli.commands import FAMILIES, Family
+from penstock.cli.doctor import _extra
+from penstock.cli.main import commands_of
 
 
 def test_create_put_cat_and_info_work_together(queue_path: str) -> None:
@@ -334,6 +337,25 @@ def test_doctor_tells_what_is_there() -> None:
     findings = {finding["what"]: finding for finding in json.loads(done.stdout)}
     assert {"flight:", "fmq:", "log:"} <= set(findings["endpoints"]["found"].split(", "))
     assert findings["python"]["is_fine"] is True
+
+
+def test_doctor_lists_the_libraries_of_extras() -> None:
+    findings = {finding["what"]: finding for finding in json.loads(run("doctor", "--json").stdout)}
+    assert {"textual", "mcap", "matplotlib"} <= set(findings)
+    missing = _extra("there-is-none", "top", "penstock top")
+    assert missing.is_fine is None  # not needed by what is installed
+    assert missing.advice == "for penstock top: pip install 'penstock[top]'"
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.module)
+def test_the_help_of_a_command_fits_a_narrow_terminal(family: Family) -> None:
+    for command in commands_of(family.module).values():
+        first, *paragraphs = command.help.split("\n\n")
+        assert "\n" not in first
+        for paragraph in paragraphs:
+            _, *examples = paragraph.splitlines()
+            assert all(line.startswith(" ") for line in examples), paragraph
+            assert all(len(line) < 80 for line in examples), paragraph
 
 
 def test_doctor_shows_what_to_install_to_the_letter() -> None:

@@ -252,6 +252,24 @@ def test_a_file_is_checked_without_running_it(file: Path, tmp_path: Path) -> Non
         _done("dispatch", "status", str(tmp_path))
 
 
+def test_a_file_that_a_leg_names_and_is_missing_is_told_with_its_line(tmp_path: Path) -> None:
+    bus = tmp_path / "bus.yaml"
+    bus.write_text("""
+dispatcher: test-bus
+authority: vehicle1
+state: ./state
+legs:
+  cloud:
+    mqtt: {url: "mqtts://broker:8883", topics: d2d,
+           ca: ca.pem}
+    authorities: [cloud]
+""")
+    with pytest.raises(
+        ConfigError, match=r"bus\.yaml:8: legs\.cloud\.mqtt\.ca: .*/ca\.pem cannot be"
+    ):
+        _done("dispatch", "run", str(bus), "--check")
+
+
 def test_progress_is_json_lines_and_sigterm_ends_it_with_the_books(file: Path) -> None:
     process = subprocess.Popen(
         [PENSTOCK, "dispatch", "run", str(file), "--progress", "json"], stdout=subprocess.PIPE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import time
@@ -173,3 +175,58 @@ def is_there(url: str, count: int) -> bool:
         return describe(url).count == count
     except NotFound:
         return False
+
+
+# --- at any moment --------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_the_command_is_imported_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("print('importing', flush=True)\nwhile True: pass\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen(
+        [PENSTOCK, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=SOON) == -signal.SIGINT  # a shell says 130
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_ends_a_measurement_with_its_readers_and_removes_the_stream(tmp_path: Path) -> None:
+    arguments = ["bench", f"log:{tmp_path}/log", "-n", "1000000", "--rate", "1000"]
+    with subprocess.Popen(
+        [PENSTOCK, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"penstock: writing 1,000,000 messages of 128 B\n"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its group get it
+        assert process.wait(timeout=SOON) == 130
+        assert process.stderr.read() == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_put_says_after_ctrl_c_stands_on_a_line_of_its_own(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PENSTOCK, "put", f"log:{tmp_path}/log", "--rate", "100"],
+        stdin=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        assert process.stdin is not None
+        process.stdin.write(b"x\n" * 10_000)
+        process.stdin.flush()
+        seen = b""
+        while b"/s" not in seen:  # the line of its progress
+            seen += os.read(ours, 1000)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=SOON) == 130
+        while b"interrupted" not in seen:
+            seen += os.read(ours, 1000)
+    os.close(ours)
+    assert b"\r\x1b[Kpenstock: interrupted; " in seen

@@ -53,7 +53,7 @@ def test_create_put_cat_info_and_cp_work_with_logs(tmp_path: Path) -> None:
     url = f"log:{tmp_path / 'log'}"
     made = run("create", f"{url}?{SMALL}&retain=1M")
     assert made.returncode == 0
-    assert b": log, in files, 8 slots, 8.0 KiB" in made.stdout
+    assert b": log, in files, in segments of 8 slots, 8.0 KiB" in made.stdout
     put = run("put", url, *(f"--text=message {i}" for i in range(20)))
     assert put.stdout.startswith(b"20 messages written")
     assert len(segment_files(tmp_path / "log")) == 3

@@ -10,7 +10,7 @@ from cli.command import fill, json_lines, run
 from penstock import PenstockError
 from penstock.cli.output import name_losses, one_line
 from penstock.cli.payloads import payload_text
-from penstock.core.errors import ConfigError, ConfigErrors
+from penstock.core.errors import ConfigError, ConfigErrors, StorageError
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 
@@ -48,8 +48,12 @@ def test_text_that_ends_within_a_character_is_no_text() -> None:
             "a:1: x: bad (hint: mend it in the file, then try again)",
         ),
         (PenstockError("in\ntwo"), "in two (hint: --debug shows where it comes from)"),
-        (OSError(28, "no space", "/x"), "/x: no space (hint: --debug shows where it comes from)"),
-        (OSError(28, "no space"), "no space (hint: --debug shows where it comes from)"),
+        (OSError(28, "full", "/x"), "/x: full (hint: free some space, or write to another place)"),
+        (OSError(5, "input/output"), "input/output (hint: --debug shows where it comes from)"),
+        (
+            StorageError("reading", "/x", OSError(2, "gone")),
+            "reading /x: gone (hint: look at the path)",
+        ),
         (MemoryError(), "there is not enough memory (hint: --debug shows where it comes from)"),
         (KeyError("x"), "KeyError: 'x' (hint: --debug shows where it comes from)"),
     ],

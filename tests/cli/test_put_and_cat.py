@@ -275,3 +275,93 @@ def test_what_was_not_shown_comes_the_next_time(
     named = f"{readings}?{place}"
     assert numbers(named, *options) == shown
     assert numbers(named) == list(range(shown[-1] + 1, 10))
+
+
+# --- what is wrong is said with what to do --------------------------------------------------------
+
+
+def test_what_is_said_of_a_queue_that_is_too_small_helps(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q"
+    many = 'for i in 1 2 3; do head -c 8000000 /dev/zero; echo; done | "$P" put "$URL"'
+    done = shell(many, URL=f"{url}?slots=64&size=16M")
+    assert done.returncode == 3
+    assert b"the queue holds 2 messages: the first 1 are overwritten" in done.stderr  # not 64
+    advised = done.stderr.decode().rsplit(": penstock ", 1)[1].rstrip(")\n")
+    assert shell(f'"$P" {advised}; {many}', URL=url).returncode == 0
+    assert len(payloads(url)) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('"$P" put "$URL" --file - <&-', "standard input is closed; 0 messages written"),
+        ('"$P" put "$URL" --file none', "directory; 0 messages written (0 B) (hint: look"),
+        ('"$P" cat "$URL" --from 99', "and the next is 10 (hint: --from end --follow waits"),
+        ('"$P" rm "$URL.not"', "(hint: penstock ls shows what there is)"),
+        ('"$P" resize "$URL" --slots 99', "(hint: copy it to a queue of the size that you want"),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_to_do(readings: str, line: str, said: str) -> None:
+    done = shell(line, URL=readings)
+    assert done.returncode == 1
+    assert said in done.stderr.decode()
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("", "it is empty"),
+        ("type = 1", "write == to compare"),
+        ("type == 1 AND seq == 1", "write and, or, not, in and is null in small letters"),
+        ("type == 1 && seq == 1", "write and, or, not"),
+        ("type <> 1", "write != for unequal"),
+        ("type ==", "invalid syntax"),
+    ],
+)
+def test_a_condition_as_others_write_it_is_told_how_it_is_written_here(
+    readings: str, condition: str, reason: str
+) -> None:
+    done = run("cat", readings, "--where", condition)
+    assert done.returncode == 1
+    assert f"option where={condition!r}: {reason} (hint: as in" in done.stderr.decode()
+
+
+def test_text_beside_a_number_is_the_number_that_it_spells(url: str) -> None:
+    with open_writer(url) as writer:
+        writer.write_many([b"9", b"10", b"-2.5e1", b"ten", b"1_0", b'{"v": "11"}'])
+    for condition, expected in (
+        ("payload > 9", [1]),
+        ("10 == payload", [1]),
+        ("payload < 0", [2]),
+        ("payload != 9", [1, 2, 3, 4, 5]),
+        ('payload == "9"', [0]),
+        ("payload.v > 9", [5]),
+    ):
+        assert numbers(url, "--where", condition) == expected
+
+
+def test_a_format_has_what_is_inside_of_json(url: str) -> None:
+    with open_writer(url) as writer:
+        writer.write(b'{"at": {"lat": 1.5}, "names": ["x", "y"]}')
+        writer.write(b"no JSON")
+    shown = run("cat", url, "--format", r"%{payload.at.lat} %{payload.names.1} %{payload.at}\n")
+    assert shown.stdout == b'1.5 y {"lat": 1.5}\n  \n'
+    wrong = run("cat", url, "--format", "%{payloads.at}")
+    assert b"there is no field 'payloads.at' (hint: there are: seq" in wrong.stderr
+
+
+def test_tail_takes_the_forms_of_cat(readings: str) -> None:
+    assert run("tail", readings, "-n", "1", "--null").stdout == b'{"sensor": "b", "value": 9}\0'
+    assert run("tail", readings, "-n", "1", "--hex").stdout.startswith(b"7b2273")
+
+
+@pytest.mark.parametrize("command", ["info", "info --json", "ls", "ls --json", "doctor --json"])
+def test_who_has_seen_enough_ends_what_only_shows(readings: str, command: str) -> None:
+    name, *options = command.split()
+    place = {"info": readings, "ls": str(readings).removeprefix("log:").rpartition("/")[0]}
+    line = f'"$P" {name} {place.get(name, "")} {" ".join(options)}'
+    done = shell(f"set -o pipefail; {line} | true; echo $?; {line} > /dev/full")
+    assert done.stdout == b"0\n", done.stderr
+    assert done.returncode == 1
+    assert b"writing to standard output: No space left on device" in done.stderr

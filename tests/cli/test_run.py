@@ -122,6 +122,9 @@ def test_spark_without_java_is_said_with_what_to_install(tmp_path: Path) -> None
     file = tmp_path / "p.yaml"
     file.write_text(TEXT.format(tmp_path))
     write(tmp_path, 0, 1)
-    done = run("run", str(file), "--once", PATH="/nowhere", JAVA_HOME="")
+    checkpoint = str(tmp_path / "checkpoints")  # or it is below the working directory
+    done = run(
+        "run", str(file), "--once", "--checkpoint", checkpoint, PATH="/nowhere", JAVA_HOME=""
+    )
     assert done.returncode == 1
     assert b"Spark needs Java 17 or newer; there is none (hint: install it" in done.stderr

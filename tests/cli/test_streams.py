@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from penstock.cli.streams import found_at, look_at
 from penstock.core.capabilities import InUse
 from penstock.core.endpoints import remove, resize
 from penstock.core.errors import NotFound
+from support.unprivileged import run_without_rights
 from support.until import until
 
 
@@ -84,6 +86,23 @@ def test_one_that_is_damaged_is_listed_and_named(folder: Path) -> None:
     assert b"bad" in shown.stderr
     empty = run("ls", str(folder / "site" / "oslo"), "--json")
     assert json.loads(empty.stdout)["kind"] == "classic"
+
+
+def test_what_a_person_may_not_read_does_not_hide_the_rest() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        fill(f"fmq:{folder}/beams", 5)
+        fill(f"fmq:{folder}/open?mode=0644", 4)
+        fill(f"log:{folder}/archive", 3)  # a folder of its owner's
+
+        def check() -> None:
+            listed = [look_at(url) for url in found_at(folder, recursive=True)]
+            assert [(each.url.rpartition("/")[2], each.kind) for each in listed] == [
+                ("beams", "unreadable"),
+                ("open", "wide"),
+            ]
+
+        run_without_rights(check)
 
 
 def test_a_thousand_streams_are_listed_in_less_than_a_second_of_work(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import html
 import os
+import shutil
 import time
 from pathlib import Path
 
-from cli.command import fill
+import pytest
+from textual.widgets import DataTable
+
+from cli.command import fill, run
 from penstock import open_reader, open_writer
 from penstock.cli.top_screen import MessagesScreen, StreamsApp, last_lines, sparkline
 
@@ -61,6 +65,87 @@ def test_rates_lag_and_messages_are_on_the_screen(tmp_path: Path) -> None:
     asyncio.run(look())
     for name in ("messages.svg", "top.svg"):
         assert (tmp_path / name).read_text().startswith("<svg")
+
+
+def test_the_order_follows_the_streams_and_the_cursor_stays_on_its_own(tmp_path: Path) -> None:
+    urls = [f"fmq:{tmp_path}/{name}?slots=16&size=64k" for name in "ab"]
+    for url in urls:
+        fill(url, 1)
+
+    async def look() -> None:
+        app = screen(tmp_path)
+        async with app.run_test(size=(150, 20)) as pilot:
+            await pilot.press("s", "s")  # by lag
+            with open_writer(urls[1]) as writer, open_reader(urls[1]):
+                writer.write_many([b"x"] * 10)
+                app.look()
+                await pilot.pause()
+                rows = [str(row.value) for row in app.query_one(DataTable).rows]
+                assert rows == [f"fmq:{tmp_path}/b", f"fmq:{tmp_path}/a"]
+                assert app.query_one(DataTable).cursor_row == 1
+                assert "Last messages" in text_of(app)  # how to see them
+
+    asyncio.run(look())
+
+
+def test_a_column_grows_with_what_is_in_it(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/a?slots=2048&size=1M"
+    fill(url, 1)
+
+    async def look() -> None:
+        app = screen(tmp_path)
+        async with app.run_test(size=(150, 20)) as pilot:
+            table = app.query_one(DataTable)
+            before = [column.content_width for column in table.columns.values()]
+            with open_writer(url) as writer:
+                writer.write_many([b"x" * 100] * 2000)
+                app.look()
+                await pilot.pause()
+            cells = table.get_row_at(0)
+            now = [column.content_width for column in table.columns.values()]
+            assert all(len(cell) <= width for cell, width in zip(cells, now, strict=True))
+            assert now != before
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], b"top needs a terminal (hint: penstock ls prints the same, once)"),
+        (["none"], b"there is no folder and no stream none"),
+        (["--decode", "x"], b"--decode takes a format"),
+        (["--every", "x"], b"expected a duration"),
+    ],
+)
+def test_what_cannot_be_shown_is_an_error_and_no_screen(
+    arguments: list[str], reason: bytes
+) -> None:
+    done = run("top", *arguments)
+    assert done.returncode in {1, 2}
+    assert done.stdout == b""  # and not the codes that a terminal gets
+    assert reason in done.stderr
+
+
+def test_a_folder_that_goes_away_is_said_and_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    fill(f"fmq:{folder}/a", 1)
+
+    async def look() -> None:
+        app = screen(folder)
+        async with app.run_test(size=(150, 20)) as pilot:
+            shutil.rmtree(folder)
+            for _ in range(10):
+                app.look()
+            await pilot.pause()
+            assert "there is no folder" in app.sub_title
+            fill(f"fmq:{folder}/a", 1)
+            for _ in range(10):
+                app.look()
+            assert app.sub_title == "1 stream, by name"
+
+    asyncio.run(look())
 
 
 def test_messages_are_decoded(tmp_path: Path) -> None:

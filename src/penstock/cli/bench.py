@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import typer
 from penstock.cli.messages import LOST, Url
 from penstock.cli.output import note
 from penstock.core import endpoints
-from penstock.core.errors import AlreadyExists, NotFound, PenstockError, Unsupported
+from penstock.core.errors import AlreadyExists, NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.units import format_duration, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Measured:
 
 def bench(
     url: Url,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Messages.")] = 100_000,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Messages to write.")
+    ] = 100_000,
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of each, such as 1k.")] = "128",
     rate: Annotated[
         float | None,
@@ -90,13 +93,17 @@ def bench(
 
     A stream that it makes is removed at the end. Latency is from the call that writes a message to
     the call that returns it, in another process. Exit code 3 if messages were lost: a queue keeps
-    its newest ones, so give a rate, or let the writer wait: 'fmq:/tmp/x?hold=…'.
+    its newest ones, so give a rate, or measure a log.
+
+    Examples:
+      penstock bench fmq:/dev/shm/test --rate 10000 --readers 2 --plot late.png
+      penstock bench log:/tmp/test -n 1000000
     """
     length = parse_size(size)
     if length < _LEAST:
         raise typer.BadParameter(f"--size is at least {_LEAST}")
     if plot is not None:
-        _check_pictures()
+        _check_pictures(plot)
     is_new = not _is_there(url)
     if not is_new and not force:
         raise AlreadyExists(
@@ -157,7 +164,11 @@ def _start(stack: ExitStack, url: str, run: int, count: int) -> subprocess.Popen
     arguments = [sys.executable, "-m", "penstock.cli.bench_reader", url, str(run), str(count)]
     process = stack.enter_context(
         subprocess.Popen(  # noqa: S603 - it is this program
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C is for the command, which ends them
         )
     )
     stack.callback(process.kill)
@@ -246,29 +257,39 @@ def _percentiles(reader: dict[str, Any]) -> list[str]:
     return [format_duration(value / 1e9) for value in chosen]
 
 
-def _check_pictures() -> None:
+def _check_pictures(path: Path) -> None:
+    """Check what can be checked before something is measured."""
     if find_spec("matplotlib") is None:
         raise Unsupported("--plot needs matplotlib", hint="pip install 'penstock[pictures]'")
+    if path.suffix.lower() not in {".png", ".svg"}:
+        raise typer.BadParameter(f"--plot {path}: give a name that ends with .png or .svg")
+    if not os.access(path.parent, os.W_OK):
+        raise NotFound(f"no file can be written to {path.parent}", hint="look at the path")
 
 
 def _draw(found: Measured, path: Path) -> None:
     """Draw the distribution of latencies of each reader."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import EngFormatter  # noqa: PLC0415
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, reader in enumerate(found.readers, 1):
         curve = reader["latencies_ns"]
         shares = [100 * i / (len(curve) - 1) for i in range(len(curve))]
-        late = [value / 1e3 for value in curve]
+        late = [value / 1e9 for value in curve]
         axes.plot(shares, late, label=f"reader {number}, {reader['lost']:,} lost")
     axes.set_yscale("log")
     axes.set_xlabel("messages, %")
-    axes.set_ylabel("latency at most, µs")
+    axes.set_ylabel("latency at most")
+    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))  # 100 µs, 1 ms, 10 ms
     asked = "" if found.rate is None else f" at {found.rate:g}/s"
-    axes.set_title(f"{found.url}: {found.count:,} of {format_size(found.size)}{asked}")
+    axes.set_title(f"{found.url}: {found.count:,} messages of {format_size(found.size)}{asked}")
     axes.grid(visible=True, alpha=0.3)
     if found.readers:
         axes.legend()
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise StorageError("writing", str(path), error) from error
     note(f"penstock: {path} shows the latencies")

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.cli.output import note, one_line
 from penstock.core.capabilities import Grouped
 from penstock.core.endpoints import open_reader
+from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.core.interfaces import Reader
@@ -112,4 +114,8 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    _say(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    try:
+        _say(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    except PenstockError as error:
+        note(f"penstock: {one_line(error)}")
+        sys.exit(1)

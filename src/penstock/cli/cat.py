@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
-from penstock.cli.messages import LEAST, LOST, MOST, Follow, From, Url, tell_range
+from penstock.cli.messages import LOST, Follow, From, Url, fits_32_bits, tell_range
 from penstock.cli.output import is_terminal, losses_named, name_losses, note, standard_output
 from penstock.cli.payloads import (
     MessageFields,
@@ -66,9 +66,12 @@ By = Annotated[
         "it was first copied from, or when it happened."
     ),
 ]
-Type = Annotated[int | None, typer.Option(help="Only messages of this type.", min=LEAST, max=MOST)]
+Type = Annotated[
+    int | None,
+    typer.Option(metavar="N", callback=fits_32_bits, help="Only messages of this type."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Raw = Annotated[bool, typer.Option("--raw", help="The payloads, nothing between.")]
+Raw = Annotated[bool, typer.Option("--raw", help="The payloads, with nothing between them.")]
 Hex = Annotated[bool, typer.Option("--hex", help="A payload a line, in hex.")]
 Delimiter = Annotated[
     str | None,
@@ -77,7 +80,10 @@ Delimiter = Annotated[
 Null = Annotated[bool, typer.Option("--null", "-0", help="The payloads, a zero byte behind each.")]
 Format = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help=r"Lines such as '%{time} %{seq} %{type} %{payload}\n'."),
+    typer.Option(
+        metavar="TEXT",
+        help=r"Lines such as '%{time} %{seq} %{type} %{payload}\n'; of JSON, %{payload.name}.",
+    ),
 ]
 Decode = Annotated[
     str | None,
@@ -91,12 +97,15 @@ Where = Annotated[
     str | None,
     typer.Option(
         metavar="CONDITION",
-        help="Only messages of which it holds: 'type == 3 and payload.name == \"x\"'. With "
+        help="Only messages for which it is true: 'type == 3 and payload.name == \"x\"'. With "
         "--decode, the columns are fields, too.",
     ),
 ]
 Grep = Annotated[
-    str | None, typer.Option(metavar="PATTERN", help="Only payloads in which this is found.")
+    str | None,
+    typer.Option(
+        metavar="PATTERN", help="Only payloads in which this regular expression is found."
+    ),
 ]
 
 
@@ -126,11 +135,16 @@ def cat(
     format: Format = None,
     decode: Decode = None,
 ) -> None:
-    """Read messages from a stream and print them.
+    r"""Read messages from a stream and print them.
 
     On a terminal a line is as wide as that is; in a pipe it has the whole payload. Messages that
     were lost are named on stderr, and the exit code is then 3. With --decode it is 1 if a payload
     does not decode; its line says why.
+
+    Examples:
+      penstock cat log:/data/beams --from -10m --grep storm
+      penstock cat log:/data/beams --where 'payload.v > 5' --delimiter '\n'
+      penstock cat log:/data/beams --decode 'struct:<dHH' --where 'f0 > 20'
     """
     shown = _Lines(
         as_json=as_json,
@@ -155,15 +169,24 @@ def tail(
     grep: Grep = None,
     as_json: Json = False,
     raw: Raw = False,
+    hex: Hex = False,
     delimiter: Delimiter = None,
+    null: Null = False,
     format: Format = None,
     decode: Decode = None,
 ) -> None:
-    """Print the last messages of a stream, as cat --from -10 does."""
+    """Print the last messages of a stream, as cat --from -10 does.
+
+    --where, --grep and --type choose among these.
+
+    Examples:
+      penstock tail fmq:/data/beams -n 3 --follow
+    """
     shown = _Lines(
         as_json=as_json,
         raw=raw,
-        delimiter=delimiter,
+        hex=hex,
+        delimiter="\\0" if null else delimiter,
         template=format,
         decode=decode,
         where=where,
@@ -246,10 +269,16 @@ def _print(
 def open_at(url: str, start: Position | int, **options: object) -> Reader:
     """Open a stream at a position, or `start` messages before its end.
 
+    :raises PositionError: there is no message of that number yet.
     :raises Unsupported: the stream cannot seek, and so not count from its end.
     """
     if isinstance(start, Position):
-        return open_reader(url, start, **options)
+        try:
+            return open_reader(url, start, **options)
+        except PositionError as error:
+            if error.end is not None:  # its hint is for programs
+                error.hint = "--from end --follow waits for the next one"
+            raise
     with ExitStack() as stack:
         reader = stack.enter_context(open_reader(url, Position.END, **options))
         bounds = reader.bounds()

@@ -50,7 +50,7 @@ FAMILIES: Final = (
         "queues",
         "Streams",
         {
-            "create": "Create a queue.",
+            "create": "Create a queue or a log.",
             "info": "Show what a stream holds: its shape, oldest and youngest message, how full "
             "it is.",
             "fmq": "Check and repair Fast Message Queues.",

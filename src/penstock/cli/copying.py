@@ -145,6 +145,11 @@ def cp(
 
     Messages that were lost are named on stderr, and the exit code is then 3. On a terminal, the
     space bar pauses what is played with --speed, and lets it go on.
+
+    Examples:
+      penstock cp fmq:/data/beams log:/data/archive --follow --state ./state
+      penstock cp log:/data/archive fmq:/tmp/replay --from -10m --speed 10
+      penstock cp log:/data/archive parquet:/tmp/archive.parquet
     """
     if loop and (follow or state is not None):
         raise typer.BadParameter("--loop begins again, and goes with neither --follow nor --state")

@@ -50,10 +50,9 @@ def add_to(app: typer.Typer) -> None:
         Each says whom it was for, why it is dead as a google.rpc.Code, how often it was tried, and
         holds the message. Any entity can subscribe to them, too: to //AUTHORITY/4/1/8001.
 
+        Examples:
           penstock dead ls bus.yaml --code UNAVAILABLE
-
           penstock dead show bus.yaml 17
-
           penstock dead retry bus.yaml --all --receiver //vehicle1/20/1/0
         """,
     )

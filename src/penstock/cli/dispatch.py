@@ -18,12 +18,15 @@ from penstock.cli.console import console
 from penstock.cli.display import LOOK, Display
 from penstock.cli.output import note
 from penstock.cli.signals import stop_on_signal
+from penstock.core.config import line_of
+from penstock.core.errors import ConfigError
 from penstock.core.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.dispatch.bus import Running
+    from penstock.dispatch.config import BusConfig
 
 __all__ = ["add_to", "status_view"]
 
@@ -79,6 +82,7 @@ def run(
     from penstock.dispatch.config import load_bus  # noqa: PLC0415
 
     config = load_bus(file)
+    _check_files(file, config)
     if check:
         check_bus(config)
         legs = ", ".join(f"{name} ({leg.kind})" for name, leg in config.legs.items())
@@ -96,6 +100,25 @@ def run(
                 time.sleep(LOOK)
         running.stop()
         _finish(progress, running)
+
+
+def _check_files(file: Path, config: BusConfig) -> None:
+    """Check that the files that a bus.yaml names can be read.
+
+    :raises ConfigError: one cannot; the error says in which line and field it is.
+    """
+    for name, leg in config.legs.items():
+        for key in ("ca", "certificate", "key"):
+            path: Path | None = None if leg.mqtt is None else getattr(leg.mqtt, key)
+            if path is None:
+                continue
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                place = ("legs", name, "mqtt", key)
+                reason = f"{path} cannot be read: {error.strerror}"
+                line = line_of(file, place)
+                raise ConfigError(str(file), line, ".".join(place), reason) from None
 
 
 def _finish(progress: str, running: Running) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 import penstock
 from penstock.cli.console import console
+from penstock.cli.output import standard_output
 from penstock.core.endpoints import schemes
 from penstock.core.units import format_size
 from penstock.pipeline.run import java
@@ -27,6 +28,18 @@ from penstock.pipeline.run.java import MissingJava, find_java, java_version
 __all__ = ["add_to"]
 
 _LIBRARIES = ("numpy", "pyarrow", "pydantic", "PyYAML", "typer", "rich")
+#: Libraries of extras: the extra, and what it is for.
+_EXTRAS = {
+    "textual": ("top", "penstock top"),
+    "matplotlib": ("pictures", "bench --plot, plan --svg, radar plot"),
+    "mcap": ("mcap", "mcap: files"),
+    "protobuf": ("protobuf", "--decode protobuf:…"),
+    "lxml": ("xml", "decoding of XML"),
+    "paho-mqtt": ("mqtt", "up+mqtt:"),
+    "eclipse-zenoh": ("zenoh", "up+zenoh:"),
+    "grpcio": ("jrtc", "penstock jrtc, serve collector"),
+    "netCDF4": ("radar", "cfradial:, cfgrid:"),
+}
 #: Linux reports a larger number if there is no limit.
 _UNLIMITED = 1 << 60
 
@@ -64,12 +77,14 @@ def doctor(
         _space("/tmp"),  # noqa: S108
         _java(),
         _spark(),
+        *(_extra(name, *extra) for name, extra in _EXTRAS.items()),
         _program("cc", "apt-get install gcc", "to build the native core from source"),
     ]  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        console.print(_table(findings))
+    with standard_output():
+        if as_json:
+            typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        else:
+            console.print(_table(findings))
     if any(finding.is_fine is False for finding in findings):
         raise typer.Exit(1)
 
@@ -98,6 +113,14 @@ def _library(name: str) -> Finding:
         return Finding(name, importlib.metadata.version(name), is_fine=True)
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "missing", is_fine=False, advice=f"pip install {name}")
+
+
+def _extra(name: str, extra: str, purpose: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name), is_fine=True)
+    except importlib.metadata.PackageNotFoundError:
+        advice = f"for {purpose}: pip install 'penstock[{extra}]'"
+        return Finding(name, "missing", is_fine=None, advice=advice)
 
 
 def _locks() -> Finding:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from penstock.cli.console import console, error_console
-from penstock.cli.output import note
+from penstock.cli.output import note, standard_output
 from penstock.core.position import Position
 from penstock.core.units import format_size, format_time, parse_duration, parse_size
 from penstock.queue.log import endpoint as log
@@ -59,10 +59,18 @@ def ls(url: Url, as_json: AsJson = False) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for listed in segments:
         table.add_row(*_row(listed))
-    console.print(table)
     messages = sum(one.segment.count for one in segments if one.segment is not None)
     size = format_size(sum(one.disk for one in segments))
-    typer.echo(f"{len(segments):,} segments, {messages:,} messages, {size} on the disk")
+    with standard_output():
+        console.print(table)
+        typer.echo(
+            f"{_counted(len(segments), 'segment')}, {_counted(messages, 'message')}, "
+            f"{size} on the disk"
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _row(listed: Listed) -> tuple[str, ...]:
@@ -158,9 +166,8 @@ def _before(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _summary(done: Trimmed) -> str:
-    plural = "" if done.segments == 1 else "s"
     return (
-        f"{done.segments:,} segment{plural} removed: {done.messages:,} messages, "
+        f"{_counted(done.segments, 'segment')} removed: {_counted(done.messages, 'message')}, "
         f"{format_size(done.bytes)}; {format_size(done.left)} left on the disk"
     )
 
@@ -193,8 +200,8 @@ def verify(url: Url, as_json: AsJson = False) -> None:
             note(f"penstock: {fault['path']}: {fault['fault']}")
         if more := len(faults[_NAMED:]):
             note(f"penstock: and {more:,} more")
-        found = f"{len(faults):,} faults" if faults else "all whole"
-        typer.echo(f"{segments:,} segments, {messages:,} messages: {found}")
+        found = _counted(len(faults), "fault") if faults else "all whole"
+        typer.echo(f"{_counted(segments, 'segment')}, {_counted(messages, 'message')}: {found}")
     if faults:
         raise typer.Exit(1)
 

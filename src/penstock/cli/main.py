@@ -34,7 +34,19 @@ def commands_of(module: str) -> Mapping[str, Any]:
     commands: Mapping[str, Any] = typer.main.get_group(app).commands
     for command in commands.values():
         command.get_params = _sparing(command.get_params)
+        _unwrap_help(command)
     return commands
+
+
+def _unwrap_help(command: Any) -> None:
+    """Join the lines of a paragraph, so that it fits any terminal; indented lines stay."""
+    command.help = _unwrapped(command.help or "")
+    for each in getattr(command, "commands", {}).values():
+        _unwrap_help(each)
+
+
+def _unwrapped(text: str) -> str:
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
 def _sparing(get_params: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
@@ -112,20 +124,21 @@ app = typer.Typer(
     help="""Move message streams between processes, and never lose one silently.
 
     A stream is named by a URL: [bold]fmq:/path/name[/bold] is a queue on this machine,
-    [bold]log:/path/name[/bold] a durable log; [bold]fmqp:[/bold], [bold]flight:[/bold],
-    [bold]psi:[/bold], [bold]latest:[/bold], [bold]up+mqtt:[/bold] and [bold]up+zenoh:[/bold] are
-    elsewhere, or in another system. Any can be copied to any: [bold]penstock cp[/bold].
-    [bold]penstock doctor[/bold] lists what is there.
+    which keeps its newest messages, [bold]log:/path/name[/bold] a log, which keeps all.
+    [bold]flight:[/bold], [bold]fmqp:[/bold], [bold]psi:[/bold] and others are on other machines;
+    [bold]parquet:[/bold], [bold]csv:[/bold], [bold]jsonl:[/bold] and others are files.
+    [bold]penstock doctor[/bold] lists them all.
 
     [bold]Try it:[/bold]
 
-      penstock create 'fmq:/tmp/demo/beams?slots=10000&size=16M'
-
       penstock put fmq:/tmp/demo/beams --text hello --type 1
-
       penstock cat fmq:/tmp/demo/beams --follow
+      seq 1 1000 | penstock put log:/tmp/demo/numbers
+      penstock tail log:/tmp/demo/numbers -n 3
+      penstock cp log:/tmp/demo/numbers csv:/tmp/demo/numbers.csv
+      penstock ls /tmp/demo
 
-      penstock info fmq:/tmp/demo/beams
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 messages lost, 130 Ctrl-C.
     """,
 )
 

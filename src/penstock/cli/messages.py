@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -26,14 +27,13 @@ if TYPE_CHECKING:
     from penstock.core.statistics import WriterStatistics
 
 __all__ = [
-    "LEAST",
     "LOST",
-    "MOST",
     "Follow",
     "From",
     "Register",
     "Url",
     "add_to",
+    "fits_32_bits",
     "progress_told",
     "tell_interrupted",
     "tell_range",
@@ -43,13 +43,21 @@ __all__ = [
 #: Exit code when messages were lost before they could be read.
 LOST: Final = 3
 
-#: Types and subtypes have 32 bits.
-LEAST: Final = -(2**31)
-MOST: Final = 2**31 - 1
 #: Seconds between two updates on a terminal.
 _SHOWN_EVERY: Final = 0.25
 #: With a rate, messages due within this time (seconds) are written together.
 _SLICE: Final = 0.02
+
+
+def fits_32_bits(number: int | None) -> int | None:
+    """Check a type or subtype. A range would take half of the width of the help.
+
+    :raises typer.BadParameter: the number is too large, or too small.
+    """
+    if number is not None and not -(2**31) <= number < 2**31:
+        raise typer.BadParameter(f"{number} does not fit: types are -2147483648 to 2147483647")
+    return number
+
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
 From = Annotated[
@@ -58,7 +66,7 @@ From = Annotated[
         "--from",
         metavar="POSITION",
         help="Where to start: start, end, last, a sequence number, -10 (from the end), or a time: "
-        "2026-05-01T12:00Z, 12:00, yesterday, -10m.",
+        "2026-05-01T12:00Z, 12:00, yesterday, -10m (in UTC).",
     ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")]
@@ -80,12 +88,19 @@ def put(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            "--text", "-t", help="A message of this text; repeatable. -: a line of stdin each."
+            "--text",
+            "-t",
+            metavar="TEXT",
+            help="A message of this text; repeatable. -: a message for each line of stdin.",
         ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", help="A message of this file's bytes, -: of stdin; repeatable."),
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="A message of this file's bytes, -: of stdin; repeatable.",
+        ),
     ] = None,
     jsonl: Annotated[
         str | None,
@@ -96,8 +111,12 @@ def put(
             "--json prints will do.",
         ),
     ] = None,
-    type: Annotated[int, typer.Option(help="Type of the messages.", min=LEAST, max=MOST)] = 0,
-    subtype: Annotated[int, typer.Option(help="Subtype of the messages.", min=LEAST, max=MOST)] = 0,
+    type: Annotated[
+        int, typer.Option(metavar="N", callback=fits_32_bits, help="Type of the messages.")
+    ] = 0,
+    subtype: Annotated[
+        int, typer.Option(metavar="N", callback=fits_32_bits, help="Subtype of the messages.")
+    ] = 0,
     delimiter: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="What ends a message of stdin, if not a newline."),
@@ -112,8 +131,10 @@ def put(
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
-    Without --text, --file and --jsonl, a line of standard input is a message:
-    seq 1 100 | penstock put fmq:/tmp/demo/numbers
+    Without --text, --file and --jsonl, a line of standard input is a message.
+
+      seq 1 100 | penstock put fmq:/tmp/demo/numbers
+      penstock put fmq:/tmp/demo/pictures --file photo.jpg --type 7
 
     Order: all --text, all --file, then --jsonl. Exit code 3: a queue that it made is too small for
     what was put, and has overwritten some.
@@ -125,8 +146,11 @@ def put(
         raise typer.BadParameter("--delimiter is empty")
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
     is_new = not _is_there(url)
-    with writer_to(url, register) as writer, progress_told(lambda: _written(writer.statistics())):
-        paced = _Pace(writer, rate)
+    with (
+        writer_to(url, register) as writer,
+        progress_told(lambda: _written(writer.statistics())),
+        contextlib.closing(_Pace(writer, rate)) as paced,
+    ):
         for each in text or []:
             if each == "-":
                 _put_lines(paced, ending, type, subtype)
@@ -139,7 +163,7 @@ def put(
         if jsonl is not None:
             _put_json_lines(paced, jsonl, type, subtype)
         writer.flush()
-        paced.end()
+        paced.close()
         written = writer.statistics()
         typer.echo(_written(written))
     if is_new and _has_overwritten(url, written.messages):
@@ -259,10 +283,12 @@ class _Pace:
             sys.stderr.write(f"\r\x1b[K{done:,} messages, {done / (now - self._began):,.0f}/s")
             sys.stderr.flush()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Clear the progress line."""
         if self._is_shown:
             sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self._is_shown = False
 
 
 def _written(so_far: WriterStatistics) -> str:
@@ -273,6 +299,8 @@ def _written(so_far: WriterStatistics) -> str:
 def _read_file(path: Path) -> bytes:
     try:
         if str(path) == "-":
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, "standard input is closed")  # noqa: TRY301
             return sys.stdin.buffer.read()
         return path.read_bytes()
     except OSError as error:
@@ -301,10 +329,11 @@ def _has_overwritten(url: str, written: int) -> bool:
     kept = describe(url)
     if not kept.slots or kept.count >= written:
         return False
-    size = format_size(max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2))
-    larger = f"penstock create '{kept.url.partition('?')[0]}?slots={written}&size={size}'"
+    size = max(kept.buffer_size, kept.bytes * -(-written // max(1, kept.count)) * 2)
+    larger = f"{kept.url.partition('?')[0]}?slots={written}&size={-(-size >> 20)}M"
     note(
-        f"penstock: the queue holds {kept.slots:,} messages: the first {written - kept.count:,} "
-        f"are overwritten (hint: make it larger first: {larger})"
+        f"penstock: the queue holds {kept.count:,} messages: the first {written - kept.count:,} "
+        f"are overwritten (hint: a log keeps all; or make the queue larger and put them again: "
+        f"penstock create --replace '{larger}')"
     )
     return True

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock.cli.console import console
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, note
+from penstock.cli.output import bar, note, standard_output
 from penstock.cli.signals import StopSign, stop_on_signal
 from penstock.core import endpoints
 from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
@@ -85,11 +85,18 @@ def mon(
 
     It reads what is new, as any reader does. A queue whose writer waits for its one reader is
     only looked at: reading would let the writer go on.
+
+    Examples:
+      penstock mon fmq:/data/beams --interval 1s
     """
     every = parse_duration(interval)
     if every <= 0:
         raise InvalidOption("interval", interval, "must be above 0")
-    with closing(_watcher(url, look=look)) as watcher, stop_on_signal(held_up=lambda: None) as stop:
+    with (
+        closing(_watcher(url, look=look)) as watcher,
+        standard_output(),
+        stop_on_signal(held_up=lambda: None) as stop,
+    ):
         samples = _samples(watcher, every, count, stop)
         if as_json:
             for sample in samples:

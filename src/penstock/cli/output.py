@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -40,11 +40,28 @@ def note(text: str) -> None:
         typer.echo(shown(text), err=True)
 
 
+#: What to do about an error of the operating system.
+_ADVICE: Final = {
+    errno.ENOENT: "look at the path",
+    errno.ENOTDIR: "look at the path",
+    errno.EISDIR: "give a file, not a folder",
+    errno.EACCES: "check who owns the files and their permissions",
+    errno.EPERM: "check who owns the files and their permissions",
+    errno.EROFS: "write to another place",
+    errno.ENOSPC: "free some space, or write to another place",
+    errno.EDQUOT: "free some space, or write to another place",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.EADDRINUSE: "choose another port, or end the program that has it",
+}
+
+
 def one_line(error: Exception) -> str:
     """Return an error as one line: the reason, the progress, and a hint."""
     text, hint = str(error), None
+    if isinstance(error, OSError) and error.errno is not None:
+        hint = _ADVICE.get(error.errno)
     if isinstance(error, PenstockError):
-        hint = error.hint
+        hint = error.hint or hint
         if isinstance(error, ConfigErrors):  # which has a line for each fault
             text, hint = (
                 "; ".join(text.splitlines()),

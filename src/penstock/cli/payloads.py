@@ -23,6 +23,7 @@ __all__ = [
     "MessageFields",
     "Template",
     "message_line",
+    "part_of",
     "payload_text",
     "unescaped",
 ]
@@ -150,7 +151,7 @@ class Template:
                 out.append(payload)
                 continue
             try:
-                value = fields[name]
+                value = _value_of(fields, name)
             except KeyError:
                 known = ", ".join(fields)
                 raise InvalidOption(
@@ -158,6 +159,28 @@ class Template:
                 ) from None
             out.append(_as_text(value))
         return b"".join(out)
+
+
+def _value_of(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field, or for `payload.sensor.name` what is inside of one; None: it is not there.
+
+    :raises KeyError: the field does not exist.
+    """
+    if name in fields:
+        return fields[name]
+    first, *inside = name.split(".")
+    value = fields[first]
+    for key in inside:
+        value = part_of(value, int(key) if key.isdigit() and isinstance(value, list) else key)
+    return value
+
+
+def part_of(whole: Any, key: object) -> Any:
+    """Return what is under a key of a JSON value, or None."""
+    try:
+        return whole[key]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def _as_text(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock.cli.console import console
 from penstock.cli.messages import Url
-from penstock.cli.output import bar, note
+from penstock.cli.output import bar, note, standard_output
 from penstock.core import endpoints
 from penstock.core.units import format_duration, format_size, format_time
 from penstock.core.url import URL
@@ -50,21 +50,24 @@ def add_to(app: typer.Typer) -> None:
 def create(
     url: Url,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Empty a queue that is there already.")
+        bool, typer.Option("--replace", help="Replace one that is there, and all that is in it.")
     ] = False,
 ) -> None:
-    """Create a queue.
+    """Create a queue or a log.
 
-    Options go into the URL: 'fmq:/path/name?slots=10000&size=64M&crc=true'. Sizes are written
-    10M or 1G. layout=classic makes one for LROSE's programs; a name like shmem_10002 makes that
-    one in shared memory, with that key.
+    Options go into the URL, and sizes are written as 10M or 1G. layout=classic makes a queue for
+    LROSE's programs; a name like shmem_10002 makes that one in shared memory, with that key.
+
+    Examples:
+      penstock create 'fmq:/data/beams?slots=10000&size=64M'
+      penstock create 'log:/data/archive?segment=256M&compress=zstd'
     """
     endpoints.create(url, replace=replace)
     made = endpoints.describe(url)
-    typer.echo(
-        f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, "
-        f"{made.slots:,} slots, {format_size(made.buffer_size)}"
-    )
+    size = f"{made.slots:,} slots, {format_size(made.buffer_size)}"
+    if "segments" in made.details:
+        size = f"in segments of {size}"  # nothing is overwritten
+    typer.echo(f"created {made.url.partition('?')[0]}: {made.layout}, in {_place(made)}, {size}")
     options = _OF_EACH_WRITER.get(made.layout, ())
     given = [option for option in options if option in URL.parse(url).options]
     if given:
@@ -77,9 +80,10 @@ def info(
 ) -> None:
     """Show what a stream holds: its shape, oldest and youngest message, how full it is."""
     found = endpoints.describe(url)
-    if as_json:
-        typer.echo(json.dumps(found.as_dict()))
-    else:
+    with standard_output():
+        if as_json:
+            typer.echo(json.dumps(found.as_dict()))
+            return
         console.print(_info_table(found))
         if readers := found.details.get("readers") or found.details.get("cursors"):
             console.print(_readers_table(readers, found))

@@ -17,7 +17,7 @@ import typer
 from penstock.cli.messages import Url
 from penstock.cli.output import is_terminal, note, one_line, standard_output
 from penstock.core import endpoints
-from penstock.core.errors import InvalidURL, NotFound, PenstockError
+from penstock.core.errors import DamagedQueue, InvalidURL, NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration, format_size
 from penstock.core.url import URL
 
@@ -61,12 +61,16 @@ def ls(
 
     The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
     Exit code 1 if one cannot be read.
+
+    Examples:
+      penstock ls /data -r
+      penstock ls 'fmq:/data/radar*' --json
     """
     urls = [url for place in places or ["."] for url in found_at(place, recursive=recursive)]
     listed = [look_at(url) for url in dict.fromkeys(urls)]
     if as_json:
-        for each in listed:
-            typer.echo(json.dumps(each.as_dict()))
+        with standard_output() as out:
+            out.writelines(json.dumps(each.as_dict()).encode() + b"\n" for each in listed)
     elif listed:
         is_plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
         with standard_output() as out:
@@ -127,7 +131,8 @@ class Listed:
     newest_seq: int | None = None
     writer: int | None = None
     readers: tuple[dict[str, Any], ...] = ()
-    #: Messages lost before these readers could read them.
+    #: Messages that are gone and that these readers have not passed yet, and those that groups
+    #: have lost. A reader passes a message with its next call.
     lost: int = 0
     error: str = ""
 
@@ -158,7 +163,8 @@ def look_at(url: str) -> Listed:
     try:
         found = endpoints.describe(url)
     except PenstockError as error:
-        return Listed(url, error=one_line(error))
+        kind = "damaged" if isinstance(error, DamagedQueue) else "unreadable"
+        return Listed(url, kind, error=one_line(error))
     details = found.details
     readers = [
         {"name": each["name"], "pid": each["pid"], "alive": each["alive"], "behind": each["behind"]}
@@ -234,7 +240,7 @@ def _lines(listed: list[Listed], *, is_plain: bool) -> Iterator[str]:
 
 def _cells(each: Listed, now: int) -> list[str]:
     if each.error:
-        return [each.url, "damaged"]
+        return [each.url, each.kind]
     alive = len(each.readers) - each.dead
     readers = [str(alive)] if alive else []
     readers += [f"{each.dead} dead"] if each.dead else []
@@ -252,7 +258,9 @@ def _cells(each: Listed, now: int) -> list[str]:
 
 
 def _coloured(title: str, cell: str, padded: str) -> str:
-    if (title == "readers" and "dead" in cell) or (title == "kind" and cell == "damaged"):
+    if (title == "readers" and "dead" in cell) or (
+        title == "kind" and cell in {"damaged", "unreadable"}
+    ):
         return typer.style(padded, fg="red")
     if title in {"writer", "readers"} and cell != "-":
         return typer.style(padded, fg="green")
@@ -279,6 +287,9 @@ def rm(
 
     One that somebody writes to or reads stays, unless it is forced: then its writer says what was
     lost and begins it anew at its next message, and readers wait for that.
+
+    Examples:
+      penstock rm fmq:/data/old 'log:/data/test*'
     """
     found = [url for given in urls for url in _streams(given)]
     kept = [error for url in found if (error := _removal(url, force=force)) is not None]
@@ -300,6 +311,9 @@ def _removal(url: str, *, force: bool) -> PenstockError | None:
     try:
         held = endpoints.describe(url).count
         endpoints.remove(url, force=force)
+    except NotFound as error:
+        error.hint = "penstock ls shows what there is"  # and not how to create it
+        return error
     except PenstockError as error:
         return error
     typer.echo(f"removed {url.partition('?')[0]} ({held:,} message{'' if held == 1 else 's'})")
@@ -321,14 +335,21 @@ def resize(
     """Give a queue another size, and keep its messages and its readers.
 
     Nobody may write to it meanwhile. Who reads it goes on without a gap. What is in it has to fit.
+
+    Examples:
+      penstock resize fmq:/data/beams --slots 100000 --size 256M
     """
     if slots is None and size is None:
         raise typer.BadParameter("give --slots, --size or both")
     before = endpoints.describe(url)
-    endpoints.resize(url, slots=slots, size=size)
+    try:
+        endpoints.resize(url, slots=slots, size=size)
+    except Unsupported as error:
+        error.hint = error.hint or "copy it to a queue of the size that you want: penstock cp"
+        raise
     now = endpoints.describe(url)
     typer.echo(
         f"{url.partition('?')[0]}: {before.slots:,} to {now.slots:,} slots, "
         f"{format_size(before.buffer_size)} to {format_size(now.buffer_size)}; "
-        f"{now.count:,} messages kept"
+        f"{now.count:,} message{'' if now.count == 1 else 's'} kept"
     )

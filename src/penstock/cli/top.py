@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
+from penstock.cli.output import is_terminal
 from penstock.core.errors import Unsupported
 from penstock.core.units import parse_duration
 
@@ -37,6 +39,9 @@ def top(
     """Show streams on a screen as they change: rates, lag, loss, who writes and reads.
 
     Enter shows the last messages of a stream, s sorts by another column, q ends.
+
+    Examples:
+      penstock top /data -r
     """
     if find_spec("textual") is None:
         raise Unsupported("top needs textual", hint="pip install 'penstock[top]'")
@@ -48,4 +53,6 @@ def top(
         every=max(0.1, parse_duration(every)),
         decode=decode,
     )
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
+        raise Unsupported("top needs a terminal", hint="penstock ls prints the same, once")
     app.run()

@@ -81,7 +81,7 @@ class _Stream:
         if found.error:
             return [
                 Text(_short(found.url)),
-                Text("damaged", "red"),
+                Text(found.kind, "red"),
                 *[Text("")] * (len(_COLUMNS) - 2),
             ]
         newest = "-"
@@ -125,6 +125,12 @@ _ORDERS: Final[tuple[tuple[str, Callable[[_Stream], object]], ...]] = (
 )
 
 
+class _Table(DataTable[Text]):
+    """The table of streams, whose key is in the footer."""
+
+    BINDINGS: ClassVar = [Binding("enter", "select_cursor", "Last messages")]
+
+
 class StreamsApp(App[None]):
     """The screen of all streams of some places, updated periodically."""
 
@@ -133,31 +139,36 @@ class StreamsApp(App[None]):
     BINDINGS: ClassVar = [
         Binding("q", "quit", "End"),
         Binding("s", "sort", "Sort by another column"),
-        Binding("enter", "show", "Last messages"),
     ]
 
     def __init__(
         self, places: list[str], *, recursive: bool, every: float, decode: str | None
     ) -> None:
+        """Find the streams.
+
+        :raises PenstockError: a folder does not exist or cannot be read, or a URL is wrong.
+        :raises typer.BadParameter: `decode` is no format.
+        """
         super().__init__()
         self._places, self._recursive = places, recursive
         self._every, self._decode = every, decode
+        if decode is not None:
+            _decoded([], decode)
         self._streams: dict[str, _Stream] = {}
         self._order = 0
         self._looks = 0
         self._next = 0
+        self._search()
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
         yield Header()
-        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield _Table(cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     def on_mount(self) -> None:
         """Show the streams, and start the periodic update."""
-        table = self._table
-        table.add_columns(*_COLUMNS)
-        self._search()
+        self._table.add_columns(*_COLUMNS)
         self._fill()
         self.set_interval(self._every, self.look)
 
@@ -170,29 +181,46 @@ class StreamsApp(App[None]):
         self._looks += 1
         before = set(self._streams)
         if self._looks % _BETWEEN_SEARCHES == 0:
-            self._search()
+            try:
+                self._search()
+            except PenstockError as error:  # a folder that is gone may come back
+                self.sub_title = str(error)
         for url in self._due():
             self._streams[url].see(look_at(url))
-        if set(self._streams) != before:
+        if set(self._streams) != before or (self._order and self._in_order() != self._rows()):
             self._fill()
             return
         table = self._table
         columns = list(table.columns)
         for url in self._due_rows():
             for column, cell in zip(columns, self._streams[url].cells(), strict=True):
-                table.update_cell(url, column, cell)
+                # `100 ms` in a column of `5 ms` would be cut to `100 m`.
+                is_wider = len(cell) > table.columns[column].content_width
+                table.update_cell(url, column, cell, update_width=is_wider)
 
     def _search(self) -> None:
         urls = [u for place in self._places for u in found_at(place, recursive=self._recursive)]
         known = self._streams
         self._streams = {url: known.get(url) or _Stream(look_at(url)) for url in urls}
-        self.sub_title = f"{len(urls):,} streams, by {_ORDERS[self._order][0]}"
+        self._say_order()
+
+    def _say_order(self) -> None:
+        count = len(self._streams)
+        plural = "" if count == 1 else "s"
+        self.sub_title = f"{count:,} stream{plural}, by {_ORDERS[self._order][0]}"
+
+    def _rows(self) -> list[str]:
+        return [str(row.value) for row in self._table.rows]
+
+    def _in_order(self) -> list[str]:
+        key = _ORDERS[self._order][1]
+        return sorted(self._streams, key=lambda url: key(self._streams[url]))  # type: ignore[arg-type,return-value]
 
     def _visible(self) -> list[str]:
         table = self._table
         first = int(table.scroll_offset.y)
-        rows = list(table.rows)[first : first + table.size.height + 1]
-        return [str(row.value) for row in rows if row.value in self._streams]
+        rows = self._rows()[first : first + table.size.height + 1]
+        return [url for url in rows if url in self._streams]
 
     def _due(self) -> list[str]:
         urls = list(self._streams)
@@ -205,20 +233,25 @@ class StreamsApp(App[None]):
         return [url for url in self._seen_now if url in self._streams]
 
     def _fill(self) -> None:
-        """Fill the table in order, and keep the cursor on its row."""
-        table = self._table
+        """Fill the table in order, and keep the cursor on its stream."""
+        table, before = self._table, self._rows()
         row = table.cursor_row
+        chosen = before[row] if 0 <= row < len(before) else None
         table.clear()
-        key = _ORDERS[self._order][1]
-        for url, stream in sorted(self._streams.items(), key=lambda item: key(item[1])):  # type: ignore[arg-type,return-value]
-            table.add_row(*stream.cells(), key=url)
-        table.move_cursor(row=min(row, max(0, len(self._streams) - 1)))
+        urls = self._in_order()
+        for url in urls:
+            table.add_row(*self._streams[url].cells(), key=url)
+        if chosen in self._streams:
+            row = urls.index(chosen)
+        table.move_cursor(row=max(0, min(row, len(urls) - 1)))
 
     def action_sort(self) -> None:
         """Sort by the next column that matters."""
         self._order = (self._order + 1) % len(_ORDERS)
-        self.sub_title = f"{len(self._streams):,} streams, by {_ORDERS[self._order][0]}"
+        self._say_order()
+        row = self._table.cursor_row
         self._fill()
+        self._table.move_cursor(row=row)  # of another order, one looks at the same place
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Show the last messages of the selected stream."""
@@ -259,6 +292,10 @@ def last_lines(url: str, decode: str | None) -> list[str]:
 def _lines(messages: list[Message], decode: str | None) -> list[str]:
     if decode is None:
         return [message_line(m, m.time_ns, payload_text(m.payload, _LONGEST)) for m in messages]
+    return _decoded(messages, decode)
+
+
+def _decoded(messages: list[Message], decode: str) -> list[str]:
     from penstock.cli.decoded_lines import DecodedPayloads  # noqa: PLC0415 - loads Arrow's parsers
 
     payloads = DecodedPayloads(decode)

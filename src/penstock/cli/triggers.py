@@ -80,7 +80,8 @@ def on(
     {unix}, {valid}, {lead}, {type}, {writer}, {user1}, {user2} and {seq}; {{ is a brace. What it
     prints goes to standard error; standard output has one line for each file.
 
-    penstock on /data/radar --timeout 10m -- RadxConvert -f {path} -outdir /data/cfradial
+    Examples:
+      penstock on /data/radar --timeout 10m -- RadxConvert -f {path} -outdir /out
     """
     from penstock.registry.trigger_commands import Command  # noqa: PLC0415 - for this only
     from penstock.registry.triggers import Trigger  # noqa: PLC0415

@@ -12,6 +12,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from penstock.cli.payloads import part_of
 from penstock.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -43,7 +44,18 @@ _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 }
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _LONGEST: Final = 10_000
-_ASSIGNED: Final = re.compile(r"(?<![=!<>])=(?!=)")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?")
+#: How others write it, and how it is written here.
+_ELSEWHERE: Final = (
+    (re.compile(r"^\s*$"), "it is empty"),
+    (re.compile(r"<>"), "write != for unequal"),
+    (re.compile(r"&&|\|\||!(?!=)"), "write and, or, not"),
+    (
+        re.compile(r"\b(?:AND|OR|NOT|IN|IS|NULL)\b"),
+        "write and, or, not, in and is null in small letters",
+    ),
+    (re.compile(r"(?<![=!<>])=(?!=)"), "write == to compare"),
+)
 _HINT: Final = "as in 'type == 3 and size > 100', or 'payload.name in (\"a\", \"b\")'"
 
 
@@ -61,7 +73,8 @@ class Condition:
                 raise ValueError(f"it is longer than {_LONGEST:,} characters")  # noqa: TRY301
             self._value = self._compiled(ast.parse(text.strip(), mode="eval").body)
         except SyntaxError as error:
-            reason = "write == to compare" if _ASSIGNED.search(text) else str(error.msg)
+            reasons = (reason for written, reason in _ELSEWHERE if written.search(text))
+            reason = next(reasons, str(error.msg))
             raise InvalidOption("where", text, reason, hint=_HINT) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise InvalidOption("where", text, str(error), hint=_HINT) from None
@@ -105,10 +118,10 @@ class Condition:
                 return self._field(name)
             case ast.Attribute(value=whole, attr=key):
                 outer = self._compiled(whole)
-                return lambda fields: _part(outer(fields), key)
+                return lambda fields: part_of(outer(fields), key)
             case ast.Subscript(value=whole, slice=ast.Constant(value=key)):
                 outer = self._compiled(whole)
-                return lambda fields: _part(outer(fields), key)
+                return lambda fields: part_of(outer(fields), key)
         raise ValueError(f"{ast.unparse(node)} is not a comparison of fields")
 
     def _comparison(self, node: ast.Compare) -> _Value:
@@ -118,7 +131,7 @@ class Condition:
         def compare(fields: _Fields) -> bool:
             found = [value(fields) for value in values]
             pairs = zip(tests, found, found[1:], strict=False)
-            return all(test(one, other) for test, one, other in pairs)
+            return all(test(*_alike(one, other)) for test, one, other in pairs)
 
         return compare
 
@@ -146,9 +159,20 @@ def _holds(part: _Value, fields: _Fields) -> bool:
         return False
 
 
-def _part(whole: Any, key: object) -> Any:
-    """Return a nested value, or None."""
-    try:
-        return whole[key]
-    except (KeyError, IndexError, TypeError):
-        return None
+def _alike(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return two values to compare: text beside a number is the number that it spells."""
+    if isinstance(one, str) and _is_number(other):
+        return _number(one), other
+    if isinstance(other, str) and _is_number(one):
+        return one, _number(other)
+    return one, other
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(text: str) -> float | str:
+    if _NUMBER.fullmatch(text) is None:
+        return text
+    return int(text) if text.lstrip("+-").isdigit() else float(text)

@@ -65,7 +65,7 @@ def streams_in(folder: str, pattern: str = "*", *, recursive: bool = False) -> I
         name = entry.name.removesuffix(SUFFIX).removesuffix(".stat")
         is_asked = fnmatch.fnmatchcase(name, pattern)
         if entry.is_dir():
-            if not is_log(Path(entry.path)):
+            if not _is_log(entry.path):
                 below.append(entry)
             elif is_asked:
                 yield f"log:{escaped(entry.path)}"
@@ -75,6 +75,14 @@ def streams_in(folder: str, pattern: str = "*", *, recursive: bool = False) -> I
         if not entry.is_symlink() and not entry.name.endswith(f"{SUFFIX}.groups"):
             with contextlib.suppress(StorageError):  # no permission
                 yield from streams_in(entry.path, pattern, recursive=True)
+
+
+def _is_log(folder: str) -> bool:
+    """Tell whether a directory is a log; one that may not be looked into is none."""
+    try:
+        return is_log(Path(folder))
+    except OSError:
+        return False
 
 
 # --- users ----------------------------------------------------------------------------------------

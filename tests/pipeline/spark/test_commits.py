@@ -354,7 +354,7 @@ def test_streams_that_share_what_was_staged_get_it_once_though_one_of_them_fails
         return _Message("q", task.finish())
 
     sink = StreamSink(
-        SinkOptions(outputs={"all": urls}, staging=str(folder)), ["payload", "output"]
+        SinkOptions(outputs={"all": tuple(urls)}, staging=str(folder)), ["payload", "output"]
     )
     first = attempt()
     assert len({part.path for part in first.staged}) == 1
@@ -379,7 +379,7 @@ def test_files_stay_after_a_failure_as_long_as_one_of_their_streams_needs_them(
     parts = task.finish()
     begun(urls[1], [part for part in parts if part.url == urls[1]], folder)
     sink = StreamSink(
-        SinkOptions(outputs={"all": urls}, staging=str(folder)), ["payload", "output"]
+        SinkOptions(outputs={"all": tuple(urls)}, staging=str(folder)), ["payload", "output"]
     )
     sink._discard([_Message("q", parts)], "q", 0)
     assert Path(parts[0].path).exists()

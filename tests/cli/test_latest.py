@@ -25,10 +25,11 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "data")
 
 
-def write(directory: str, *names: str) -> None:
-    from penstock.registry.latest import LatestDataInfo
+def write(directory: str, *names: str, slots: int = 2500) -> None:
+    from penstock.registry.latest import LatestDataInfo, LatestSettings
 
-    with LatestDataInfo(directory, register=None) as latest:
+    settings = LatestSettings(fmq_slots=slots)
+    with LatestDataInfo(directory, settings=settings, register=None) as latest:
         for number, name in enumerate(names):
             (Path(directory) / name).write_text(name)
             latest.write(name, time=1705320000 + number)
@@ -95,6 +96,16 @@ def test_a_command_is_run_for_every_file_and_each_has_a_line(
     ]
     assert capfd.readouterr().err == "said\nsaid\n"
     assert "2 done, 0 dead, 0 lost" in done.stderr
+
+
+def test_files_that_were_overwritten_before_they_were_seen_end_it_with_3(data: str) -> None:
+    words = ("on", data, "--from", "start", "--idle", "0.1s", "--", "true")
+    write(data, "0", slots=10)
+    assert run(*words).exit_code == 0
+    write(data, *map(str, range(1, 26)))
+    done = run(*words)
+    assert done.exit_code == 3
+    assert "10 done, 0 dead, 15 lost" in done.stderr
 
 
 def test_files_given_up_are_listed_and_tried_again(data: str) -> None:

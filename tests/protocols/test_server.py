@@ -223,6 +223,24 @@ def test_who_is_slow_with_a_first_message_makes_room_for_who_is_not() -> None:
         until(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
 
 
+def test_who_is_good_waits_for_a_place_while_the_slow_have_not_been_heard_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = Echo.serve
+
+    def serve_late(self: Echo) -> bool:
+        time.sleep(0.1)  # as on a busy machine: its byte waits to be received
+        return serve(self)
+
+    monkeypatch.setattr(Echo, "serve", serve_late)
+    with served(max_clients=1) as server, Client(server) as slow, Client(server) as good:
+        slow.socket.sendall(b"x")
+        until(lambda: len(Echo.made) == 1)
+        assert good.ask(b"x\n") == b"x\n"
+        assert server.statistics().refused[End.CLIENTS] == 0
+        until(lambda: server.statistics().ended[End.CROWDED_OUT] == 1)
+
+
 def test_of_many_that_say_nothing_the_oldest_make_room() -> None:
     with served(max_newcomers=4) as server:
         clients = [Client(server) for _ in range(8)]

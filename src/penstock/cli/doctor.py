@@ -28,18 +28,18 @@ from penstock.pipeline.run.java import MissingJava, find_java, java_version
 __all__ = ["add_to"]
 
 _LIBRARIES = ("numpy", "pyarrow", "pydantic", "PyYAML", "typer", "rich")
-#: Libraries of extras: the extra, and what it is for.
-_EXTRAS = {
-    "textual": ("top", "penstock top"),
-    "matplotlib": ("pictures", "bench --plot, plan --svg, radar plot"),
-    "mcap": ("mcap", "mcap: files"),
-    "protobuf": ("protobuf", "--decode protobuf:…"),
-    "lxml": ("xml", "decoding of XML"),
-    "paho-mqtt": ("mqtt", "up+mqtt:"),
-    "eclipse-zenoh": ("zenoh", "up+zenoh:"),
-    "grpcio": ("jrtc", "penstock jrtc, serve collector"),
-    "netCDF4": ("radar", "cfradial:, cfgrid:"),
-}
+#: Libraries of extras: library, extra, and what it is for.
+_EXTRAS = """
+textual        top       penstock top
+matplotlib     pictures  bench --plot, plan --svg, radar plot
+mcap           mcap      mcap: files
+protobuf       protobuf  --decode protobuf:…
+lxml           xml       decoding of XML
+paho-mqtt      mqtt      up+mqtt:
+eclipse-zenoh  zenoh     up+zenoh:
+grpcio         jrtc      penstock jrtc, serve collector
+netCDF4        radar     cfradial:, cfgrid:
+"""
 #: Linux reports a larger number if there is no limit.
 _UNLIMITED = 1 << 60
 
@@ -77,7 +77,7 @@ def doctor(
         _space("/tmp"),  # noqa: S108
         _java(),
         _spark(),
-        *(_extra(name, *extra) for name, extra in _EXTRAS.items()),
+        *(_extra(*line.split(maxsplit=2)) for line in _EXTRAS.strip().splitlines()),
         _program("cc", "apt-get install gcc", "to build the native core from source"),
     ]  # fmt: skip
     with standard_output():

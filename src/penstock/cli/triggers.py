@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.messages import LOST
 from penstock.cli.output import note
 from penstock.core.units import format_duration, format_time, parse_duration
 
@@ -146,6 +147,8 @@ def _follow(trigger: Trigger, is_stopping: Callable[[], bool], idle: float | Non
         f"penstock: {books.done:,} done, {books.dead:,} dead, {books.lost:,} lost, "
         f"{books.unreadable:,} unreadable, {books.failures:,} failed attempts"
     )
+    if books.lost:
+        raise typer.Exit(LOST)
 
 
 def _try_again(trigger: Trigger, is_stopping: Callable[[], bool]) -> None:

@@ -62,6 +62,10 @@ _TAKEN_AT_ONCE: Final = 64
 _QUICK: Final = 0.1
 #: Descriptors then left for the needs of active clients.
 _LEFT_FOR_OTHERS: Final = 8
+#: How long (seconds) a client waits for a place of those that may turn out to be slow, and how
+#: often it is tried.
+_KNOCKING: Final = 0.25
+_BETWEEN_KNOCKS: Final = 0.01
 #: The most clients beyond the limit that are told so, and for how long (seconds).
 _MOST_TURNED_AWAY: Final = 64
 _TURNING_AWAY: Final = 5.0
@@ -153,6 +157,8 @@ class _Client:
     worker: Worker | None = None
     #: Whether it exceeds the limit of clients, and is only told so.
     is_turned_away: bool = False
+    #: When it first asked for a place among the clients, if there was none.
+    knocked: float | None = None
 
 
 class Server(Closable):
@@ -200,6 +206,8 @@ class Server(Closable):
         self._turned_away: set[_Client] = set()
         #: Clients that have not, the oldest first. This and the next two are the door's alone.
         self._newcomers: dict[_Client, None] = {}
+        #: Newcomers that have sent data while all places were taken; they are tried again soon.
+        self._knocking: deque[_Client] = deque()
         self._quiet: set[_Client] = set()
         self._paused_until: float | None = None
         #: The current limit of newcomers.
@@ -246,7 +254,8 @@ class Server(Closable):
         with self._lock:
             connections = [each.connection for each in self._clients | self._turned_away]
             ends = self._ends.copy()
-            accepted, open = self._accepted, len(self._clients) + len(self._newcomers)
+            accepted = self._accepted
+            open = len(self._clients) + len(self._newcomers) + len(self._knocking)
         return ServerStatistics(
             accepted,
             open,
@@ -308,6 +317,10 @@ class Server(Closable):
                     self._accept(key.fileobj)  # type: ignore[arg-type] # a socket
             while self._returned:
                 self._hold(self._returned.popleft(), self.limits.idle)
+            for _ in range(len(self._knocking)):
+                client = self._knocking.popleft()
+                self._newcomers[client] = None
+                self._begin(client)
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + self._look_every
@@ -318,8 +331,11 @@ class Server(Closable):
         self._shut()
 
     def _patience(self, look_at: float) -> float:
+        now = time.monotonic()
         until = look_at if self._paused_until is None else min(look_at, self._paused_until)
-        return max(0.0, until - time.monotonic())
+        if self._knocking:
+            until = min(until, now + _BETWEEN_KNOCKS)
+        return max(0.0, until - now)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_TAKEN_AT_ONCE):
@@ -438,6 +454,9 @@ class Server(Closable):
                 del self._newcomers[client]
                 if not self._is_full or self._make_place():
                     self._clients.add(client)
+                elif self._may_wait(client):
+                    self._knocking.append(client)
+                    return
                 else:
                     client.is_turned_away = True
                     self._ends[End.CLIENTS] += 1
@@ -454,6 +473,19 @@ class Server(Closable):
         except RuntimeError as error:
             self._log.warning("%s: %s is denied: %s", self.name, client.connection.peer, error)
             self._end(client, End.THREADS)
+
+    def _may_wait(self, client: _Client) -> bool:
+        """Tell whether a place may be free in a moment: some have not been heard out yet.
+
+        On a busy machine the threads of slow clients get to their first bytes late. Until then
+        nobody knows that they are slow.
+        """
+        client.knocked = client.knocked or time.monotonic()
+        return (
+            time.monotonic() < client.knocked + _KNOCKING
+            and len(self._knocking) < self._room
+            and not all(each.connection.is_known for each in self._clients)
+        )
 
     def _make_place(self) -> bool:
         """Cut off a client whose first message is incomplete and stalled."""
@@ -473,7 +505,7 @@ class Server(Closable):
             if self._is_shut:
                 return
             self._is_shut = True
-            waiting = [*self._newcomers, *self._quiet, *self._returned]
+            waiting = [*self._newcomers, *self._knocking, *self._quiet, *self._returned]
         for client in waiting:
             self._end(client, End.STOPPED)
         self._selector.close()

@@ -31,7 +31,10 @@ def server(tmp_path: Path) -> Iterator[str]:
         yield served.url
 
 
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize(
+    "sink",
+    ["log", "flight", *(pytest.param(one, marks=pytest.mark.full) for one in ("ring", "parquet"))],
+)
 def test_a_batch_that_is_planned_again_with_more_is_completed(
     spark: SparkSession, tmp_path: Path, server: str, sink: str
 ) -> None:

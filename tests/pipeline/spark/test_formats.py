@@ -39,7 +39,9 @@ def payloads(url: str) -> list[dict[str, object]]:
         return [json.loads(one) for one in reader.read_batch(1000, 0)["payload"].to_pylist()]
 
 
-@pytest.mark.parametrize("format_", ["parquet", "csv", "json"])
+@pytest.mark.parametrize(
+    "format_", ["parquet", *(pytest.param(one, marks=pytest.mark.full) for one in ("csv", "json"))]
+)
 def test_files_are_read_and_written_and_a_table_is_joined(
     spark: SparkSession, tmp_path: Path, format_: str
 ) -> None:

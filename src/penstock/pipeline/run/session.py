@@ -56,6 +56,8 @@ _ALWAYS: Final = {
     "spark.scheduler.mode": "FAIR",
     # Faster than TCP between Java and Python, without delays for small batches.
     "spark.python.unix.domain.socket.enabled": "true",
+    # On a busy machine a Python process may take longer to start than Spark's 15 seconds.
+    "spark.python.authenticate.socketTimeout": "120s",
     # Python processes end without a traceback when Java closes the connection.
     "spark.python.daemon.module": "pyspark_penstock.daemon",
 }

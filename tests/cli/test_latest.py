@@ -26,7 +26,8 @@ def data(tmp_path: Path) -> str:
 
 
 def write(directory: str, *names: str, slots: int = 2500) -> None:
-    from penstock.registry.latest import LatestDataInfo, LatestSettings
+    from penstock.registry.latest import LatestDataInfo
+    from penstock.registry.latest_files import LatestSettings
 
     settings = LatestSettings(fmq_slots=slots)
     with LatestDataInfo(directory, settings=settings, register=None) as latest:

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from cli.command import PENSTOCK, json_lines, run
 from penstock.protocols.lrose import ping
+from support.mosquitto import free_port
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,7 @@ def test_a_root_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_environment_moves_the_port_as_it_does_for_its_clients(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [PENSTOCK, "serve", "fmqp", "--root", str(tmp_path)]
     environment = {**os.environ, "DS_BASE_PORT": str(port - 13)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

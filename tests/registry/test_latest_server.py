@@ -24,6 +24,7 @@ from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, LdataMessage, Mode
 from penstock.registry.latest import LatestDataInfo
 from penstock.registry.latest_server import LdataServer, LdataServerOptions
+from support.mosquitto import free_port
 
 WIRE = Path(__file__).parents[1] / "vectors" / "lrose" / "wire"
 
@@ -225,8 +226,8 @@ def test_a_label_keeps_its_place_on_the_server(server: DsServer, root: Path) -> 
 
 def test_a_client_goes_on_after_the_server_came_back(root: Path) -> None:
     folder = root / "mdv" / "radar"
-    server = serve(root)
-    port = server.port
+    port = free_port()
+    server = serve(root, port=port)
     write(folder, "a.nc")
     there = client(server)
     assert paths(there) == ["a.nc"]
@@ -245,8 +246,8 @@ def test_a_client_goes_on_after_the_server_came_back(root: Path) -> None:
 def test_a_client_that_found_nothing_gets_all_that_came_while_the_server_was_away(
     root: Path,
 ) -> None:
-    server = serve(root)
-    port = server.port
+    port = free_port()
+    server = serve(root, port=port)
     there = client(server)
     assert there.read() is None
     server.close()

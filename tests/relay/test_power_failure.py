@@ -14,6 +14,7 @@ from penstock.relay.journal import TargetCut
 from protocols.flight.serving import served, server_process
 from relay.background import Background, fill, numbers
 from support.machine import Machine
+from support.mosquitto import free_port
 from support.until import until
 
 
@@ -173,7 +174,7 @@ class FailingServer(Machine):
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         super().__init__("log", folder)
         self._folder, self._stack = folder, stack
-        self.port = 0
+        self.port = free_port()
         self._serve()
         self.is_cut = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,16 +13,11 @@ from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.psi import REPLAY_ALL, RemoteExporter, RemoteImporter, Store
 from protocols.flight.serving import PENSTOCK, served
 from relay.background import Background, fill, numbers
+from support.mosquitto import free_port
 from support.until import until
 
 HOST = "127.0.0.1"
 COUNT = 3_000
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Queues:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from penstock.core.errors import ConnectionLost
 from penstock.protocols.lrose.ds_client import ping
+from support.mosquitto import free_port
 from support.until import until
 
 __all__ = ["dsfmq_server", "needs_lrose", "program"]
@@ -31,8 +31,7 @@ def program(name: str) -> str:
 @contextlib.contextmanager
 def dsfmq_server(root: Path) -> Iterator[str]:
     """Run LROSE's server of queues; what its URLs begin with."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "DATA_DIR": str(root), "RAP_DATA_DIR": str(root)}
     with (root / "DsFmqServer.log").open("w") as log:
         process = subprocess.Popen(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.protocols.flight import ServerOptions
 from penstock.protocols.flight.server import FlightServer
+from support.mosquitto import free_port
 
 TOKEN = "a-secret-that-is-long"
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
@@ -35,7 +36,7 @@ class ServerProcess:
     def __init__(self, root: Path, *arguments: str) -> None:
         self._root = root
         self._arguments = arguments
-        self.port = 0
+        self.port = free_port()
         self.url = ""
         self.start()
 

@@ -17,6 +17,7 @@ from penstock import create, describe, open_reader, open_writer
 from penstock.core.errors import ConnectionLost, NotFound, Unacknowledged
 from penstock.protocols.flight.server import FlightServer
 from protocols.flight.serving import ServerProcess, served, server_process, wire_to
+from support.mosquitto import free_port
 from support.waiting import SOON, background, waits
 
 
@@ -158,8 +159,7 @@ def test_without_a_server_the_error_comes_at_once_when_opening() -> None:
 
 def test_a_reader_can_wait_for_its_server(tmp_path: Path) -> None:
     create(f"fmq:{tmp_path}/a")
-    with served(tmp_path) as server:
-        port = server.port
+    port = free_port()
     with background(lambda: open_reader(f"flight://127.0.0.1:{port}/a?wait=20s").close()) as call:
         assert waits(call)
         with served(tmp_path, port=port):

@@ -35,6 +35,7 @@ from penstock.queue.wide.writer import WideWriter
 from penstock.relay import fields_lost
 from protocols.flight.serving import served, server_process
 from support.descriptors import starved
+from support.mosquitto import free_port
 from support.waiting import SOON, background, waits
 
 STREAM = StreamId(bytes(range(16)))
@@ -401,8 +402,8 @@ def test_every_message_that_was_offered_is_in_the_books_as_written_or_refused(
     tmp_path: Path,
 ) -> None:
     """Whatever the server has against it."""
-    with served(tmp_path) as server:
-        port = server.port
+    port = free_port()
+    with served(tmp_path, port=port) as server:
         writer = open_writer(f"{server.url}a", retry="1s")
         writer.write_many([b"x"] * 10)
     with served(tmp_path, port=port, read_only=True):

@@ -22,6 +22,7 @@ from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.protocols.lrose.fmq_writer import FmqWriter
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lrose.serving import served
+from support.mosquitto import free_port
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
@@ -31,8 +32,7 @@ class ServerProcess:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"fmqp://127.0.0.1:{self.port}"
         self.start()
 
@@ -55,8 +55,8 @@ class Restartable:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.server = FmqServer(FmqServerOptions(root=root, port=0))
-        self.port = self.server.port
+        self.port = free_port()
+        self.server = FmqServer(FmqServerOptions(root=root, port=self.port))
         self.url = self.server.url
 
     def stop(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.mosquitto import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,13 +25,6 @@ __all__ = ["Driver", "driver", "free_port", "needs_psi"]
 _FOLDER = os.environ.get("PENSTOCK_PSI")
 
 needs_psi = pytest.mark.skipif(_FOLDER is None, reason="PENSTOCK_PSI names no folder with psi")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class Driver:

@@ -31,14 +31,9 @@ from penstock.protocols.psi import (
 from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.handshake import encode_burst
 from penstock.relay.copy import copy, fields_lost
+from support.mosquitto import free_port
 
 NOW = 1_700_000_000_000_000_000
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-        return number
 
 
 def test_a_stream_is_copied_to_a_log_and_its_name_may_have_spaces(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.core.interfaces import Reader
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from support.mosquitto import free_port
 from support.until import until
 
 
@@ -68,8 +69,8 @@ def test_what_a_small_reader_has_let_go_of_is_asked_for_again() -> None:
 
 
 def test_a_stream_that_begins_anew_has_another_epoch_and_its_numbers_begin_anew() -> None:
-    first = RemoteExporter(port=0)
-    port = first.port
+    port = free_port()
+    first = RemoteExporter(port=port)
     url = f"psi://127.0.0.1:{port}/Numbers"
     stream = first.exporter.write(None, "Numbers", "byte[]")
     stream.post_many([(b"old", None)] * 5)

@@ -26,6 +26,7 @@ from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
 from penstock.protocols.psi.importer.intake import Arrivals, Gap
 from penstock.protocols.psi.store.streams import Store
 from protocols.psi.recordings import expected, recording
+from support.mosquitto import free_port
 from support.until import until
 
 NOW = 1_700_000_000_000_000_000
@@ -161,8 +162,8 @@ def test_a_stream_that_the_ring_forgot_before_it_was_opened_is_counted_as_lost(
 
 
 def test_an_exporter_that_comes_back_is_found_and_nothing_comes_twice(tmp_path: Path) -> None:
-    with RemoteExporter(tmp_path / "store", 0) as exporter:
-        port = exporter.port
+    port = free_port()
+    with RemoteExporter(tmp_path / "store", port) as exporter:
         stream = exporter.exporter.write(None, "Numbers", "int")
         for i in range(50):
             stream.post(i)
@@ -266,9 +267,7 @@ def test_what_a_ring_forgot_is_reported_as_lost() -> None:
 
 
 def test_nobody_there_is_a_clear_error_and_the_importer_goes_on_trying() -> None:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with RemoteImporter(HOST, port, REPLAY_ALL, longest_wait=0.2) as importer:
         with pytest.raises(ConnectionLost, match="nobody listens") as told:
             importer.open_stream("Numbers", timeout=0.3)

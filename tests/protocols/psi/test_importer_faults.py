@@ -18,6 +18,7 @@ from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
 from penstock.protocols.psi.store.streams import Store
 from penstock.relay.faults import FaultRouter, Faults
+from support.mosquitto import free_port
 
 HOST = "127.0.0.1"
 
@@ -36,8 +37,7 @@ class Way(NamedTuple):
 
 @contextlib.contextmanager
 def faulty_way(store: Store, faults: Faults, **options: Any) -> Iterator[Way]:
-    with socket.create_server((HOST, 0)) as free:
-        data_port = free.getsockname()[1]
+    data_port = free_port()
     with FaultRouter.tcp((HOST, data_port), faults) as data:
         told = data.address[1]
         exporter = RemoteExporter(store, 0, data_port=data_port, told_data_port=told, **options)

@@ -20,6 +20,7 @@ from relay.faults.targets import (
     sending,
     tcp_client,
 )
+from support.mosquitto import free_port
 from support.until import until
 
 SEED = 7
@@ -388,9 +389,7 @@ def test_more_connections_than_allowed_are_turned_away_and_counted() -> None:
 
 
 def test_a_target_that_is_not_there_resets_the_client() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        address = placeholder.getsockname()
-    with FaultRouter.tcp(address) as router:
+    with FaultRouter.tcp(("127.0.0.1", free_port())) as router:
         assert connected_and_ended(router.address) == "ConnectionResetError"
         assert router.counters().clients.unreachable == 1
         assert router.counters().adds_up

@@ -11,7 +11,7 @@ CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
 NATIVE := $(wildcard src/penstock/*/*.c src/penstock/*/*/*.[ch] include/penstock/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full lint format bench bench-more fuzz sanitize clean
+.PHONY: help setup demo test test-again test-full lint format bench bench-more fuzz sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ demo: $(STAMP) ## a radar, Spark pipelines, volumes and a picture of the storms,
 
 test: $(QUICK) ## all tests at small size, below 12 minutes
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 4 --dist loadscope --no-loadscope-reorder
+
+test-again: $(QUICK) ## the tests that failed last time, one after the other
+	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none
 
 test-full: $(QUICK) ## every "It must show" at full size
 	@$(CACHED) $(BIN)/python -m pytest --timeout 1800

@@ -11,7 +11,7 @@ CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
 NATIVE := $(wildcard src/penstock/*/*.c src/penstock/*/*/*.[ch] include/penstock/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-again test-full lint format bench bench-more fuzz sanitize clean
+.PHONY: help setup demo test test-again test-full lint format bench bench-more fuzz soak sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ $(PEERS): $(STAMP)
 
 fuzz: $(STAMP) ## the fuzz tests at full size
 	@$(BIN)/python -m pytest --timeout 3600 -k fuzz
+
+soak: $(STAMP) ## ten minutes of a small installation whose processes are killed; MINUTES=60
+	@$(BIN)/python tools/soak --minutes $(or $(MINUTES),10)
 
 sanitize: ## the tests of the native parts under the address and UB sanitizers, the ring's threads under the thread one
 	@tools/sanitize "$(PYTHON)"

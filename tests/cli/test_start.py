@@ -60,3 +60,13 @@ def test_one_message_needs_neither_arrays_nor_models(url: str, tmp_path: Path) -
         assert "penstock.queue.wide.file" in imported
         assert not HEAVY & imported, name
         assert not imported & {"penstock.core.options", "penstock.queue.wide.arrow"}, name
+
+
+@pytest.mark.parametrize("target", ["fmq:{}/copy?slots=64&size=1M", "log:{}/copy?segment=1M"])
+def test_a_copy_does_not_import_pandas(target: str, tmp_path: Path) -> None:
+    """Arrow would, for a column made an array of numpy, and that takes a quarter of a second."""
+    source = f"fmq:{tmp_path}/queue?slots=64&size=1M"
+    imported_by("put", source, "--text", "a")
+    imported = imported_by("cp", source, target.format(tmp_path))
+    assert "pyarrow" in imported
+    assert "pandas" not in imported

@@ -162,7 +162,7 @@ class Feed:
                 self._is_over = True
             return batch
         name = "seq" if self._end.anchor == "seq" else "created_ns"
-        column = batch.column(name).to_numpy()
+        column = numbers_of(batch, name)
         beyond = np.flatnonzero(column > self._end.value)
         if len(beyond):
             self._is_over = True

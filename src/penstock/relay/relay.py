@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from penstock.core.batch import batch_from_messages, messages_from_batch, numbers_of
+from penstock.core.batch import (
+    batch_from_messages,
+    integers_in,
+    messages_from_batch,
+    numbers_of,
+)
 from penstock.core.capabilities import AllOrNone, Grouped, Held, KeepsOrigin
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.delivery import DeliveryQueue
@@ -379,10 +384,10 @@ class Relay:
     def _fits(self, batch: Batch) -> int:
         count: int = batch.num_rows
         if self._journal is not None:
-            runs = runs_of(batch.column("seq").to_numpy())[:MOST_RUNS]
+            runs = runs_of(numbers_of(batch, "seq"))[:MOST_RUNS]
             count = sum(length for _, length in runs)
         if self._quota is not None:
-            sizes = pc.binary_length(batch.column("payload")).to_numpy().astype("int64")
+            sizes = integers_in(pc.binary_length(batch.column("payload"))).astype("int64")
             count = min(count, int((sizes.cumsum() <= self._quota.at_once).sum()))
         return max(1, count)
 
@@ -494,7 +499,7 @@ class Relay:
     def _note(self, piece: Batch) -> None:
         """Record in the journal what is about to be written."""
         if self._journal is not None and piece.num_rows:
-            runs = runs_of(piece.column("seq").to_numpy())
+            runs = runs_of(numbers_of(piece, "seq"))
             self._journal.put(self._note_behind(piece)._replace(runs=runs))
 
     def _note_behind(self, piece: Batch) -> Note:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from penstock.core.batch import batch_from_messages
+from penstock.core.batch import batch_from_messages, integers_in
 from penstock.core.errors import Malformed
 from penstock.core.overflow import DropReason  # noqa: TC001 - pydantic reads it
 from penstock.core.position import Position
@@ -553,7 +553,7 @@ def _sizes(batch: Batch) -> NDArray[np.int64]:
     sizes = np.full(batch.num_rows, OVERHEAD + 16, np.int64)
     for name in ("payload", "attributes"):
         lengths = pc.fill_null(pc.binary_length(batch.column(name)), 0)
-        sizes += lengths.to_numpy(zero_copy_only=False)
+        sizes += integers_in(lengths)
     return sizes
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.batch import BATCH_SCHEMA, ORIGIN_SCHEMA, Batch, check_batch
+from penstock.core.batch import BATCH_SCHEMA, ORIGIN_SCHEMA, Batch, check_batch, numbers_of
 from penstock.core.errors import MessageTooLarge
 from penstock.queue.wide.layout import SLOT, Record, SlotFlag
 
@@ -355,7 +355,7 @@ def rows_of(batch: Batch, largest: int) -> tuple[Rows, bytes, memoryview]:
     check_batch(batch)
     slots = np.zeros(len(batch), _SLOT)
     for name in ("time_ns", "type", "subtype"):
-        slots[name] = batch.column(name).to_numpy(zero_copy_only=False)
+        slots[name] = numbers_of(batch, name)
     slots["length"], payloads = _lengths_and_bytes(batch.column("payload"))
     stream, attributes = batch.column("stream"), batch.column("attributes")
     origins = batch.column("origin_ns") if "origin_ns" in batch.schema.names else None

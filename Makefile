@@ -10,6 +10,9 @@ QUICK  := $(VENV)/.spark-ready
 CACHED := XDG_CACHE_HOME="$(abspath $(VENV))/cache"
 NATIVE := $(wildcard src/penstock/*/*.c src/penstock/*/*/*.[ch] include/penstock/*.h)
 
+# Compiled modules are kept, whatever the machine says: a test run starts hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-again test-full lint format bench bench-more fuzz soak sanitize clean
 

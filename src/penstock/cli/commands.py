@@ -37,7 +37,7 @@ FAMILIES: Final = (
             "tail": "Print the last messages of a stream, as cat --from -10 does.",
         },
     ),
-    Family("copying", "Messages", {"cp": "Copy a stream to another, of whatever kind."}),
+    Family("cp", "Messages", {"cp": "Copy a stream to another, of whatever kind."}),
     Family(
         "relays",
         "Messages",
@@ -110,7 +110,7 @@ FAMILIES: Final = (
         },
     ),
     Family(
-        "running",
+        "run",
         "Pipelines",
         {"run": "Run pipelines on Spark, until they end or Ctrl-C."},
     ),

@@ -70,7 +70,7 @@ def graph_run(
     the disk, and the next run goes on with it.
     """
     if engine == "spark":
-        from penstock.cli.running import run_pipelines  # noqa: PLC0415 - loads Spark's planner
+        from penstock.cli.run import run_pipelines  # noqa: PLC0415 - loads Spark's planner
         from penstock.pipeline import load_pipelines  # noqa: PLC0415
 
         progress = "json" if as_json else "auto"

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.copying import describe
+from penstock.cli.cp import describe
 from penstock.cli.display import LOOK, Display
 from penstock.cli.messages import LOST
 from penstock.cli.output import note

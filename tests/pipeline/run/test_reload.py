@@ -11,7 +11,7 @@ import pytest
 import typer
 from pyspark.sql import SparkSession
 
-from penstock.cli import running
+from penstock.cli import run as command
 from penstock.pipeline import load_pipelines
 from penstock.pipeline.run import Outcome, Progress
 from penstock.pipeline.run.reload import Changes
@@ -177,9 +177,9 @@ def test_a_loss_before_a_change_counts_for_the_exit_code(
                 time.sleep(0.05)
         return Outcome((Progress("p-out", "done", lost=lost.pop(0)),), was_stopped=bool(lost))
 
-    monkeypatch.setattr(running, "_run_until", run_until)
+    monkeypatch.setattr(command, "_run_until", run_until)
     with pytest.raises(typer.Exit) as caught:
-        running.run(file, progress="none", reload=True)
+        command.run(file, progress="none", reload=True)
     assert caught.value.exit_code == 3
     assert not lost
     assert "3 messages lost" in capfd.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import open_reader, open_writer
-from penstock.cli.running import _display
+from penstock.cli.run import _display
 from penstock.core.dead_letter import DeadLetter
 from penstock.pipeline import Pipeline, plan
 from support.spark_pipelines import base, once

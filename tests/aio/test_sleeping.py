@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock import aio
-from penstock.aio.watching import watcher
+from penstock.aio.watcher import watcher
 from penstock.core.errors import Closed
 from support.tasks import (
     asleep,

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import penstock
 from penstock import aio
-from penstock.aio.watching import watcher
+from penstock.aio.watcher import watcher
 from penstock.core.message import Message
 
 __all__ = [

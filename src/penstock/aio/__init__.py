@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.aio.reading import AsyncReader
-from penstock.aio.writing import AsyncWriter
+from penstock.aio.reader import AsyncReader
+from penstock.aio.writer import AsyncWriter
 from penstock.core import endpoints
 from penstock.core.position import Position
 

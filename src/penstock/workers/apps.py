@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-from penstock.aio.watching import call_in
+from penstock.aio.watcher import call_in
 from penstock.core.errors import InvalidOption, NotFound, Overrun
 from penstock.core.interfaces import Closable
 from penstock.core.overflow import OverflowPolicy

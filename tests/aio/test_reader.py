@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import aio
-from penstock.aio.watching import watcher
+from penstock.aio.watcher import watcher
 from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import PositionError
 from support.tasks import WATCHER, followed, threads, until, waiting, write

@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from penstock.aio.watching import call_in
+from penstock.aio.watcher import call_in
 from penstock.core.errors import Closed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from penstock.aio.watching import Source, Wait, watcher
+from penstock.aio.watcher import Source, Wait, watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized

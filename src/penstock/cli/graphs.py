@@ -123,7 +123,7 @@ def graph_draw(
     mermaid: Mermaid = False,
 ) -> None:
     """Draw a graph: in the terminal, as SVG or PNG, for Graphviz or Mermaid. Nothing runs."""
-    from penstock.workers.drawing import diagram_of, render  # noqa: PLC0415
+    from penstock.workers.graph_diagram import diagram_of, render  # noqa: PLC0415
 
     graph = _checked(file)
     printed = write_diagram(diagram_of(graph), svg=svg, png=png, dot=dot, mermaid=mermaid)

@@ -19,7 +19,7 @@ from penstock.core.redaction import shown
 from penstock.pipeline import load_pipelines
 from penstock.pipeline import plan as plan_of
 from penstock.pipeline.graph.check import check_functions, raise_all
-from penstock.pipeline.graph.draw import diagram_of, render
+from penstock.pipeline.graph.plan_diagram import diagram_of, render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,7 +12,7 @@ from penstock.core.drawing import to_mermaid
 from penstock.core.drawing.picture import compose
 from penstock.core.errors import ConfigError
 from penstock.pipeline import parse_pipelines, plan
-from penstock.pipeline.graph.draw import diagram_of, to_text
+from penstock.pipeline.graph.plan_diagram import diagram_of, to_text
 from pipeline.graph.test_mistakes import GOOD, SECOND
 
 TEXT = f"{GOOD}---\n{SECOND}"

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.pipeline import parse_pipelines, plan
-from penstock.pipeline.graph.draw import to_text
+from penstock.pipeline.graph.plan_diagram import to_text
 
 GRAPH = """\
 graph: five

@@ -12,7 +12,7 @@ from core.drawing.test_layout import overlap
 from penstock.core.drawing import draw, to_dot, to_mermaid
 from penstock.core.drawing.picture import compose
 from penstock.pipeline import Pipeline, Plan, load_pipelines, parse_pipelines, plan
-from penstock.pipeline.graph.draw import diagram_of, to_text
+from penstock.pipeline.graph.plan_diagram import diagram_of, to_text
 from pipeline.graph.random_pipelines import pipelines
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "radar"
@@ -133,7 +133,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path) -> None:
         "import sys; sys.modules['matplotlib'] = None\n"
         "from penstock.core.drawing import draw\n"
         "from penstock.pipeline import Pipeline, plan\n"
-        "from penstock.pipeline.graph.draw import diagram_of\n"
+        "from penstock.pipeline.graph.plan_diagram import diagram_of\n"
         "p = Pipeline('p').source('a', url='fmq:/a').sink('b', from_='a', console=True)\n"
         "try: draw(diagram_of(plan(p)), 'x.svg', 'svg')\n"
         "except Exception as error: print(type(error).__name__, error.hint)\n"

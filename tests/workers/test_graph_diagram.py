@@ -10,7 +10,7 @@ from core.drawing.test_layout import overlap
 from penstock.core.drawing import draw, to_dot, to_mermaid
 from penstock.core.drawing.picture import compose
 from penstock.core.worker_graph import parse_graph
-from penstock.workers.drawing import diagram_of, render
+from penstock.workers.graph_diagram import diagram_of, render
 
 GRAPH = parse_graph(
     """

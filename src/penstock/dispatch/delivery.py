@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.dispatch.books import Ledger
     from penstock.dispatch.outbox import Appended, Item, Order, Outbox, Part
-    from penstock.dispatch.retry import Attempts, Verdict
+    from penstock.dispatch.redelivery import Attempts, Verdict
     from penstock.dispatch.routes import Receiver, Routing
     from penstock.dispatch.scheduler import Scheduler
     from penstock.dispatch.settings import Limits

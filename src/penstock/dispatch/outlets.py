@@ -16,7 +16,7 @@ from penstock.dispatch.delivery import Outlet, Traffic
 from penstock.dispatch.outbox import CommonLog, Outbox, OutboxBooks
 from penstock.dispatch.outbox.state import save_notes
 from penstock.dispatch.outbox.store import LABEL, restore
-from penstock.dispatch.retry import Attempts
+from penstock.dispatch.redelivery import Attempts
 from penstock.dispatch.routes import Receiver
 from penstock.protocols.uprotocol import UCode, UStatus, UUri
 from penstock.protocols.uprotocol.transports import Leg, not_tried_after

@@ -13,8 +13,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.whole_files import sync_files, sync_names
 from penstock.core.worker import Worker
 from penstock.dispatch.outbox.backlog import Backlog
-from penstock.dispatch.outbox.earlier import take_over
 from penstock.dispatch.outbox.log import OutboxLog
+from penstock.dispatch.outbox.migration import take_over
 from penstock.dispatch.outbox.state import (
     BLOCK,
     Notes,

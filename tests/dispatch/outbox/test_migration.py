@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import StorageError
-from penstock.dispatch.outbox import Outbox, OutboxBooks, Reason
-from penstock.dispatch.outbox import earlier as earlier_module
+from penstock.dispatch.outbox import Outbox, OutboxBooks, Reason, migration
 from penstock.dispatch.outbox import state as state_module
 from penstock.dispatch.outbox.log import OutboxLog
 from penstock.dispatch.outbox.state import StateFile
@@ -62,7 +61,7 @@ def crash(*_: Any, **__: Any) -> None:
     "where",
     [
         (OutboxLog, "sync"),
-        (earlier_module, "sync_files"),
+        (migration, "sync_files"),
         (StateFile, "write"),
         (Path, "rename"),
         (Path, "unlink"),

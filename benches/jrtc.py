@@ -32,7 +32,7 @@ from penstock.protocols.jrtc.destinations import UdpDestination
 from penstock.protocols.jrtc.forwarder import Forwarder
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.schemas import Schemas
-from penstock.protocols.jrtc.structs import StructCodec
+from penstock.protocols.jrtc.struct_codec import StructCodec
 from penstock.queue.streams import OutputStream
 
 if TYPE_CHECKING:

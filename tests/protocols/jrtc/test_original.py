@@ -23,10 +23,10 @@ from penstock.protocols.jrtc.forwarder import Forwarder
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.outlets import JsonOutlet
 from penstock.protocols.jrtc.schemas import Schemas
-from penstock.protocols.jrtc.structs import StructCodec
+from penstock.protocols.jrtc.struct_codec import StructCodec
 from penstock.queue.streams import OutputStream
 from protocols.jrtc.forwarded import HOST, LIMITS, STATUS, UP, collecting, listening, port_of
-from protocols.jrtc.test_structs import value_of
+from protocols.jrtc.test_struct_codec import value_of
 from support.until import until
 
 FOLDER = Path(os.environ.get("PENSTOCK_JRTC", "."))

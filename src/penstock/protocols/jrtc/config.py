@@ -22,7 +22,7 @@ from penstock.protocols.jrtc.schemas import Schemas
 from penstock.protocols.jrtc.wire import DATA_PORT
 
 if TYPE_CHECKING:
-    from penstock.protocols.jrtc.structs import StructLike
+    from penstock.protocols.jrtc.struct_codec import StructLike
 
 __all__ = ["ControlConfig", "ForwarderConfig", "ForwarderService", "SchemaConfig"]
 

@@ -30,7 +30,7 @@ from penstock.protocols.web import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from penstock.protocols.jrtc.structs import StructLike
+    from penstock.protocols.jrtc.struct_codec import StructLike
 
 __all__ = ["SERVICE", "DecoderServer", "SchemaRequests", "code_of", "message_classes"]
 

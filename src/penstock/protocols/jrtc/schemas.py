@@ -28,7 +28,7 @@ from penstock.core.errors import (
 )
 from penstock.core.options import nearest
 from penstock.core.stream_id import ANY_FILTER, StreamId
-from penstock.protocols.jrtc.structs import StructCodec, StructLike
+from penstock.protocols.jrtc.struct_codec import StructCodec, StructLike
 from penstock.protocols.jrtc.wire import LARGEST_FRAME, schema_key
 from penstock.queue.storage import storage_errors
 

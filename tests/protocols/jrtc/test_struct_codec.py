@@ -21,7 +21,7 @@ from penstock.core.errors import InvalidOption, Malformed
 from penstock.core.message import Message
 from penstock.protocols.jrtc._structs import Plan
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.structs import StructCodec, StructLike
+from penstock.protocols.jrtc.struct_codec import StructCodec, StructLike
 from protocols.jrtc.forwarded import EXAMPLE, LIMITS, UP, VECTORS, as_set, describe
 
 NUMBERS = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from penstock.core.interfaces import Closable
 from penstock.core.worker import Worker
 from penstock.protocols._datagrams import SO_RXQ_OVFL, Batches
-from penstock.protocols.reaching import check_port
+from penstock.protocols.host_port import check_port
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:

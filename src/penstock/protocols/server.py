@@ -24,7 +24,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.retry import Scarcity
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, peer_name
-from penstock.protocols.reaching import check_port
+from penstock.protocols.host_port import check_port
 from penstock.protocols.session import (
     REFUSALS,
     Conversation,

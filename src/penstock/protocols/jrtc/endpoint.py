@@ -37,6 +37,7 @@ from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.core.stream_id import StreamId
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
+from penstock.protocols.host_port import host_alone
 from penstock.protocols.jrtc.wire import (
     DATA_PORT,
     GATEWAY_PORT,
@@ -45,7 +46,6 @@ from penstock.protocols.jrtc.wire import (
     pack_frame,
     payload_sizes,
 )
-from penstock.protocols.reaching import host_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

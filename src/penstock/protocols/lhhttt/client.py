@@ -32,6 +32,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.protocols.connection import tune
 from penstock.protocols.datagrams import DatagramSocket
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.lhhttt.commands import (
     LONGEST_WAIT_MS,
     MOST_MESSAGES,
@@ -48,7 +49,6 @@ from penstock.protocols.lhhttt.commands import (
     store_request,
 )
 from penstock.protocols.lhhttt.frames import FrameDecoder, decode_bytes, encode_bytes
-from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

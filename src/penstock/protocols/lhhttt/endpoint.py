@@ -28,9 +28,9 @@ from penstock.core.message import Message
 from penstock.core.options import Duration, Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
+from penstock.protocols.host_port import host_alone
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
 from penstock.protocols.lhhttt.server import DEFAULT_PORT
-from penstock.protocols.reaching import host_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

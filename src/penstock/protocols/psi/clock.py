@@ -19,10 +19,10 @@ from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, Penst
 from penstock.core.interfaces import Closable
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.psi.errors import WrongVersion
 from penstock.protocols.psi.ticks import MAX_TICKS, ns_to_ticks, ticks_to_ns
 from penstock.protocols.psi.wire import StepDecoder, hear_one, pack_short_text, utf8
-from penstock.protocols.reaching import why_unreachable
 from penstock.protocols.server import Conversation, Limits, Server, listen_tcp
 
 if TYPE_CHECKING:

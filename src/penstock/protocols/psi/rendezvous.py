@@ -19,6 +19,7 @@ from penstock.core.overflow import BoundedBuffer, OverflowPolicy, QueueFull
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
 from penstock.protocols.connection import Connection, hang_up, tune
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.psi.rendezvous_wire import (
     RENDEZVOUS_PORT,
     AddProcess,
@@ -33,7 +34,6 @@ from penstock.protocols.psi.rendezvous_wire import (
     encode_hello,
     encode_update,
 )
-from penstock.protocols.reaching import why_unreachable
 from penstock.protocols.server import End, Limits, Server, Session, listen_tcp
 
 __all__ = ["RendezvousClient", "RendezvousServer"]

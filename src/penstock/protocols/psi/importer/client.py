@@ -16,6 +16,7 @@ from penstock.core.position import Position
 from penstock.core.retry import Backoff
 from penstock.core.url import URL
 from penstock.core.worker import Worker
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
@@ -25,7 +26,6 @@ from penstock.protocols.psi.importer.streams import ImportedStream
 from penstock.protocols.psi.store.lookup import open_or_make
 from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import MAX_NS, MIN_NS
-from penstock.protocols.reaching import why_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -14,7 +14,7 @@ from paho.mqtt.client import MQTT_ERR_SUCCESS, Client, MQTTMessage
 
 from penstock.core.retry import Backoff
 from penstock.core.worker import Worker
-from penstock.protocols.reaching import why_unreachable
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 from penstock.protocols.uprotocol.mqtt_wire import code_of_reason
 from penstock.protocols.uprotocol.transports.interface import Counts, Owner

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConnectionLost, PositionError, StorageError
 from penstock.protocols.datagrams import DatagramSocket
-from penstock.protocols.reaching import why_unreachable
+from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.server import listen_tcp
 
 

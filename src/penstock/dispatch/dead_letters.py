@@ -30,7 +30,7 @@ from penstock.protocols.uprotocol import (
 )
 from penstock.protocols.uprotocol.message import tagged
 from penstock.protocols.uprotocol.validation import is_traceparent
-from penstock.queue.log.consuming import open_log_reader
+from penstock.queue.log.consumer import open_log_reader
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.writer import open_log_writer
 from penstock.queue.storage import storage_errors

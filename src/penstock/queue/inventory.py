@@ -16,11 +16,11 @@ from penstock.core.url import escaped
 from penstock.queue.classic import sysv
 from penstock.queue.classic.device import shared_memory_key
 from penstock.queue.log.info import is_set_aside
-from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.recovery import is_left_over
 from penstock.queue.log.retention import CLOCK, CURSORS, GROUPS
 from penstock.queue.log.segments import is_log, numbers_of, path_of, remove_segment
 from penstock.queue.log.settings import SETTINGS
+from penstock.queue.log.writer_lock import LOCK, WriterLock
 from penstock.queue.notes import NoteFile
 from penstock.queue.storage import LockFile, storage_errors
 from penstock.queue.wide.file import SUFFIX, QueueFile, file_of, groups_of, mark

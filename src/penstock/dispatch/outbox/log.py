@@ -20,7 +20,7 @@ from penstock.core.interfaces import Bounds
 from penstock.core.message import Message
 from penstock.core.position import Position
 from penstock.core.whole_files import sync_files, sync_names
-from penstock.queue.log.consuming import open_log_reader
+from penstock.queue.log.consumer import open_log_reader
 from penstock.queue.log.options import LogOptions
 from penstock.queue.log.retention import Limits, trim
 from penstock.queue.log.segments import is_log, numbers_of

@@ -23,7 +23,7 @@ from penstock.dispatch.outbox.state import (
     pack_notes,
     save_notes,
 )
-from penstock.queue.log.locking import WriterLock
+from penstock.queue.log.writer_lock import WriterLock
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:

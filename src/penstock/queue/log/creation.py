@@ -12,7 +12,6 @@ from penstock.core.interfaces import Ancestor
 from penstock.core.whole_files import make_folder, sync_file, sync_names
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.index import SegmentIndex
-from penstock.queue.log.locking import LOCK, WriterLock
 from penstock.queue.log.recovery import (
     Recovery,
     is_left_over,
@@ -37,6 +36,7 @@ from penstock.queue.log.settings import (
     new_settings,
     save_settings,
 )
+from penstock.queue.log.writer_lock import LOCK, WriterLock
 from penstock.queue.options import Creation
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.file import mark

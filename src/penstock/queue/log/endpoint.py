@@ -15,7 +15,7 @@ from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.append_once import NotedAppends
 from penstock.queue.endpoint import token_of
-from penstock.queue.log.consuming import open_log_member, open_log_reader
+from penstock.queue.log.consumer import open_log_member, open_log_reader
 from penstock.queue.log.creation import create_log
 from penstock.queue.log.info import describe_log, list_segments
 from penstock.queue.log.options import READER_OPTIONS, WRITER_OPTIONS, LogOptions

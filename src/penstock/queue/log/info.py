@@ -10,10 +10,10 @@ from penstock.core.errors import DamagedQueue, NotFound, Unsupported
 from penstock.core.interfaces import Bounds, StreamInfo
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.groups.leases import describe_groups
-from penstock.queue.log.locking import writer_pid
 from penstock.queue.log.retention import CURSORS, GROUPS
 from penstock.queue.log.segments import Segment, disk_bytes, look, numbers_of, path_of
 from penstock.queue.log.settings import load_settings
+from penstock.queue.log.writer_lock import writer_pid
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import State
 

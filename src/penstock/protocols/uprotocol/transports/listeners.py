@@ -18,7 +18,7 @@ from penstock.core.worker import Worker
 from penstock.protocols.uprotocol.codes import UCode, UStatus, UStatusError
 from penstock.protocols.uprotocol.message import is_expired
 from penstock.protocols.uprotocol.transports.interface import Counts
-from penstock.protocols.uprotocol.transports.pending import (
+from penstock.protocols.uprotocol.transports.pending_messages import (
     Acknowledging,
     CameFor,
     Pattern,

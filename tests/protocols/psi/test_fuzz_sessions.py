@@ -29,8 +29,8 @@ from penstock.protocols.psi import (
 )
 from penstock.protocols.psi.clock import RemoteClockServer, ask_clock
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.arrivals import Arrivals, Intake
 from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer.intake import Arrivals, Intake
 from penstock.protocols.psi.metadata import Record
 from penstock.protocols.psi.rendezvous import RendezvousServer
 from penstock.protocols.psi.store.streams import KeptCounts, keep_counts, load_counts

@@ -22,8 +22,8 @@ from penstock.protocols.psi import (
     Transport,
 )
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.arrivals import Arrivals, Gap
 from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer.intake import Arrivals, Gap
 from penstock.protocols.psi.store.streams import Store
 from protocols.psi.recordings import expected, recording
 from support.mosquitto import free_port

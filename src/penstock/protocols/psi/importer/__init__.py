@@ -3,8 +3,8 @@
 `client` keeps the connection, `connection` receives, `intake` stores what is new, `streams` reads.
 """
 
+from penstock.protocols.psi.importer.arrivals import Gap
 from penstock.protocols.psi.importer.client import REPLAY_ALL, ImporterStatistics, RemoteImporter
-from penstock.protocols.psi.importer.intake import Gap
 from penstock.protocols.psi.importer.streams import ImportedStream, Received
 
 __all__ = [

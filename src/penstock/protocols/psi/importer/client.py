@@ -20,8 +20,8 @@ from penstock.protocols.host_port import why_unreachable
 from penstock.protocols.psi.codecs import qualify
 from penstock.protocols.psi.errors import UnknownStream
 from penstock.protocols.psi.handshake import DEFAULT_PORT, ClientHello, ServerHello, Transport
+from penstock.protocols.psi.importer.arrivals import Arrivals, Intake
 from penstock.protocols.psi.importer.connection import DataReceiver, ImporterOptions, MetaConnection
-from penstock.protocols.psi.importer.intake import Arrivals, Intake
 from penstock.protocols.psi.importer.streams import ImportedStream
 from penstock.protocols.psi.store.lookup import open_or_make
 from penstock.protocols.psi.store.streams import Store
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
     from pathlib import Path
 
-    from penstock.protocols.psi.importer.intake import Gap
+    from penstock.protocols.psi.importer.arrivals import Gap
     from penstock.protocols.psi.metadata import StreamMetadata
 
 __all__ = ["REPLAY_ALL", "ImporterStatistics", "RemoteImporter", "Replay", "unreachable"]

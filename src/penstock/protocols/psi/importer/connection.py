@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.psi.chunks import UnchunkerStatistics
     from penstock.protocols.psi.handshake import MetaEvent
-    from penstock.protocols.psi.importer.intake import Intake
+    from penstock.protocols.psi.importer.arrivals import Intake
     from penstock.protocols.psi.metadata import Record
 
 __all__ = [

@@ -11,8 +11,8 @@ from penstock.core.errors import StorageError
 from penstock.protocols.psi import PsiMessage, StreamFlags, StreamMetadata, qualify
 from penstock.protocols.psi.codecs import make_schema
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.importer.arrivals import Arrivals, Gap, Intake
 from penstock.protocols.psi.importer.client import REPLAY_ALL, RemoteImporter
-from penstock.protocols.psi.importer.intake import Arrivals, Gap, Intake
 from penstock.protocols.psi.metadata import SchemaFlags
 from penstock.protocols.psi.store.streams import Store
 from support.until import until

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from google.protobuf import descriptor_pb2
 
 from penstock.protocols.jrtc.collector import Collector, CollectorOptions
-from penstock.protocols.jrtc.outlets import JsonOutlet
+from penstock.protocols.jrtc.collector_outputs import JsonOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def main() -> None:
         (build / "load.pb").write_bytes(descriptor_set())
         collected = build / "collected.jsonl"
         options = CollectorOptions(port=0, grpc_port=0)
-        with Collector(options, outlets=[JsonOutlet(f"json:{collected}")]) as collector:
+        with Collector(options, outputs=[JsonOutput(f"json:{collected}")]) as collector:
             environment = {
                 **os.environ,
                 "BUILD": folder,

@@ -132,7 +132,7 @@ def serve_collector(
     read without --dead.
     """
     from penstock.protocols.jrtc.collector import Collector, CollectorOptions  # noqa: PLC0415
-    from penstock.protocols.jrtc.outlets import outlet_for  # noqa: PLC0415
+    from penstock.protocols.jrtc.collector_outputs import output_for  # noqa: PLC0415
     from penstock.protocols.jrtc.schemas import Schemas  # noqa: PLC0415
 
     _log_to_people(quiet)
@@ -142,9 +142,9 @@ def serve_collector(
     schemas = Schemas()
     _load(schemas, schema or [], stream or [])
     ending = Ending()
-    outlets = [outlet_for(each) for each in out or ["-"]]
+    outputs = [output_for(each) for each in out or ["-"]]
     letters = None if dead is None else open_writer(dead)
-    with Collector(options, schemas, outlets, letters) as collector:
+    with Collector(options, schemas, outputs, letters) as collector:
         # Standard output may be taken by lines of JSON.
         said = f"collecting at {host}:{collector.port}"
         if collector.grpc_port is not None:

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.pipeline.source.payloads import decode
 from penstock.pipeline.source.stream import PenstockSource
+from penstock.protocols.jrtc.collector_outputs import ArrowOutput
 from penstock.protocols.jrtc.destinations import UdpDestination
 from penstock.protocols.jrtc.forwarder import Forwarder
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.outlets import ArrowOutlet
 from penstock.protocols.jrtc.schemas import Schemas
 from penstock.queue.stream_places import StreamKind, StreamPlace
 from penstock.queue.streams import OutputStream
@@ -106,7 +106,7 @@ def test_a_forwarder_and_a_query_read_the_structs_of_a_c_program(
         .writeStream.format("memory").queryName("jrtc_reports")
         .option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     )  # fmt: skip
-    arrow = ArrowOutlet(COUNT)
+    arrow = ArrowOutput(COUNT)
     with (
         collecting(schemas, arrow) as collector,
         Forwarder({2: UdpDestination(HOST, collector.port)}, schemas, directory=tmp_path).start(),

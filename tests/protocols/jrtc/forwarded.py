@@ -14,8 +14,8 @@ from google.protobuf import descriptor_pb2
 
 from penstock.core.stream_id import StreamId
 from penstock.protocols.jrtc.collector import Collector, CollectorOptions
+from penstock.protocols.jrtc.collector_outputs import Output
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.outlets import Outlet
 from penstock.protocols.jrtc.schemas import Schemas
 
 HOST = "127.0.0.1"
@@ -92,10 +92,10 @@ def as_set(*files: descriptor_pb2.FileDescriptorProto) -> bytes:
 
 @contextmanager
 def collecting(
-    schemas: Schemas | None = None, *outlets: Outlet, **options: Any
+    schemas: Schemas | None = None, *outputs: Output, **options: Any
 ) -> Iterator[Collector]:
     given = {"port": 0, "grpc_port": None, **{k: v for k, v in options.items() if k != "dead"}}
-    with Collector(CollectorOptions(**given), schemas, outlets, options.get("dead")) as collector:
+    with Collector(CollectorOptions(**given), schemas, outputs, options.get("dead")) as collector:
         yield collector
 
 

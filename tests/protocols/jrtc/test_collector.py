@@ -23,16 +23,16 @@ from penstock.core.dead_letter import Code, DeadLetter
 from penstock.core.errors import InvalidOption, StorageError
 from penstock.core.stream_id import StreamId
 from penstock.protocols.jrtc.collector import CollectorStatistics, Refusal
+from penstock.protocols.jrtc.collector_outputs import (
+    ArrowOutput,
+    Collected,
+    JsonOutput,
+    Output,
+    StreamOutput,
+    output_for,
+)
 from penstock.protocols.jrtc.decoder import SERVICE, DecoderServer, message_classes
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.outlets import (
-    ArrowOutlet,
-    Collected,
-    JsonOutlet,
-    Outlet,
-    StreamOutlet,
-    outlet_for,
-)
 from penstock.protocols.jrtc.schemas import SchemaLimits, Schemas
 from protocols.jrtc.forwarded import (
     EXAMPLE,
@@ -69,7 +69,7 @@ EXPECTED = {
 
 def test_a_datagram_becomes_a_line_of_json(tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    with collecting(example_schemas(), JsonOutlet(f"json:{file}")) as collector:
+    with collecting(example_schemas(), JsonOutput(f"json:{file}")) as collector:
         send(collector.port, STATUS + UP)
         until(lambda: collector.statistics().collected == 1)
     text = file.read_text()
@@ -79,8 +79,8 @@ def test_a_datagram_becomes_a_line_of_json(tmp_path: Path) -> None:
 def test_lines_go_to_servers_by_udp_and_tcp() -> None:
     with socket.create_server((HOST, 0)) as server, listening() as udp:
         tcp = f"json+tcp://{HOST}:{server.getsockname()[1]}"
-        outlets = outlet_for(tcp), outlet_for(f"json+udp://{HOST}:{port_of(udp)}")
-        with collecting(example_schemas(), *outlets) as collector:
+        outputs = output_for(tcp), output_for(f"json+udp://{HOST}:{port_of(udp)}")
+        with collecting(example_schemas(), *outputs) as collector:
             send(collector.port, STATUS + UP, STATUS + UP)
             assert json.loads(udp.recv(1000)) == EXPECTED
             server.settimeout(10)
@@ -94,12 +94,12 @@ def test_a_server_of_lines_that_is_away_is_counted_and_comes_back(tmp_path: Path
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
     dead = open_writer(f"log:{tmp_path}/dead")
-    outlet = outlet_for(f"json+tcp://{HOST}:{port}")
-    with collecting(example_schemas(), outlet, dead=dead) as collector:
+    output = output_for(f"json+tcp://{HOST}:{port}")
+    with collecting(example_schemas(), output, dead=dead) as collector:
         send(collector.port, STATUS + UP)
         until(lambda: collector.statistics().undelivered)
         with socket.create_server((HOST, port)) as server:
-            outlet._lines._not_before = 0.0  # type: ignore[attr-defined]
+            output._lines._not_before = 0.0  # type: ignore[attr-defined]
             send(collector.port, STATUS + UP)
             server.settimeout(10)
             connection, _ = server.accept()
@@ -113,10 +113,10 @@ def test_a_server_of_lines_that_is_away_is_counted_and_comes_back(tmp_path: Path
 def test_a_server_of_lines_that_is_started_again_gets_all_that_comes_later() -> None:
     with socket.create_server((HOST, 0)) as server:
         server.settimeout(10)
-        outlet = outlet_for(f"json+tcp://{HOST}:{server.getsockname()[1]}")
-        with collecting(example_schemas(), outlet) as collector:
+        output = output_for(f"json+tcp://{HOST}:{server.getsockname()[1]}")
+        with collecting(example_schemas(), output) as collector:
             for _ in range(3):  # of which each ends its connection when it has a line
-                outlet._lines._not_before = 0.0  # type: ignore[attr-defined]
+                output._lines._not_before = 0.0  # type: ignore[attr-defined]
                 send(collector.port, STATUS + UP)
                 connection, _ = server.accept()
                 with connection, connection.makefile() as lines:
@@ -129,7 +129,7 @@ def test_a_server_of_lines_that_is_started_again_gets_all_that_comes_later() -> 
 def test_messages_become_arrow_columns_one_batch_a_schema() -> None:
     schemas = example_schemas()
     schemas.associate(stream_of("requests"), "example", "req_resp")
-    arrow = ArrowOutlet()
+    arrow = ArrowOutput()
     with collecting(schemas, arrow) as collector:
         for device in (1, 2):
             send(collector.port, stream_of("requests", 2, device))
@@ -155,7 +155,7 @@ def test_messages_become_arrow_columns_one_batch_a_schema() -> None:
 def test_bad_datagrams_are_counted_and_kept(tmp_path: Path) -> None:
     dead = open_writer(f"log:{tmp_path}/dead")
     wrong, unknown = STATUS + b"\x08", stream_of("unknown-to-all") + UP
-    arrow = ArrowOutlet()
+    arrow = ArrowOutput()
     with collecting(example_schemas(), arrow, dead=dead) as collector:
         send(collector.port, STATUS[:-1], b"", wrong, unknown, STATUS + UP, STATUS, STATUS + UP)
         until(lambda: collector.statistics().datagrams.received == 7)
@@ -182,8 +182,8 @@ def test_a_message_that_no_column_can_have_is_collected_as_json(tmp_path: Path) 
     schemas = Schemas()
     schemas.upsert(as_set(describe({"Node": [("next", "Node"), ("x", "int32")]})))
     schemas.associate(STATUS, "made", "Node")
-    file, arrow = tmp_path / "lines", ArrowOutlet()
-    with collecting(schemas, arrow, JsonOutlet(f"json:{file}")) as collector:
+    file, arrow = tmp_path / "lines", ArrowOutput()
+    with collecting(schemas, arrow, JsonOutput(f"json:{file}")) as collector:
         send(collector.port, STATUS + b"\x0a\x02\x10\x05", STATUS + b"\xff")
         until(lambda: sum(collector.statistics().refused.values()) == 1)
         collected = arrow.read(5)
@@ -194,7 +194,7 @@ def test_a_message_that_no_column_can_have_is_collected_as_json(tmp_path: Path) 
 
 
 def test_messages_go_to_a_stream_with_their_ids(tmp_path: Path) -> None:
-    with collecting(example_schemas(), StreamOutlet(f"log:{tmp_path}/kept")) as collector:
+    with collecting(example_schemas(), StreamOutput(f"log:{tmp_path}/kept")) as collector:
         send(collector.port, *(STATUS + UP for _ in range(10)))
         until(lambda: collector.statistics().collected == 10)
     with open_reader(f"log:{tmp_path}/kept") as reader:
@@ -202,8 +202,8 @@ def test_messages_go_to_a_stream_with_their_ids(tmp_path: Path) -> None:
     assert [(m.stream, m.payload) for m in messages] == [(STATUS, UP)] * 10
 
 
-def test_an_outlet_that_fails_harms_no_other(tmp_path: Path) -> None:
-    class Broken(Outlet):
+def test_an_output_that_fails_harms_no_other(tmp_path: Path) -> None:
+    class Broken(Output):
         name = "broken"
 
         def give(self, collected: Collected) -> Any:  # noqa: ARG002
@@ -213,7 +213,7 @@ def test_an_outlet_that_fails_harms_no_other(tmp_path: Path) -> None:
             pass
 
     file = tmp_path / "lines"
-    with collecting(example_schemas(), Broken(), JsonOutlet(f"json:{file}")) as collector:
+    with collecting(example_schemas(), Broken(), JsonOutput(f"json:{file}")) as collector:
         send(collector.port, STATUS + UP)
         until(lambda: collector.statistics().undelivered == {"broken": 1})
     assert len(file.read_text().splitlines()) == 1
@@ -226,14 +226,14 @@ def test_a_line_that_fits_no_datagram_is_undelivered_alone() -> None:
     large = b"\x0a\xe0\xd4\x03" + bytes(60_000)
     with listening() as udp:
         target = f"json+udp://{HOST}:{port_of(udp)}"
-        with collecting(schemas, outlet_for(target)) as collector:
+        with collecting(schemas, output_for(target)) as collector:
             send(collector.port, STATUS + large, STATUS + b"\x0a\x01x")
             assert json.loads(udp.recv(1000))["b"] == "eA=="
             until(lambda: collector.statistics().undelivered == {target: 1})
 
 
 def test_what_waits_at_the_end_is_given_on_or_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Outlet):
+    class Slow(Output):
         name = "slow"
         given = 0
 
@@ -260,9 +260,9 @@ def test_what_waits_at_the_end_is_given_on_or_counted(monkeypatch: pytest.Monkey
 
 def test_targets_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
-        outlet_for(f"json:{tmp_path}/no/such/folder")
+        output_for(f"json:{tmp_path}/no/such/folder")
     with pytest.raises(InvalidOption):
-        outlet_for("json+tcp://127.0.0.1")
+        output_for("json+tcp://127.0.0.1")
 
 
 # --- schemas by gRPC -----------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def controlled(schemas: Schemas, **options: Any) -> Iterator[Control]:
 
 def test_schemas_are_loaded_by_grpc() -> None:
     any_device = StreamId.from_fields(0, 0x7F, 0x7F, STATUS.path, STATUS.name)
-    arrow = ArrowOutlet()
+    arrow = ArrowOutput()
     with collecting(None, arrow, grpc_port=0) as collector:
         assert collector.grpc_port is not None
         control = Control(collector.grpc_port)
@@ -472,7 +472,7 @@ def test_bad_requests_by_http_are_answered_clearly() -> None:
 
 
 def test_schemas_change_while_datagrams_come() -> None:
-    arrow = ArrowOutlet(100_000)
+    arrow = ArrowOutput(100_000)
     with collecting(example_schemas(), arrow) as collector:
         stop = threading.Event()
 
@@ -502,7 +502,7 @@ def test_vectors_are_collected_as_the_original_has_them(tmp_path: Path) -> None:
     for vector in vectors:
         schemas.associate(StreamId.parse(vector["stream_id"]), "example", vector["message"])
     file = tmp_path / "lines"
-    with collecting(schemas, JsonOutlet(f"json:{file}")) as collector:
+    with collecting(schemas, JsonOutput(f"json:{file}")) as collector:
         send(collector.port, *(bytes.fromhex(vector["datagram"]) for vector in vectors))
         until(lambda: collector.statistics().collected == len(vectors))
     lines = [json.loads(line) for line in file.read_text().splitlines()]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import PenstockError
 from penstock.core.stream_id import StreamId
 from penstock.protocols.jrtc.collector import Collector, Refusal
+from penstock.protocols.jrtc.collector_outputs import JsonOutput
 from penstock.protocols.jrtc.control import ControlServer
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.outlets import JsonOutlet
 from penstock.protocols.jrtc.schemas import Schemas
 from penstock.protocols.jrtc.wire import pack_frame
 from penstock.queue.streams import InputStream
@@ -70,7 +70,7 @@ def test_mutated_datagrams_are_collected_or_refused(count: int, tmp_path: Path) 
     schemas.associate(StreamId(SEEDS[-1][:16]), "example", "req_resp")
     half = 0
     with (
-        collecting(schemas, JsonOutlet(f"json:{tmp_path}/lines")) as collector,
+        collecting(schemas, JsonOutput(f"json:{tmp_path}/lines")) as collector,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
     ):
         sender.connect((HOST, collector.port))

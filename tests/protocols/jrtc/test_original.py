@@ -18,10 +18,10 @@ import pytest
 from google.protobuf import message_factory
 
 from penstock.core.decoding.protobuf import find_message
+from penstock.protocols.jrtc.collector_outputs import JsonOutput
 from penstock.protocols.jrtc.destinations import UdpDestination
 from penstock.protocols.jrtc.forwarder import Forwarder
 from penstock.protocols.jrtc.nanopb import Nanopb
-from penstock.protocols.jrtc.outlets import JsonOutlet
 from penstock.protocols.jrtc.schemas import Schemas
 from penstock.protocols.jrtc.struct_codec import StructCodec
 from penstock.queue.streams import OutputStream
@@ -144,7 +144,7 @@ def test_its_forwarder_sends_to_our_collector(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     schemas = Schemas()
     schemas.load(FOLDER / "serde/example.pb", {STATUS: "status"})
-    with collecting(schemas, JsonOutlet(f"json:{file}")) as collector:
+    with collecting(schemas, JsonOutput(f"json:{file}")) as collector:
         router(
             f"forward {HOST} {collector.port}",
             "app 1023",

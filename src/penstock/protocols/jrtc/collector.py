@@ -1,6 +1,6 @@
 """What becomes of datagrams that forwarders send?
 
-The collector looks up the schema of each, and passes the decoded messages to its outlets. The rest
+The collector looks up the schema of each, and passes the decoded messages to its outputs. The rest
 is counted, and kept as dead letters if a stream for them is configured.
 """
 
@@ -22,11 +22,11 @@ from penstock.core.interfaces import Closable
 from penstock.core.options import Options
 from penstock.core.stream_id import StreamId
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
+from penstock.protocols.jrtc.collector_outputs import Collected, Output
 from penstock.protocols.jrtc.dead_letters import DeadLetters
 from penstock.protocols.jrtc.decoder import DecoderServer
 from penstock.protocols.jrtc.decoder_http import decoder_app
 from penstock.protocols.jrtc.destinations import Rejected
-from penstock.protocols.jrtc.outlets import Collected, Outlet
 from penstock.protocols.jrtc.schemas import Schema, Schemas
 from penstock.protocols.jrtc.wire import (
     DATA_PORT,
@@ -87,7 +87,7 @@ class CollectorStatistics(NamedTuple):
     refused: dict[Refusal, int]
     #: Datagrams that had come at the end, and were not looked at in time.
     unhandled: int
-    #: Messages that an outlet did not take, by its name.
+    #: Messages that an output did not take, by its name.
     undelivered: dict[str, int]
     #: Dead letters that were written, and that could not be.
     dead: int
@@ -104,7 +104,7 @@ class Collector(Closable):
 
     schemas = Schemas()
     schemas.load("example.pb", {stream: "status"})
-    with Collector(CollectorOptions(), schemas, [JsonOutlet("-")]):
+    with Collector(CollectorOptions(), schemas, [JsonOutput("-")]):
         ...
     """
 
@@ -112,10 +112,10 @@ class Collector(Closable):
         self,
         options: CollectorOptions,
         schemas: Schemas | None = None,
-        outlets: Sequence[Outlet] = (),
+        outputs: Sequence[Output] = (),
         dead: Writer | None = None,
     ) -> None:
-        """Listen and start. The outlets and `dead` are closed with the collector.
+        """Listen and start. The outputs and `dead` are closed with the collector.
 
         :raises StorageError: an address is in use.
         :raises Unsupported: a library is missing.
@@ -123,7 +123,7 @@ class Collector(Closable):
         self.options = options
         #: What streams carry.
         self.schemas = Schemas() if schemas is None else schemas
-        self._outlets = list(outlets)
+        self._outputs = list(outputs)
         self._letters = DeadLetters(dead)
         self._seq = self._collected = self._bytes = 0
         self._refused: Counter[Refusal] = Counter()
@@ -131,8 +131,8 @@ class Collector(Closable):
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self._letters.close)
-            for outlet in self._outlets:
-                undo.callback(outlet.close)
+            for output in self._outputs:
+                undo.callback(output.close)
             sock = DatagramSocket.bind(options.host, options.port)
             undo.callback(sock.close)
             #: Where datagrams and schemas come.
@@ -202,16 +202,16 @@ class Collector(Closable):
             return
         self._collected += len(batch)
         self._bytes += payload_bytes(batch)
-        for outlet in self._outlets:
+        for output in self._outputs:
             try:
-                refused = outlet.give(Collected(schema, batch, rows))
+                refused = output.give(Collected(schema, batch, rows))
             except (OSError, PenstockError) as error:
-                log.warning("%s takes nothing: %s", outlet.name, error)
+                log.warning("%s takes nothing: %s", output.name, error)
                 reason = str(error)
                 refused = [Rejected(row, Code.UNAVAILABLE, reason) for row in range(len(batch))]
             if refused:
-                self._undelivered[outlet.name] += len(refused)
-                self._letters.write(batch, refused, outlet.name)
+                self._undelivered[output.name] += len(refused)
+                self._letters.write(batch, refused, output.name)
 
     def _refuse(self, why: Refusal, batch: Batch, rejected: Sequence[Rejected]) -> None:
         self._refused[why] += len(rejected)

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from penstock.protocols.jrtc.schemas import Schema
 
 __all__ = [
-    "ArrowOutlet",
+    "ArrowOutput",
     "Collected",
-    "JsonOutlet",
-    "Outlet",
-    "StreamOutlet",
-    "outlet_for",
+    "JsonOutput",
+    "Output",
+    "StreamOutput",
+    "output_for",
 ]
 
 #: Seconds that a server of lines may take for them, and after which it is tried again.
 _PATIENCE: Final = 5.0
 _AGAIN: Final = 1.0
-#: Seconds between two looks whether an outlet was closed.
+#: Seconds between two looks whether an output was closed.
 _LOOK: Final = 0.1
 
 
@@ -61,7 +61,7 @@ class Collected(NamedTuple):
     rows: pa.RecordBatch | None
 
 
-class Outlet(Closable):
+class Output(Closable):
     """A target of collected messages. Called from one thread."""
 
     #: What people call it.
@@ -76,8 +76,8 @@ class Outlet(Closable):
         """
 
 
-def outlet_for(target: str) -> Outlet:
-    """Return the outlet of a target.
+def output_for(target: str) -> Output:
+    """Return the output of a target.
 
     `-`, `json:FILE`, `json+udp://host:port` and `json+tcp://host:port` get lines of JSON; any
     other URL is a stream that gets the messages.
@@ -86,14 +86,14 @@ def outlet_for(target: str) -> Outlet:
     """
     scheme = target.partition(":")[0]
     if target == "-" or scheme in {"json", "json+udp", "json+tcp"}:
-        return JsonOutlet(target)
-    return StreamOutlet(target)
+        return JsonOutput(target)
+    return StreamOutput(target)
 
 
 # --- lines of JSON -----------------------------------------------------------------------------
 
 
-class JsonOutlet(Outlet):
+class JsonOutput(Output):
     """Writes a line of JSON for each message, as the original's collector does."""
 
     def __init__(self, target: str) -> None:
@@ -236,7 +236,7 @@ class _TcpLines(_Lines):
 # --- programs, and streams ---------------------------------------------------------------------
 
 
-class ArrowOutlet(Outlet):
+class ArrowOutput(Output):
     """Hands collected messages to a program as Arrow batches: iterate, or `read`.
 
     The collector waits while `capacity` batches are unread; the kernel then drops and counts.
@@ -276,7 +276,7 @@ class ArrowOutlet(Outlet):
         self._is_closed = True
 
 
-class StreamOutlet(Outlet):
+class StreamOutput(Output):
     """Writes messages unchanged, with their stream ids, to a Penstock URL."""
 
     def __init__(self, url: str) -> None:

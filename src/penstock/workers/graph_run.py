@@ -17,9 +17,9 @@ from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.core.supervision import Program, Restart, Supervisor
 from penstock.core.worker_graph import fields_of, filled
-from penstock.workers.counters import Counters, WorkerStatistics
 from penstock.workers.edges import Edges, EdgeStatistics
 from penstock.workers.job import JOB, UNFIT, Job
+from penstock.workers.worker_counters import WorkerCounters, WorkerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ class GraphRun(Closable):
         """
         self.graph = graph
         self._failure: str | None = None
-        self._counters: dict[str, Counters] = {}
+        self._counters: dict[str, WorkerCounters] = {}
         #: The name of each worker at its queues.
         self._clients: dict[str, str] = {}
         #: The last line of each worker: why it could not begin.
@@ -148,7 +148,7 @@ class GraphRun(Closable):
 
     def _job(self, name: str, vertex: Vertex, number: int, environment: dict[str, str]) -> Job:
         slot = f"{name}.{number}"
-        counters = Counters(str(Path(self._folder) / slot), vertex.to)
+        counters = WorkerCounters(str(Path(self._folder) / slot), vertex.to)
         self._counters[slot] = self._stack.enter_context(counters)
         return Job(
             graph=self.graph.name,

@@ -27,9 +27,9 @@ from penstock.core.worker_function import (
     load_worker_function,
     outputs_of,
 )
-from penstock.workers.counters import Counters
 from penstock.workers.job import JOB, UNFIT, Job
 from penstock.workers.programs import Answer, FrameProgram
+from penstock.workers.worker_counters import WorkerCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +139,7 @@ class _Inputs(Closable):
 class _Outputs(Closable):
     """The edges that results go to."""
 
-    def __init__(self, targets: Sequence[Target], counters: Counters) -> None:
+    def __init__(self, targets: Sequence[Target], counters: WorkerCounters) -> None:
         self._targets = {target.edge: target for target in targets}
         self._counters = counters
         self._writers: dict[str, Writer] = {}
@@ -188,7 +188,7 @@ class _Loop:
     """Leases, works, stores and acknowledges until it is stopped."""
 
     def __init__(
-        self, inputs: _Inputs, work: Work, outputs: _Outputs, counters: Counters, most: int
+        self, inputs: _Inputs, work: Work, outputs: _Outputs, counters: WorkerCounters, most: int
     ) -> None:
         self._inputs = inputs
         self._work = work
@@ -277,7 +277,7 @@ def main() -> int:
     sys.path[:0] = job.path
     edges = [target.edge for target in job.targets]
     with ExitStack() as stack:
-        counters = stack.enter_context(Counters(job.counters, edges))
+        counters = stack.enter_context(WorkerCounters(job.counters, edges))
         try:
             work: Work
             if job.use is not None:

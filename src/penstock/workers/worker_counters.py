@@ -15,7 +15,7 @@ from penstock.core.interfaces import Closable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Counters", "WorkerStatistics"]
+__all__ = ["WorkerCounters", "WorkerStatistics"]
 
 _NAMES: Final = ("taken", "done", "failed", "lost_leases")
 _SIZE: Final = 8
@@ -39,7 +39,7 @@ class WorkerStatistics(NamedTuple):
     given: dict[str, int]
 
 
-class Counters(Closable):
+class WorkerCounters(Closable):
     """The counters of one worker over all its restarts."""
 
     def __init__(self, path: str, edges: Sequence[str]) -> None:

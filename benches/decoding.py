@@ -23,7 +23,7 @@ from rich.progress import track
 from harness import Requirement, Result, machine, report, save
 from penstock.core.decoding import decoder_for
 from penstock.pipeline.run.session import spark_session
-from penstock.pipeline.source.payloads import decode
+from penstock.pipeline.source.decoded_rows import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

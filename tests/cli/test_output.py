@@ -8,8 +8,8 @@ import pytest
 
 from cli.command import fill, json_lines, run
 from penstock import PenstockError
+from penstock.cli.message_text import payload_text
 from penstock.cli.output import name_losses, one_line
-from penstock.cli.payloads import payload_text
 from penstock.core.errors import ConfigError, ConfigErrors, StorageError
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
-from penstock.cli.messages import LOST, Follow, From, Url, fits_32_bits, tell_range
-from penstock.cli.output import is_terminal, losses_named, name_losses, note, standard_output
-from penstock.cli.payloads import (
+from penstock.cli.message_text import (
     MessageFields,
     Template,
     message_line,
     payload_text,
     unescaped,
 )
+from penstock.cli.messages import LOST, Follow, From, Url, fits_32_bits, tell_range
+from penstock.cli.output import is_terminal, losses_named, name_losses, note, standard_output
 from penstock.cli.signals import StopSign, stop_on_signal
 from penstock.core.capabilities import Grouped, OriginTimed, Replayable, SourceTimed, Worded
 from penstock.core.endpoints import open_reader

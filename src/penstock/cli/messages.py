@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
+from penstock.cli.message_text import unescaped
 from penstock.cli.output import is_terminal, note
-from penstock.cli.payloads import unescaped
 from penstock.core.endpoints import describe, open_writer, storage_of
 from penstock.core.errors import NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.json_lines import chunks_of, message_from_json, read_lines

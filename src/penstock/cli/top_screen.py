@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Header, Static
 
 from penstock.cli.cat import open_at
-from penstock.cli.payloads import message_line, payload_text
+from penstock.cli.message_text import message_line, payload_text
 from penstock.cli.streams import Listed, found_at, look_at
 from penstock.core.errors import PenstockError
 from penstock.core.units import format_duration, format_size

@@ -12,7 +12,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from penstock.cli.payloads import part_of
+from penstock.cli.message_text import part_of
 from penstock.core.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import warnings
 
-from penstock.pipeline.source.payloads import (
+from penstock.pipeline.source.decoded_rows import (
     AnyDecodeOptions,
     Decoded,
     DecodeError,

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, FloatType
 import penstock
 from penstock.core.dead_letter import DeadLetter
 from penstock.core.errors import InvalidOption
-from penstock.pipeline.source.payloads import decode, split_failures
+from penstock.pipeline.source.decoded_rows import decode, split_failures
 from penstock.pipeline.source.ranges import SPARK_SCHEMA
 from penstock.pipeline.source.stream import PenstockSource
 

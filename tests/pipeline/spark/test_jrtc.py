@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.pipeline.source.payloads import decode
+from penstock.pipeline.source.decoded_rows import decode
 from penstock.pipeline.source.stream import PenstockSource
 from penstock.protocols.jrtc.collector_outputs import ArrowOutput
 from penstock.protocols.jrtc.destinations import UdpDestination

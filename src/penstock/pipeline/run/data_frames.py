@@ -94,7 +94,7 @@ class Frames:
 
     def failures(self, name: str) -> DataFrame:
         """Return the dead letters of a source or stage: rows that did not decode or raised."""
-        from penstock.pipeline.source.payloads import split_failures  # noqa: PLC0415 - loads Spark
+        from penstock.pipeline.source.decoded_rows import split_failures  # noqa: PLC0415 - loads Spark
 
         if name in self._pipeline.sources:
             return split_failures(self.whole(name))[1]
@@ -305,7 +305,7 @@ def other_source(spark: SparkSession, source: Source) -> DataFrame:
 
 
 def _decode(frame: DataFrame, options: Mapping[str, JsonValue], metric: str) -> DataFrame:
-    from penstock.pipeline.source.payloads import decode  # noqa: PLC0415 - loads Spark
+    from penstock.pipeline.source.decoded_rows import decode  # noqa: PLC0415 - loads Spark
 
     return decode(frame, options, metric=metric)
 
@@ -313,7 +313,7 @@ def _decode(frame: DataFrame, options: Mapping[str, JsonValue], metric: str) -> 
 def _good(frame: DataFrame, decode: Mapping[str, JsonValue] | None) -> DataFrame:
     if decode is None or decode.get("on_error") != "dead_letter":
         return frame
-    from penstock.pipeline.source.payloads import split_failures  # noqa: PLC0415 - loads Spark
+    from penstock.pipeline.source.decoded_rows import split_failures  # noqa: PLC0415 - loads Spark
 
     return split_failures(frame)[0]
 

@@ -74,7 +74,7 @@ class TaskReading:
         with explained():
             decoded = None
             if self._options.decode is not None:
-                from penstock.pipeline.source.payloads import DecodedRows  # noqa: PLC0415 - seldom
+                from penstock.pipeline.source.decoded_rows import DecodedRows  # noqa: PLC0415 - seldom
 
                 decoded = DecodedRows(self._options.decode)
             for found in read_range(partition.range, _schema(self._options.columns)):

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.core.interfaces import Bounds, Reader
-    from penstock.pipeline.source.payloads import DecodedRows
+    from penstock.pipeline.source.decoded_rows import DecodedRows
 
 __all__ = ["Holders", "PenstockSource", "StreamReader", "shares"]
 
@@ -520,6 +520,6 @@ def _columns(schema: str | StructType) -> list[tuple[str, str]]:
 
 
 def _decoded(options: Mapping[str, Any]) -> DecodedRows:
-    from penstock.pipeline.source.payloads import DecodedRows  # noqa: PLC0415 - seldom needed
+    from penstock.pipeline.source.decoded_rows import DecodedRows  # noqa: PLC0415 - seldom needed
 
     return DecodedRows(options)

@@ -22,7 +22,7 @@ from rich.progress import track
 
 from harness import Requirement, Result, machine, report, save
 from penstock.core.decoding import decoder_for
-from penstock.pipeline.run.session import spark_session
+from penstock.pipeline.run.spark import spark_session
 from penstock.pipeline.source.decoded_rows import decode
 
 if TYPE_CHECKING:

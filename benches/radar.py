@@ -126,7 +126,7 @@ def main() -> int:
 
 def in_spark(count: int) -> None:
     """Make moments in Spark, on one core and on two."""
-    from penstock.pipeline.run.session import spark_session  # noqa: PLC0415 - starts Java
+    from penstock.pipeline.run.spark import spark_session  # noqa: PLC0415 - starts Java
 
     with tempfile.TemporaryDirectory() as folder:
         url = f"log:{Path(folder) / 'iq'}"

@@ -34,7 +34,7 @@ from penstock.core.url import URL
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import run
 from penstock.pipeline.run.data_frames import Frames
-from penstock.pipeline.run.session import spark_session
+from penstock.pipeline.run.spark import spark_session
 from penstock.pipeline.sink.row_messages import for_output
 from penstock.pipeline.source import decode
 from penstock.protocols.flight.client import Target

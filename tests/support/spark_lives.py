@@ -229,7 +229,7 @@ def copy(
     settings: Mapping[str, str] | None = None,
 ) -> None:
     """Copy messages batch after batch, until so many have been read."""
-    from penstock.pipeline.run.session import spark_session
+    from penstock.pipeline.run.spark import spark_session
 
     spark = spark_session("copy", master, checkpoint, settings)
     limits = {"maxOffsetsPerTrigger": per_batch, "minPartitions": 2}

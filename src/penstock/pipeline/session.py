@@ -2,7 +2,7 @@
 
 import warnings
 
-from penstock.pipeline.run.session import MissingSpark, spark_session
+from penstock.pipeline.run.spark import MissingSpark, spark_session
 
 __all__ = ["MissingSpark", "spark_session"]
 

@@ -70,7 +70,7 @@ def test_spark_starts_with_the_classes_that_were_kept(cache: Path) -> None:
     assert [file.name for file in (cache / "penstock").iterdir()] == [archive().name]
     look = (
         "from pathlib import Path\n"
-        "from penstock.pipeline.run.session import spark_session\n"
+        "from penstock.pipeline.run.spark import spark_session\n"
         "spark = spark_session(master='local[1]')\n"
         "java = spark._jvm.java.lang.ProcessHandle.current().pid()\n"
         "print(Path(f'/proc/{java}/maps').read_text())\n"

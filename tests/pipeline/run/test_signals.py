@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from penstock.pipeline.run.session import java_ignores
+from penstock.pipeline.run.spark import java_ignores
 
 ASK = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)"
 

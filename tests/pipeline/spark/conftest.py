@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.pipeline.run.session import spark_session
+from penstock.pipeline.run.spark import spark_session
 from support.spark_pipelines import STAGES, stages, write
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.run.progress import Progress
     from penstock.pipeline.run.queries import SHOWN
     from penstock.pipeline.run.runner import Outcome, run
-    from penstock.pipeline.run.session import spark_session
+    from penstock.pipeline.run.spark import spark_session
 
 __all__ = [
     "SHOWN",

@@ -176,7 +176,7 @@ def _live(folder: Path) -> None:
     from penstock.pipeline.graph.description import load_pipelines  # noqa: PLC0415
     from penstock.pipeline.graph.plan import plan  # noqa: PLC0415 - only in this process
     from penstock.pipeline.run import run  # noqa: PLC0415
-    from penstock.pipeline.run.session import spark_session  # noqa: PLC0415
+    from penstock.pipeline.run.spark import spark_session  # noqa: PLC0415
 
     file = archive()
     assert file is not None

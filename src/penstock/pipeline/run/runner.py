@@ -34,7 +34,7 @@ from penstock.pipeline.run.modules import is_remote, ship
 from penstock.pipeline.run.places import Places, checkpoint_for, used_before
 from penstock.pipeline.run.progress import Progress, Watch
 from penstock.pipeline.run.queries import Prepared
-from penstock.pipeline.run.session import CONNECT, java_ignores, spark_session
+from penstock.pipeline.run.spark import CONNECT, java_ignores, spark_session
 from penstock.pipeline.source.checkpoint import check_whole, is_local
 from penstock.pipeline.source.inputs import Streams
 from penstock.protocols.web import is_loopback

@@ -16,8 +16,8 @@ from penstock.relay.faults.lines import CutOff, Line
 from penstock.relay.faults.sockets import close, tcp_socket
 
 if TYPE_CHECKING:
-    from penstock.relay.faults.addresses import Place
     from penstock.relay.faults.model import Cut, Direction, Faults
+    from penstock.relay.faults.sockets import Place
 
 __all__ = ["ConnectionRouter"]
 

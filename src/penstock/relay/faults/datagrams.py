@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
 
-    from penstock.relay.faults.addresses import Place
     from penstock.relay.faults.model import Faults
+    from penstock.relay.faults.sockets import Place
 
 __all__ = ["DatagramRouter"]
 

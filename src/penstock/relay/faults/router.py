@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from penstock.core.errors import Closed, InvalidOption, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.worker import Worker
-from penstock.relay.faults.addresses import Place, is_loopback, resolve, shown
 from penstock.relay.faults.connections import ConnectionRouter
 from penstock.relay.faults.datagrams import DatagramRouter
 from penstock.relay.faults.model import NO_FAULTS
-from penstock.relay.faults.sockets import tcp_socket, udp_socket
+from penstock.relay.faults.sockets import Place, is_loopback, resolve, shown, tcp_socket, udp_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -4,35 +4,217 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import heapq
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.relay.faults.counters import Counters
 from penstock.relay.faults.decisions import Dice, datagram_fate, garbled
 from penstock.relay.faults.model import NO_FAULTS
-from penstock.relay.faults.parcels import Flow, Parcel, Schedule, send
 from penstock.relay.faults.sockets import LARGEST_DATAGRAM, drain, kernel_drops, udp_socket
 
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from penstock.relay.faults.model import Faults
+    from penstock.relay.faults.counters import DirectionCounters
+    from penstock.relay.faults.model import Direction, Faults
     from penstock.relay.faults.sockets import Place
 
 __all__ = ["DatagramRouter"]
 
 log = logging.getLogger(__name__)
 
+#: The most bytes held for delay and rate, over all clients.
+_MOST_HELD: Final = 64 << 20
+#: Memory of a held datagram beside its bytes.
+_OVERHEAD: Final = 256
+#: A datagram to be overtaken is sent after this time (seconds) even if none follows.
+_PATIENCE: Final = 0.2
+#: Retry after this time (seconds) when the kernel's buffer is full.
+_AGAIN: Final = 0.001
 #: Datagrams read from one socket before the others have their turn.
 _TURN: Final = 128
+
+
+class _Datagram:
+    """A datagram in transit."""
+
+    __slots__ = ("copies", "data", "date", "due", "flow", "overtaken_at")
+
+    def __init__(self, flow: _Flow, data: bytes, copies: int, due: float) -> None:
+        self.flow = flow
+        self.data = data
+        #: Number of duplicates to send.
+        self.copies = copies
+        self.due = due
+        #: It is sent after the datagram with this number.
+        self.overtaken_at = 0
+        #: The number of its valid entry in the schedule.
+        self.date = 0
+
+
+class _Flow:
+    """One direction of one client."""
+
+    def __init__(
+        self,
+        direction: Direction,
+        dice: Dice,
+        tally: DirectionCounters,
+        send: Callable[[bytes], Any],
+    ) -> None:
+        self.direction = direction
+        self.dice = dice
+        self.tally = tally
+        self.send = send
+        self.n = 0
+        #: When the rate allows the next datagram.
+        self.free_at = 0.0
+        #: Those that wait to be overtaken.
+        self.waiting: list[_Datagram] = []
+        self.held = 0
+        self.is_closed = False
+
+
+class _Schedule:
+    """The datagrams in transit, by due time. Runs in one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        #: (due time, number of the entry, datagram).
+        self._dates: list[tuple[float, int, _Datagram]] = []
+        self._numbers = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._held_bytes = 0
+        self._is_paused = False
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._send_due()
+
+    def close(self) -> None:
+        """Count the datagrams in transit as discarded."""
+        self.pause()
+        self._arm()
+        for _, date, datagram in self._dates:
+            if date == datagram.date:
+                self._discard(datagram)
+        self._dates.clear()
+
+    def hold(self, datagram: _Datagram, now: float, *, overtaken_at: int | None = None) -> None:
+        """Hold a datagram until it is due, or until datagram `overtaken_at` has overtaken it."""
+        flow = datagram.flow
+        size = len(datagram.data) + _OVERHEAD
+        if self._held_bytes + size > _MOST_HELD:
+            flow.tally.congested += 1
+            return
+        self._held_bytes += size
+        flow.held += 1
+        flow.tally.held += 1
+        if datagram.due > now:
+            flow.tally.delayed += 1
+        if overtaken_at is None:
+            # A datagram that is already due is here because the kernel's buffer was full.
+            self._plan(datagram, datagram.due if datagram.due > now else now + _AGAIN)
+        else:
+            datagram.overtaken_at = overtaken_at
+            flow.waiting.append(datagram)
+            self._plan(datagram, datagram.due + _PATIENCE)
+
+    def let_overtaken_go(self, flow: _Flow, n: int, now: float) -> None:
+        """Release the datagrams that waited for the n-th."""
+        ready = [datagram for datagram in flow.waiting if datagram.overtaken_at <= n]
+        for datagram in ready:
+            flow.waiting.remove(datagram)
+            flow.tally.reordered += 1
+            if datagram.due > now:
+                self._plan(datagram, datagram.due)
+            else:
+                datagram.date = 0
+                self._let_go(datagram)
+
+    def _plan(self, datagram: _Datagram, due: float) -> None:
+        datagram.date = next(self._numbers)
+        heapq.heappush(self._dates, (due, datagram.date, datagram))
+        if self._dates[0][2] is datagram:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._dates and not self._is_paused:
+            self._timer = self._loop.call_at(self._dates[0][0], self._send_due)
+
+    def _send_due(self) -> None:
+        now = self._loop.time()
+        while self._dates and not self._is_paused and self._dates[0][0] <= now:
+            _, date, datagram = heapq.heappop(self._dates)
+            if date != datagram.date:
+                continue
+            if datagram in datagram.flow.waiting:  # no datagram overtook it
+                datagram.flow.waiting.remove(datagram)
+            self._let_go(datagram)
+        self._arm()
+
+    def _let_go(self, datagram: _Datagram) -> None:
+        """Send a held datagram, unless its client is gone."""
+        if datagram.flow.is_closed:
+            self._discard(datagram)
+        elif _send(datagram):
+            self._release(datagram)
+        else:
+            self._plan(datagram, self._loop.time() + _AGAIN)
+
+    def _release(self, datagram: _Datagram) -> None:
+        self._held_bytes -= len(datagram.data) + _OVERHEAD
+        datagram.flow.held -= 1
+        datagram.flow.tally.held -= 1
+
+    def _discard(self, datagram: _Datagram) -> None:
+        self._release(datagram)
+        datagram.flow.tally.discarded += 1
+
+
+def _send(datagram: _Datagram) -> bool:
+    """Send a datagram and its duplicates; False: the kernel's buffer is full."""
+    flow = datagram.flow
+    try:
+        _send_through(flow, datagram.data)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        log.debug("%s: %s", flow.direction, error.strerror)
+        flow.tally.failed += 1
+        return True
+    flow.tally.passed += 1
+    flow.tally.passed_bytes += len(datagram.data)
+    for _ in range(datagram.copies):
+        with contextlib.suppress(OSError):  # a missing duplicate is no loss
+            flow.send(datagram.data)
+            flow.tally.duplicated += 1
+    return True
+
+
+def _send_through(flow: _Flow, data: bytes) -> None:
+    try:
+        flow.send(data)
+    except ConnectionRefusedError:
+        flow.send(data)  # the reply to an earlier one; this one was not sent
 
 
 class _Client:
     """A client's address, and its socket to the target."""
 
-    def __init__(self, address: tuple[Any, ...], sock: socket.socket, up: Flow, down: Flow) -> None:
+    def __init__(
+        self, address: tuple[Any, ...], sock: socket.socket, up: _Flow, down: _Flow
+    ) -> None:
         self.address = address
         self.socket = sock
         self.up = up
@@ -66,7 +248,7 @@ class DatagramRouter:
         self._clients: dict[tuple[Any, ...], _Client] = {}
         #: Datagrams dropped by the kernel at sockets that are closed now.
         self._overflowed_before = 0
-        self._schedule = Schedule(loop)
+        self._schedule = _Schedule(loop)
         self._sweep: asyncio.TimerHandle | None = None
         self._is_paused = False
         self._has_warned = False
@@ -151,8 +333,8 @@ class DatagramRouter:
         client = _Client(
             address,
             sock,
-            Flow("up", Dice(self._seed, index, "up"), self._books.up, sock.send),
-            Flow(
+            _Flow("up", Dice(self._seed, index, "up"), self._books.up, sock.send),
+            _Flow(
                 "down",
                 Dice(self._seed, index, "down"),
                 self._books.down,
@@ -232,7 +414,7 @@ class DatagramRouter:
                 continue
             self._take(client.down, data, now)
 
-    def _take(self, flow: Flow, data: bytes, now: float) -> None:
+    def _take(self, flow: _Flow, data: bytes, now: float) -> None:
         tally = flow.tally
         tally.arrived += 1
         tally.arrived_bytes += len(data)
@@ -250,10 +432,10 @@ class DatagramRouter:
             if faults.rate is not None:
                 due = flow.free_at = max(flow.free_at, now) + len(data) / faults.rate
             due += fate.delay
-            parcel = Parcel(flow, data, int(fate.is_duplicated), due)
+            datagram = _Datagram(flow, data, int(fate.is_duplicated), due)
             if fate.overtaken_by:
-                self._schedule.hold(parcel, now, overtaken_at=n + fate.overtaken_by)
-            elif due > now or not send(parcel):
-                self._schedule.hold(parcel, now)
+                self._schedule.hold(datagram, now, overtaken_at=n + fate.overtaken_by)
+            elif due > now or not _send(datagram):
+                self._schedule.hold(datagram, now)
         if flow.waiting:
             self._schedule.let_overtaken_go(flow, n, now)

@@ -15,7 +15,7 @@ from penstock.core.errors import InvalidOption, Malformed, StorageError, Unsuppo
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import backfill as backfills
 from penstock.pipeline.run.backfill import Backfill, NothingToDo, Unfinished
-from penstock.pipeline.run.places import Places
+from penstock.pipeline.run.checkpoints import Checkpoints
 from penstock.pipeline.source.checkpoint import folder_of
 from support.machine import Machine
 from support.planner import Planner
@@ -35,11 +35,11 @@ def appended(url: str) -> list[int]:
         return [message.created_ns for message in reader.available()]
 
 
-def places(folder: Path, url: str, backfill: Backfill | None, **source: Any) -> Places:
+def checkpoints(folder: Path, url: str, backfill: Backfill | None, **source: Any) -> Checkpoints:
     """Plan the query `p-out` as a run does before it starts Spark."""
     made = Pipeline("p").source("a", url=url, **source)
     with ExitStack() as owned:
-        return Places(
+        return Checkpoints(
             plan(made.sink("out", from_="a", url=f"log:{folder}/out")),
             str(folder / "checkpoints"),
             backfill,
@@ -52,13 +52,13 @@ def places(folder: Path, url: str, backfill: Backfill | None, **source: Any) -> 
 said: list[str] = []
 
 
-def source_of(found: Places) -> Planner:
+def source_of(found: Checkpoints) -> Planner:
     """Return the source as Spark has it."""
     options = dict(found.options["p-out"]["a"])
     return Planner(options.pop("url"), **options)
 
 
-def finish(found: Places) -> list[int]:
+def finish(found: Checkpoints) -> list[int]:
     """Do all of a backfill, and keep its progress as Spark does; return what it read."""
     planner = source_of(found)
     planner.begin()
@@ -76,20 +76,20 @@ def test_an_unfinished_backfill_is_an_error_that_says_how_to_resume_it(tmp_path:
     write(url, 0, 20)
     times = appended(url)
     first = Backfill(times[0], times[10])
-    places(tmp_path, url, first)  # and it fails before its first batch
+    checkpoints(tmp_path, url, first)  # and it fails before its first batch
     for later in (Backfill(times[0], times[15]), Backfill(times[2], times[8])):
         for _ in range(2):  # it does not take the range itself
             with pytest.raises(Unfinished, match=r"p-out: .* is not finished") as caught:
-                places(tmp_path, url, later)
+                checkpoints(tmp_path, url, later)
     start, end = caught.value.hint.split("--from ")[1].split(" resumes")[0].split(" --to ")  # type: ignore[union-attr]
     assert Backfill.parse(start, end, "append", time.time_ns()) == first
-    assert finish(places(tmp_path, url, Backfill(times[12], times[15]))) == [12, 13, 14]
-    assert finish(places(tmp_path, url, first)) == list(range(10))
-    assert finish(places(tmp_path, url, Backfill(times[0], times[15]))) == [10, 11]
+    assert finish(checkpoints(tmp_path, url, Backfill(times[12], times[15]))) == [12, 13, 14]
+    assert finish(checkpoints(tmp_path, url, first)) == list(range(10))
+    assert finish(checkpoints(tmp_path, url, Backfill(times[0], times[15]))) == [10, 11]
     with pytest.raises(NothingToDo, match="earlier backfills have all messages from"):
-        places(tmp_path, url, Backfill(times[2], times[8]))
+        checkpoints(tmp_path, url, Backfill(times[2], times[8]))
     # One with nothing to do has taken nothing that others would have to wait for.
-    assert finish(places(tmp_path, url, Backfill(times[2], times[18]))) == [15, 16, 17]
+    assert finish(checkpoints(tmp_path, url, Backfill(times[2], times[18]))) == [15, 16, 17]
 
 
 def test_by_source_only_the_same_times_wait_for_an_unfinished_one(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_by_source_only_the_same_times_wait_for_an_unfinished_one(tmp_path: Path
     with open_writer(url) as writer:
         for i in range(30):
             writer.write(b"%d" % i, time_ns=base + i * SECOND)
-    places(tmp_path, url, Backfill(base, base + 10 * SECOND, "source"))
+    checkpoints(tmp_path, url, Backfill(base, base + 10 * SECOND, "source"))
     with pytest.raises(Unfinished) as caught:
-        places(tmp_path, url, Backfill(base + 5 * SECOND, base + 20 * SECOND, "source"))
+        checkpoints(tmp_path, url, Backfill(base + 5 * SECOND, base + 20 * SECOND, "source"))
     assert "--by source resumes it" in str(caught.value.hint)
     other = Backfill(base + 10 * SECOND, base + 20 * SECOND, "source")
-    assert finish(places(tmp_path, url, other)) == list(range(10, 20))
+    assert finish(checkpoints(tmp_path, url, other)) == list(range(10, 20))
 
 
 @pytest.mark.parametrize("kind", ["log", "fmq"])
@@ -113,10 +113,10 @@ def test_after_a_power_failure_a_backfill_leaves_to_the_live_query_what_is_its_o
     machine.write(*range(100))
     machine.sync()
     machine.write(*range(100, 150))
-    live = places(tmp_path, machine.url, None, startingOffsets="latest")
+    live = checkpoints(tmp_path, machine.url, None, startingOffsets="latest")
     live_at = source_of(live).begin()
     whole = Backfill(appended(machine.url)[0], time.time_ns())
-    begun = places(tmp_path, machine.url, whole)
+    begun = checkpoints(tmp_path, machine.url, whole)
     begun_at = source_of(begun).begin()
     machine.lose_power()
     machine.write(*range(1000, 1080))
@@ -127,19 +127,19 @@ def test_after_a_power_failure_a_backfill_leaves_to_the_live_query_what_is_its_o
         planner = source_of(found)
         planner.at = at
         assert planner.run() == expected
-    resumed = places(tmp_path, machine.url, whole)
+    resumed = checkpoints(tmp_path, machine.url, whole)
     assert finish(resumed) == list(range(100))
     # It is done, though its range ended beyond the cut.
     with pytest.raises(NothingToDo, match="earlier backfills have all"):
-        places(tmp_path, machine.url, Backfill(whole.start, whole.end - 1))
+        checkpoints(tmp_path, machine.url, Backfill(whole.start, whole.end - 1))
 
 
 def test_a_stream_written_another_way_is_the_same_stream(tmp_path: Path) -> None:
     write(f"log:{tmp_path}/in", 0, 20)
     times = appended(f"log:{tmp_path}/in")
     half = Backfill(times[0], times[10])
-    places(tmp_path, f"log:{tmp_path}/in", half)
-    assert finish(places(tmp_path, f"log:{tmp_path}/./in", half)) == list(range(10))
+    checkpoints(tmp_path, f"log:{tmp_path}/in", half)
+    assert finish(checkpoints(tmp_path, f"log:{tmp_path}/./in", half)) == list(range(10))
 
 
 @pytest.mark.parametrize("by", ["append", "source"])
@@ -163,10 +163,10 @@ def test_that_gone_messages_cannot_be_told_is_said_and_other_errors_are_raised(
 
     monkeypatch.setattr(backfills, "open_reader", fail)
     with pytest.raises(StorageError, match="it cannot be read"):
-        places(tmp_path, url, whole)
+        checkpoints(tmp_path, url, whole)
     error = Unsupported("it keeps no times")
     said.clear()
-    places(tmp_path, url, whole)
+    checkpoints(tmp_path, url, whole)
     assert [one for one in said if "cannot be told: it keeps no times" in one]
 
 
@@ -176,9 +176,9 @@ def test_a_damaged_note_of_the_beginning_is_an_error_that_names_it(
 ) -> None:
     url = f"log:{tmp_path}/in"
     write(url, 0, 3)
-    places(tmp_path, url, None)
+    checkpoints(tmp_path, url, None)
     note = tmp_path / "checkpoints/p-out/_beginning.json"
     note.write_text(text)
     for backfill in (None, Backfill(time.time_ns() - 60 * SECOND, time.time_ns())):
         with pytest.raises(Malformed, match=r"p-out/_beginning\.json is damaged"):
-            places(tmp_path, url, backfill)
+            checkpoints(tmp_path, url, backfill)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock import open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import Progress, run
-from penstock.pipeline.run.places import own, used_before
+from penstock.pipeline.run.checkpoints import own, used_before
 from penstock.queue.ownership import AlreadyOwned
 from support.spark_pipelines import base, once, stages, write
 from support.spark_streams import payloads

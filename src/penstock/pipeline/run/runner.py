@@ -22,6 +22,7 @@ from penstock.core.url import URL
 from penstock.pipeline.graph.check import check_functions, python_folders
 from penstock.pipeline.graph.fields import AVAILABLE_NOW
 from penstock.pipeline.graph.model import streams_between
+from penstock.pipeline.run.checkpoints import Checkpoints, checkpoint_for, used_before
 from penstock.pipeline.run.errors import (
     NotStarted,
     QueryFailed,
@@ -31,7 +32,6 @@ from penstock.pipeline.run.errors import (
 )
 from penstock.pipeline.run.loss_book import LossBook
 from penstock.pipeline.run.modules import is_remote, ship
-from penstock.pipeline.run.places import Places, checkpoint_for, used_before
 from penstock.pipeline.run.progress import Progress, Watch
 from penstock.pipeline.run.queries import Prepared
 from penstock.pipeline.run.spark import CONNECT, java_ignores, spark_session
@@ -134,13 +134,13 @@ def run(
         _make_streams_between(plan)
         _check_sources(plan)
     with ExitStack() as owned:
-        places = Places(plan, checkpoint, backfill, owned, say, is_near=is_near)
+        checkpoints = Checkpoints(plan, checkpoint, backfill, owned, say, is_near=is_near)
         session = spark or session_for(plan, master, checkpoint, ui=ui)
         if ui and not is_remote(session) and session.sparkContext.uiWebUrl:
             say(f"Spark's pages are at {session.sparkContext.uiWebUrl}")
         try:
             ship(session, plan.pipelines)
-            running = _Run(plan, session, places, once, on_progress, show or _show, say)
+            running = _Run(plan, session, checkpoints, once, on_progress, show or _show, say)
             return running.run(should_stop)
         except PenstockError:
             raise
@@ -182,22 +182,22 @@ class _Run:
         self,
         plan: Plan,
         spark: SparkSession,
-        places: Places,
+        checkpoints: Checkpoints,
         once: bool,
         on_progress: Callable[[Progress], None],
         show: Callable[[str, DataFrame], None],
         say: Callable[[str], None],
     ) -> None:
         self._plan = plan
-        self._places = places
+        self._checkpoints = checkpoints
         self._spark = spark
-        self._once = once or places.is_bounded
+        self._once = once or checkpoints.is_bounded
         self._on_progress = on_progress
         self._books = {
             query.name: book
-            for query in places.queries
-            if places.is_near
-            and (book := LossBook.of(places.of(query), self._sources(query))) is not None
+            for query in checkpoints.queries
+            if checkpoints.is_near
+            and (book := LossBook.of(checkpoints.of(query), self._sources(query))) is not None
         }
         self._waiting = [
             Prepared(
@@ -206,15 +206,15 @@ class _Run:
                 spark,
                 show,
                 self._losses(query),
-                places.options[query.name],
+                checkpoints.options[query.name],
             )
-            for query in places.queries
+            for query in checkpoints.queries
         ]
         self._say = say
         for prepared in self._waiting:
             for note in prepared.notes:
                 say(note)
-        self._watches = {query.name: Watch(query.name) for query in places.queries}
+        self._watches = {query.name: Watch(query.name) for query in checkpoints.queries}
         self._queries: dict[str, StreamingQuery] = {}
         self._prepared = {prepared.query.name: prepared for prepared in self._waiting}
         self._restarts: Counter[str] = Counter()
@@ -228,7 +228,7 @@ class _Run:
             sink.stream
             for pipeline in plan.pipelines
             for sink in pipeline.sinks.values()
-            if sink.stream is not None and places.is_near
+            if sink.stream is not None and checkpoints.is_near
         ]
         self._tended = 0.0
 
@@ -281,10 +281,10 @@ class _Run:
 
     def _start(self, prepared: Prepared) -> None:
         name = prepared.query.name
-        where = self._places.of(prepared.query)
+        where = self._checkpoints.of(prepared.query)
         self._watches[name].say("starting")
         try:
-            if self._places.is_near:
+            if self._checkpoints.is_near:
                 check_whole(where)
             if name in self._books:
                 self._watches[name].begin(*self._books[name].begin(prepared.sinks))
@@ -303,7 +303,7 @@ class _Run:
         self._tell(name)
 
     def _used_before(self, where: str, prepared: Prepared) -> list[str]:
-        if self._places.is_bounded or not self._places.is_near:
+        if self._checkpoints.is_bounded or not self._checkpoints.is_near:
             return []  # a backfill expects batches of the live query
         return used_before(where, prepared.sinks)
 
@@ -315,7 +315,7 @@ class _Run:
         """Return the queries that write this one's input, if they and it run `available now`."""
         if self._trigger(query) != AVAILABLE_NOW:
             return []
-        before = [other for other in self._places.queries if other.name in query.after]
+        before = [other for other in self._checkpoints.queries if other.name in query.after]
         return [other.name for other in before if self._trigger(other) == AVAILABLE_NOW]
 
     def _is_done(self, name: str) -> bool:
@@ -369,7 +369,7 @@ class _Run:
         while True:
             try:
                 return prepared.start(
-                    self._places.of(prepared.query), self._trigger(prepared.query)
+                    self._checkpoints.of(prepared.query), self._trigger(prepared.query)
                 )
             except Exception as error:
                 if not self._was_too_slow(prepared.query.name, error):
@@ -474,16 +474,16 @@ def session_for(
     """
     wanted = plan.session
     folders = python_folders(plan.pipelines)
-    places = [
+    checkpoints = [
         checkpoint_for(pipeline.settings.checkpoint, checkpoint) for pipeline in plan.pipelines
     ]
-    elsewhere = [place for place in places if not is_local(place)]
+    elsewhere = [place for place in checkpoints if not is_local(place)]
     settings = dict(wanted.spark)
     if wanted.shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(wanted.shuffle_partitions)
     name = "+".join(pipeline.name for pipeline in plan.pipelines)
     where = master or wanted.master or "local[*]"
-    place = (elsewhere or places)[0]
+    place = (elsewhere or checkpoints)[0]
     if ui and where.startswith("local"):
         # On a cluster the driver, and so its web UI, is reachable from other machines.
         settings = {"spark.ui.enabled": "true", **settings}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.graph.plan import Plan, Query
     from penstock.pipeline.run.backfill import Backfill
 
-__all__ = ["CHECKPOINTS", "Places", "checkpoint_for", "own", "used_before"]
+__all__ = ["CHECKPOINTS", "Checkpoints", "checkpoint_for", "own", "used_before"]
 
 #: The default folder of checkpoints, below the working directory.
 CHECKPOINTS: Final = ".penstock/checkpoints"
@@ -33,7 +33,7 @@ def checkpoint_for(setting: str | None, given: str | None) -> str:
     return where if ":" in where else str(Path(where).absolute())
 
 
-class Places:
+class Checkpoints:
     """Checkpoints and source options of the queries of a plan."""
 
     def __init__(

@@ -34,7 +34,7 @@ OTHERWISE = {
     *(("penstock.cli.commands", command) for command in ("fmq", "latest", "log")),
     ("penstock.core.decoding.options", "arrow"),  # formats of payloads
     ("penstock.core.decoding.options", "csv"),
-    ("penstock.core.delivery", "latest"),  # a delivery policy
+    ("penstock.core.delivery_policy", "latest"),  # a delivery policy
     ("penstock.core.quota", "psi:"),  # whose formula a quota follows
     ("penstock.pipeline.graph.fields", "latest"),  # Kafka's word for the end of a stream
     ("penstock.pipeline.graph.model", "csv"),  # formats of Spark's sinks

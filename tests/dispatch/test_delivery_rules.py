@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.clock import SYSTEM_CLOCK, ManualClock
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import InvalidOption
 from penstock.dispatch import Delivery, Limits, Policy, Retry, Routes, dead_letter_topic
 from penstock.protocols.uprotocol import (

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.core.errors import ConfigError, ConfigErrors
 from penstock.core.stream_id import StreamId, id_for_codelet
-from penstock.queue.stream_places import StreamKind
+from penstock.queue.stream_directory import StreamKind
 from penstock.workers.deployment import Deployment, load_deployment
 from penstock.workers.rollout import codelet_set_request
 

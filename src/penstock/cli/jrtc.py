@@ -24,7 +24,7 @@ from penstock.cli.signals import Ending
 from penstock.core.errors import InvalidOption, PenstockError
 from penstock.core.stream_id import ForwardDestination, StreamId
 from penstock.core.stream_names import StreamNames, default_names_file
-from penstock.queue.stream_places import list_streams
+from penstock.queue.stream_directory import list_streams
 from penstock.workers.router import Router
 
 if TYPE_CHECKING:

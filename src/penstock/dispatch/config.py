@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from penstock.core.config import ConfigModel, load_config
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.options import Duration, Size  # noqa: TC001 - pydantic reads them
 from penstock.core.retry import Backoff
 from penstock.dispatch.access import Action, Rule, TokenRule, load_check

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import InvalidOption
 from penstock.core.retry import Backoff
 from penstock.protocols.uprotocol import UUri

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from penstock.queue.cursor_file import CursorFile
     from penstock.queue.cursors import Cursor, CursorTable
     from penstock.queue.ownership import AlreadyOwned
-    from penstock.queue.stream_places import StreamKind, StreamState, list_streams, remove_stream
+    from penstock.queue.stream_directory import StreamKind, StreamState, list_streams, remove_stream
     from penstock.queue.streams import InputStream, OutputStream
     from penstock.queue.waiting import Waiter, wait_any
     from penstock.queue.wide.creation import MemoryQueue

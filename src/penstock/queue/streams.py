@@ -15,7 +15,7 @@ from penstock.core.errors import CursorInUse, InvalidOption
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.options import Creation
-from penstock.queue.stream_places import StreamKind, StreamPlace
+from penstock.queue.stream_directory import StreamKind, StreamPlace
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import WideReader, open_wide_reader
 from penstock.queue.wide.writer import WideWriter, open_wide_writer

@@ -33,7 +33,7 @@ from penstock.core.position import Position
 from penstock.core.stream_id import StreamId
 from penstock.core.worker import Worker
 from penstock.queue.classic.watch import ENTRIES, FileWatch
-from penstock.queue.stream_places import (
+from penstock.queue.stream_directory import (
     StreamKind,
     StreamPlace,
     list_places,

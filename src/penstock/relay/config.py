@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, ValidationError
 
 from penstock.core.config import ConfigModel, load_config
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import InvalidOption, PenstockError
 from penstock.core.options import Duration  # noqa: TC001 - pydantic reads it
 from penstock.core.position import Position

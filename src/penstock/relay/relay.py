@@ -18,7 +18,7 @@ from penstock.core.batch import (
 )
 from penstock.core.capabilities import AllOrNone, Grouped, Held, KeepsOrigin
 from penstock.core.clock import SYSTEM_CLOCK, Clock
-from penstock.core.delivery import DeliveryQueue
+from penstock.core.delivery_policy import DeliveryQueue
 from penstock.core.errors import (
     Closed,
     ConnectionLost,

@@ -29,7 +29,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.overflow import OverflowPolicy
 from penstock.core.stream_id import CONTROLLER_DEVICE, ForwardDestination, StreamId
 from penstock.core.worker import Worker
-from penstock.queue.stream_places import StreamKind
+from penstock.queue.stream_directory import StreamKind
 from penstock.queue.subscription import StreamMessage, requests_for
 from penstock.workers.router import Router
 

@@ -14,7 +14,7 @@ from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
 from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.core.supervision import Program, ProgramStatistics, Supervisor
-from penstock.queue.stream_places import StreamPlace, make_streams_directory, streams_directory
+from penstock.queue.stream_directory import StreamPlace, make_streams_directory, streams_directory
 from penstock.queue.wide.file import file_of
 from penstock.workers.app_process import AppTask
 from penstock.workers.router import check_app_name

@@ -26,7 +26,7 @@ from penstock.core.stream_id import (
     hash54,
 )
 from penstock.core.stream_names import StreamNames, advice
-from penstock.queue.stream_places import StreamKind
+from penstock.queue.stream_directory import StreamKind
 from penstock.workers.router import check_app_name
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from penstock.core.stream_names import StreamNames, default_names_file
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.schemas import Schemas
 from penstock.queue.ownership import AlreadyOwned
-from penstock.queue.stream_places import StreamKind, remove_stream, streams_directory
+from penstock.queue.stream_directory import StreamKind, remove_stream, streams_directory
 from penstock.queue.streams import InputStream, OutputStream
 from penstock.workers.controller import AppRequest
 

@@ -19,7 +19,7 @@ from penstock.core.stream_id import StreamId
 from penstock.core.whole_files import write_whole
 from penstock.queue.ownership import Owner, Ownership
 from penstock.queue.storage import storage_errors
-from penstock.queue.stream_places import (
+from penstock.queue.stream_directory import (
     StreamKind,
     StreamPlace,
     StreamState,

@@ -16,7 +16,7 @@ from penstock.protocols.jrtc.destinations import UdpDestination
 from penstock.protocols.jrtc.forwarder import Forwarder
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.schemas import Schemas
-from penstock.queue.stream_places import StreamKind, StreamPlace
+from penstock.queue.stream_directory import StreamKind, StreamPlace
 from penstock.queue.streams import OutputStream
 from protocols.jrtc.forwarded import (
     EXAMPLE,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import InvalidOption
 from penstock.protocols.psi import (

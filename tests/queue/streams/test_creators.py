@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.errors import Closed, StorageError
 from penstock.queue.ownership import AlreadyOwned
-from penstock.queue.stream_places import list_streams
+from penstock.queue.stream_directory import list_streams
 from penstock.queue.streams import InputStream, OutputStream
 from support.lives import Lives, Report
 from support.stream_lives import LAST_TYPE

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import Closed, NotFound
 from penstock.queue.ownership import AlreadyOwned
-from penstock.queue.stream_places import StreamKind, remove_stream
+from penstock.queue.stream_directory import StreamKind, remove_stream
 from penstock.queue.streams import InputStream, OutputStream
 from support.streams import CREATORS, STREAM, payloads
 from support.waiting import SOON

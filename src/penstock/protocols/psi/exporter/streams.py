@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
+from penstock.core.delivery_policy import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import (
     Closed,
     InvalidOption,

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from penstock.core.delivery import DeliveryPolicy
+from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import ConnectionLost, InvalidOption, NotFound, PenstockError, Unsupported
 from penstock.core.interfaces import Closable
 from penstock.core.options import parse_options

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
+from penstock.core.delivery_policy import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed
 from penstock.core.interfaces import Closable
 from penstock.core.position import Position

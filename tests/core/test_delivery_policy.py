@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
-from penstock.core.delivery import DeliveryPolicy, DeliveryQueue
+from penstock.core.delivery_policy import DeliveryPolicy, DeliveryQueue
 from penstock.core.errors import Closed, InvalidOption, WriteTimeout
 from penstock.core.overflow import DropReason
 from support.waiting import SOON, background, waits

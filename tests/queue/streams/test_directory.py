@@ -12,7 +12,12 @@ from penstock.core.position import Position
 from penstock.core.stream_id import StreamId, id_for_app
 from penstock.core.url import URL
 from penstock.queue.endpoint import FmqEndpoint
-from penstock.queue.stream_places import StreamKind, list_streams, remove_stream, streams_directory
+from penstock.queue.stream_directory import (
+    StreamKind,
+    list_streams,
+    remove_stream,
+    streams_directory,
+)
 from penstock.queue.streams import InputStream, OutputStream
 from support.lives import Lives, Report
 from support.streams import CREATORS, OTHER, STREAM, payloads

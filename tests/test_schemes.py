@@ -40,7 +40,7 @@ OTHERWISE = {
     ("penstock.pipeline.graph.model", "csv"),  # formats of Spark's sinks
     ("penstock.pipeline.graph.model", "parquet"),
     ("penstock.pipeline.source.options", "latest"),
-    ("penstock.pipeline.source.batch", "latest"),
+    ("penstock.pipeline.source.stream", "latest"),
     ("penstock.protocols.psi.store.export", "csv"),  # formats of an exported store
     ("penstock.protocols.psi.store.export", "log"),
     ("penstock.protocols.psi.store.export", "parquet"),

@@ -10,9 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.source.batch import Part
 from penstock.pipeline.source.ranges import ROW_SCHEMA
-from penstock.pipeline.source.stream import PenstockSource
+from penstock.pipeline.source.stream import Part, PenstockSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

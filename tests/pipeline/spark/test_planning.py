@@ -30,11 +30,10 @@ from penstock import (
     open_writer,
 )
 from penstock.core.errors import PositionError
-from penstock.pipeline.source.batch import Part
 from penstock.pipeline.source.inputs import expand
 from penstock.pipeline.source.options import SinkOptions, SourceOptions, parse_spark_options
 from penstock.pipeline.source.ranges import Range, split
-from penstock.pipeline.source.stream import PenstockSource, shares
+from penstock.pipeline.source.stream import Part, PenstockSource, shares
 from penstock.pipeline.spark_process import private_folder
 from support.planner import Planner, declared
 from support.spark_streams import fill

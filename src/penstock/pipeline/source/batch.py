@@ -1,13 +1,10 @@
-"""How does `spark.read` read the current messages of streams, and a task its part?"""
+"""How does `spark.read` read the current messages of streams?"""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualNullSafe,
@@ -19,141 +16,21 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from penstock.core.errors import InvalidOption, NotFound
-from penstock.core.position import check_seek
-from penstock.pipeline.source.inputs import Streams
-from penstock.pipeline.source.loss_reports import Attempt, DataLoss, LostRange, log, reports_of
-from penstock.pipeline.source.ranges import PUT_BACK, ROW_SCHEMA, Range, read_range, split, why_gone
-from penstock.pipeline.spark_process import BATCH, RUN, explained, settle_in
+from penstock.core.errors import NotFound
+from penstock.pipeline.source.loss_reports import LostRange
+from penstock.pipeline.source.ranges import Range, why_gone
+from penstock.pipeline.source.stream import TaskReading
+from penstock.pipeline.spark_process import explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql.datasource import Filter
 
     from penstock.core.interfaces import Bounds
     from penstock.pipeline.source.options import SourceOptions
 
-__all__ = ["BatchReader", "Part", "TaskReading"]
-
-
-_READ_ANEW: Final = (
-    "put the stream back that was read; or set failOnDataLoss=false, and what is there now is read "
-    "from its beginning"
-)
-
-
-class Part(InputPartition):
-    """The range that one task reads."""
-
-    def __init__(self, range: Range, run: str) -> None:
-        self.range = range
-        #: The name for loss reports; empty: losses are only logged.
-        self.run = run
-
-
-class TaskReading:
-    """Plans ranges and reads them. Pickled for the tasks without its open files."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._streams = Streams(options.url, options.stage)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-    # --- in a task -------------------------------------------------------------------------------
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Part):  # Spark's own: there is nothing to read
-            return
-        settle_in()
-        with explained():
-            decoded = None
-            if self._options.decode is not None:
-                from penstock.pipeline.source.decoded_rows import DecodedRows  # noqa: PLC0415 - seldom
-
-                decoded = DecodedRows(self._options.decode)
-            for found in read_range(partition.range, _schema(self._options.columns)):
-                if isinstance(found, LostRange):
-                    self._lose(found, partition.run, _attempt())
-                else:
-                    yield found if decoded is None else decoded.of(found)
-
-    def _lose(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
-        """Raise `DataLoss`, or report the loss if `failOnDataLoss` is false."""
-        if self._options.failOnDataLoss:
-            raise DataLoss(lost, _READ_ANEW if lost.reason == PUT_BACK else None)
-        self._tell(lost, run, attempt)
-
-    def _tell(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
-        options = self._options
-        if options.lossUrl is not None or run:
-            reports_of(options.lossUrl, options.lossFolder, run).report(lost, attempt)
-        else:
-            log.warning("%s", lost)
-
-    # --- while planning --------------------------------------------------------------------------
-
-    def _parts(self, ranges: Sequence[Range], run: str) -> list[Part]:
-        options = self._options
-        per_range = None
-        if options.minPartitions is not None and ranges:
-            per_range = -(-options.minPartitions // len(ranges))
-        cores = os.cpu_count() or 1
-        return [Part(part, run) for whole in ranges for part in split(whole, per_range, cores)]
-
-    def _start(self, url: str, bounds: Bounds) -> int:
-        """Return the start position in a stream.
-
-        :raises PositionError: it is beyond the end of the stream.
-        """
-        options = self._options
-        if (moment := options.start_time(url)) is not None:
-            return self._streams.first_at(url, moment)
-        if options.startingSeq is not None:
-            return check_seek(url, options.startingSeq, bounds.oldest, bounds.end)
-        return self._place(url, bounds, options.startingOffsets, bounds.oldest)
-
-    def _place(
-        self, url: str, bounds: Bounds, wanted: str | int | Mapping[str, int], otherwise: int
-    ) -> int:
-        if isinstance(wanted, dict):
-            if url not in wanted:
-                return otherwise
-            wanted = wanted[url]
-        if wanted == "earliest" or wanted == -2:  # noqa: PLR1714, PLR2004 - Kafka's numbers
-            return bounds.oldest
-        if wanted == "latest" or wanted == -1:  # noqa: PLR1714
-            return bounds.end
-        assert isinstance(wanted, int)
-        return check_seek(url, wanted, bounds.oldest, bounds.end)
-
-    def _check_urls(self, option: str, urls: Iterable[str]) -> None:
-        """Check that the URLs named in an option are among the URLs of the source."""
-        wanted = getattr(self._options, option)
-        known = set(urls)
-        for url in wanted if isinstance(wanted, dict) else ():
-            if url not in known:
-                raise InvalidOption(
-                    option, url, "is none of the URLs", hint=f"those are {', '.join(sorted(known))}"
-                )
-
-
-def _attempt() -> Attempt | None:
-    """Return the batch and the run that this task belongs to."""
-    context = TaskContext.get()
-    batch = None if context is None else context.getLocalProperty(BATCH)
-    if context is None or not batch:
-        return None
-    return Attempt(int(batch), context.getLocalProperty(RUN) or "")
-
-
-def _schema(names: Sequence[str] | None) -> pa.Schema:
-    return ROW_SCHEMA if names is None else pa.schema([ROW_SCHEMA.field(name) for name in names])
+__all__ = ["BatchReader"]
 
 
 @dataclass

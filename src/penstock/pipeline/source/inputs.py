@@ -10,10 +10,18 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.capabilities import Replayable
+from penstock.core.capabilities import Held, Replayable
 from penstock.core.endpoints import Identity, find_streams, identity, open_reader, open_writer
-from penstock.core.errors import Closed, InvalidOption, NotFound, PenstockError, Unsupported
+from penstock.core.errors import (
+    Closed,
+    CursorInUse,
+    InvalidOption,
+    NotFound,
+    PenstockError,
+    Unsupported,
+)
 from penstock.core.position import Position
+from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.pipeline.source.checkpoint import checksum
@@ -25,10 +33,14 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import Bounds, Reader
     from penstock.relay.copy import CopyStatistics
 
-__all__ = ["LiveCopy", "Streams", "expand", "log_for"]
+__all__ = ["Holders", "LiveCopy", "Streams", "expand", "log_for"]
 
 log = logging.getLogger(__name__)
 
+#: After a restart the previous planning process may not have ended yet.
+_LEAVING: Final = RetryPolicy(
+    retry_on=(CursorInUse,), backoff=Backoff(initial=0.1, maximum=0.5), max_elapsed=10.0
+)
 #: Seconds for a stopping copy to sync its messages.
 _TIME_TO_STOP: Final = 10.0
 
@@ -326,3 +338,38 @@ class LiveCopy:
     def stop(self) -> None:
         """Stop, and sync the copied messages to disk."""
         self._worker.stop(_TIME_TO_STOP)
+
+
+class Holders:
+    """Named readers that only mark how far the query has finished each stream."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._readers: dict[str, Reader] = {}
+
+    def done(self, url: str, epoch: int, seq: int) -> None:
+        """Move the reader of a stream to `seq`, so that the writer may overwrite older messages.
+
+        :raises CursorInUse: another query uses this name.
+        """
+        reader = self._readers.get(url)
+        if reader is not None and reader.bounds().epoch != epoch:
+            # It was recreated. A reader that reads nothing never reaches the end of the old one.
+            self._readers.pop(url).close()
+            reader = None
+        if reader is None:
+            reader = self._readers[url] = retry(lambda: self._open(url), _LEAVING)
+        if reader.bounds().epoch == epoch:
+            reader.seek(seq)
+
+    def _open(self, url: str) -> Reader:
+        reader = open_reader(url, hold=self._name)
+        if not isinstance(reader, Held):
+            reader.close()
+            raise Unsupported(f"{url} keeps no place of a reader: its writer waits for nobody")
+        return reader
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -27,16 +30,18 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.core.capabilities import Held
-from penstock.core.endpoints import describe, is_named_by, open_reader
-from penstock.core.errors import CursorInUse, InvalidOption, NotFound, PositionError, Unsupported
-from penstock.core.retry import Backoff, RetryPolicy, retry
-from penstock.pipeline.source.batch import BatchReader, TaskReading
+from penstock.core.endpoints import describe, is_named_by
+from penstock.core.errors import InvalidOption, NotFound, PositionError
+from penstock.core.position import check_seek
 from penstock.pipeline.source.checkpoint import Offset, Offsets, offsets_from_json, offsets_to_json
+from penstock.pipeline.source.inputs import Holders, Streams
 from penstock.pipeline.source.loss_reports import (
+    Attempt,
+    DataLoss,
     LossReports,
     LostRange,
     discard,
+    log,
     reports_of,
     uncounted,
 )
@@ -44,28 +49,143 @@ from penstock.pipeline.source.options import SinkOptions, SourceOptions, parse_s
 from penstock.pipeline.source.ranges import (
     CREATED_ANEW,
     PUT_BACK,
+    ROW_SCHEMA,
     SPARK_SCHEMA,
     Range,
+    read_range,
     spark_schema,
+    split,
     why_gone,
 )
-from penstock.pipeline.spark_process import explained
+from penstock.pipeline.spark_process import BATCH, RUN, explained, settle_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
-    from penstock.core.interfaces import Bounds, Reader
+    from penstock.core.interfaces import Bounds
     from penstock.pipeline.source.decoded_rows import DecodedRows
 
-__all__ = ["Holders", "PenstockSource", "StreamReader", "shares"]
+__all__ = ["Part", "PenstockSource", "StreamReader", "TaskReading", "shares"]
 
-
-#: After a restart the previous planning process may not have ended yet.
-_LEAVING: Final = RetryPolicy(
-    retry_on=(CursorInUse,), backoff=Backoff(initial=0.1, maximum=0.5), max_elapsed=10.0
+_READ_ANEW: Final = (
+    "put the stream back that was read; or set failOnDataLoss=false, and what is there now is read "
+    "from its beginning"
 )
+
+
+class Part(InputPartition):
+    """The range that one task reads."""
+
+    def __init__(self, range: Range, run: str) -> None:
+        self.range = range
+        #: The name for loss reports; empty: losses are only logged.
+        self.run = run
+
+
+class TaskReading:
+    """Plans ranges and reads them. Pickled for the tasks without its open files."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._streams = Streams(options.url, options.stage)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    # --- in a task -------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Part):  # Spark's own: there is nothing to read
+            return
+        settle_in()
+        with explained():
+            decoded = None
+            if self._options.decode is not None:
+                from penstock.pipeline.source.decoded_rows import DecodedRows  # noqa: PLC0415 - seldom
+
+                decoded = DecodedRows(self._options.decode)
+            for found in read_range(partition.range, _schema(self._options.columns)):
+                if isinstance(found, LostRange):
+                    self._lose(found, partition.run, _attempt())
+                else:
+                    yield found if decoded is None else decoded.of(found)
+
+    def _lose(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
+        """Raise `DataLoss`, or report the loss if `failOnDataLoss` is false."""
+        if self._options.failOnDataLoss:
+            raise DataLoss(lost, _READ_ANEW if lost.reason == PUT_BACK else None)
+        self._tell(lost, run, attempt)
+
+    def _tell(self, lost: LostRange, run: str, attempt: Attempt | None = None) -> None:
+        options = self._options
+        if options.lossUrl is not None or run:
+            reports_of(options.lossUrl, options.lossFolder, run).report(lost, attempt)
+        else:
+            log.warning("%s", lost)
+
+    # --- while planning --------------------------------------------------------------------------
+
+    def _parts(self, ranges: Sequence[Range], run: str) -> list[Part]:
+        options = self._options
+        per_range = None
+        if options.minPartitions is not None and ranges:
+            per_range = -(-options.minPartitions // len(ranges))
+        cores = os.cpu_count() or 1
+        return [Part(part, run) for whole in ranges for part in split(whole, per_range, cores)]
+
+    def _start(self, url: str, bounds: Bounds) -> int:
+        """Return the start position in a stream.
+
+        :raises PositionError: it is beyond the end of the stream.
+        """
+        options = self._options
+        if (moment := options.start_time(url)) is not None:
+            return self._streams.first_at(url, moment)
+        if options.startingSeq is not None:
+            return check_seek(url, options.startingSeq, bounds.oldest, bounds.end)
+        return self._place(url, bounds, options.startingOffsets, bounds.oldest)
+
+    def _place(
+        self, url: str, bounds: Bounds, wanted: str | int | Mapping[str, int], otherwise: int
+    ) -> int:
+        if isinstance(wanted, dict):
+            if url not in wanted:
+                return otherwise
+            wanted = wanted[url]
+        if wanted == "earliest" or wanted == -2:  # noqa: PLR1714, PLR2004 - Kafka's numbers
+            return bounds.oldest
+        if wanted == "latest" or wanted == -1:  # noqa: PLR1714
+            return bounds.end
+        assert isinstance(wanted, int)
+        return check_seek(url, wanted, bounds.oldest, bounds.end)
+
+    def _check_urls(self, option: str, urls: Iterable[str]) -> None:
+        """Check that the URLs named in an option are among the URLs of the source."""
+        wanted = getattr(self._options, option)
+        known = set(urls)
+        for url in wanted if isinstance(wanted, dict) else ():
+            if url not in known:
+                raise InvalidOption(
+                    option, url, "is none of the URLs", hint=f"those are {', '.join(sorted(known))}"
+                )
+
+
+def _attempt() -> Attempt | None:
+    """Return the batch and the run that this task belongs to."""
+    context = TaskContext.get()
+    batch = None if context is None else context.getLocalProperty(BATCH)
+    if context is None or not batch:
+        return None
+    return Attempt(int(batch), context.getLocalProperty(RUN) or "")
+
+
+def _schema(names: Sequence[str] | None) -> pa.Schema:
+    return ROW_SCHEMA if names is None else pa.schema([ROW_SCHEMA.field(name) for name in names])
 
 
 class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -411,41 +531,6 @@ def shares(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
     return given
 
 
-class Holders:
-    """Named readers that only mark how far the query has finished each stream."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._readers: dict[str, Reader] = {}
-
-    def done(self, url: str, epoch: int, seq: int) -> None:
-        """Move the reader of a stream to `seq`, so that the writer may overwrite older messages.
-
-        :raises CursorInUse: another query uses this name.
-        """
-        reader = self._readers.get(url)
-        if reader is not None and reader.bounds().epoch != epoch:
-            # It was recreated. A reader that reads nothing never reaches the end of the old one.
-            self._readers.pop(url).close()
-            reader = None
-        if reader is None:
-            reader = self._readers[url] = retry(lambda: self._open(url), _LEAVING)
-        if reader.bounds().epoch == epoch:
-            reader.seek(seq)
-
-    def _open(self, url: str) -> Reader:
-        reader = open_reader(url, hold=self._name)
-        if not isinstance(reader, Held):
-            reader.close()
-            raise Unsupported(f"{url} keeps no place of a reader: its writer waits for nobody")
-        return reader
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-
-
 class PenstockSource(DataSource):
     """`format("penstock")`."""
 
@@ -462,6 +547,8 @@ class PenstockSource(DataSource):
 
     @explained()
     def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.pipeline.source.batch import BatchReader  # noqa: PLC0415 - for df.read
+
         reader = BatchReader(self._source_options())
         self._check_schema(schema)
         return reader

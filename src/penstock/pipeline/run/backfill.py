@@ -34,8 +34,7 @@ from penstock.pipeline.source.checkpoint import (
 )
 from penstock.pipeline.source.inputs import Streams
 from penstock.pipeline.source.options import SourceOptions, parse_spark_options
-from penstock.pipeline.source.ranges import why_gone
-from penstock.pipeline.source.slices import Slice, Times, slices_to_json
+from penstock.pipeline.source.ranges import Slice, Times, slices_to_json, why_gone
 from penstock.queue.notes import NoteFile
 from penstock.queue.storage import storage_errors
 

@@ -15,8 +15,7 @@ from penstock.core.options import Size  # noqa: TC001 - pydantic reads it at run
 from penstock.core.units import parse_duration, parse_time
 from penstock.core.url import URL
 from penstock.pipeline.graph.fields import PLACES, Url
-from penstock.pipeline.source.ranges import ROW_SCHEMA
-from penstock.pipeline.source.slices import Slice, slices_from_json
+from penstock.pipeline.source.ranges import ROW_SCHEMA, Slice, slices_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,11 +1,12 @@
-"""How is a range of a stream's messages read as rows, without a silent gap?"""
+"""Which range of a stream is read, and how does it become rows without a silent gap?"""
 
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +20,10 @@ from penstock.core.position import Position
 from penstock.pipeline.source.loss_reports import LostRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Reader
-    from penstock.pipeline.source.slices import Slice
 
 __all__ = [
     "CREATED_ANEW",
@@ -32,13 +32,19 @@ __all__ = [
     "ROW_SCHEMA",
     "SPARK_SCHEMA",
     "Range",
+    "Slice",
+    "Times",
     "read_range",
     "rows_of",
+    "slices_from_json",
+    "slices_to_json",
     "spark_schema",
     "split",
     "why_gone",
 ]
 
+#: A range of source times: start, and exclusive end; nanoseconds since 1970.
+Times = tuple[int, int]
 #: In Spark's DDL. Spark's timestamps have microseconds; the exact times are `…_ns`.
 SPARK_SCHEMA: Final = (
     "url STRING NOT NULL, seq BIGINT NOT NULL, time_ns BIGINT NOT NULL, "
@@ -82,6 +88,68 @@ _BYTES_AT_ONCE: Final = 16 << 20
 _AT_FIRST: Final = 64
 #: Below this many messages a task of its own costs more than it saves.
 _WORTH_A_TASK: Final = 20_000
+
+
+class Slice(NamedTuple):
+    """Messages `start` to `end` - 1 of an epoch of a stream, optionally of a time range."""
+
+    epoch: int
+    start: int
+    end: int
+    #: Only messages with these source times.
+    times: Times | None = None
+    #: Messages of other queries, which are left out: first message, end, and times.
+    others: tuple[tuple[int, int, Times | None], ...] = ()
+
+    def of(self, batch: Batch) -> Batch:
+        """Filter a batch by `times` and `others`.
+
+        The caller has to limit it to `start` and `end`.
+        """
+        if self.times is None and not self.others:
+            return batch
+        seqs, happened = numbers_of(batch, "seq"), numbers_of(batch, "time_ns")
+        meant = np.ones(len(seqs), dtype=bool)
+        if self.times is not None:
+            meant &= (happened >= self.times[0]) & (happened < self.times[1])
+        for start, end, times in self.others:
+            theirs = (seqs >= start) & (seqs < end)
+            if times is not None:
+                theirs &= (happened >= times[0]) & (happened < times[1])
+            meant &= ~theirs
+        return batch if meant.all() else batch.filter(pa.array(meant))
+
+
+def slices_to_json(slices: Mapping[str, Slice]) -> str:
+    """Encode slices of streams as an option of the source."""
+    return json.dumps(
+        {url: [str(one.epoch), *one[1:]] for url, one in slices.items()}, sort_keys=True
+    )
+
+
+def slices_from_json(text: str | Mapping[str, Any]) -> dict[str, Slice]:
+    """Parse the text of `slices_to_json`.
+
+    :raises ValueError: it has another form.
+    """
+    given = json.loads(text) if isinstance(text, str) else text
+    try:
+        return {
+            str(url): Slice(
+                int(epoch),
+                int(start),
+                int(end),
+                _times(times),
+                tuple((int(low), int(high), _times(then)) for low, high, then in others),
+            )
+            for url, (epoch, start, end, times, others) in given.items()
+        }
+    except (TypeError, AttributeError) as error:
+        raise ValueError("expected slices of streams") from error
+
+
+def _times(given: Any) -> Times | None:
+    return None if given is None else (int(given[0]), int(given[1]))
 
 
 def spark_schema(names: Sequence[str]) -> str:

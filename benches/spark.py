@@ -28,8 +28,7 @@ from harness import Requirement, Result, machine, report, save
 from nothing import NothingSource
 from penstock import open_reader, open_writer
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.capabilities import Commit, Staged
-from penstock.core.provenance import Origin, Span
+from penstock.core.provenance import Commit, Origin, Span, Staged
 from penstock.core.url import URL
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import run

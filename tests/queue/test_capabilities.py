@@ -21,10 +21,11 @@ from penstock import (
     open_reader,
     open_writer,
 )
-from penstock.core.capabilities import AppendOnce, Commit, Held, Listable
+from penstock.core.capabilities import AppendOnce, Held, Listable
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import CursorInUse
 from penstock.core.interfaces import Bounds
+from penstock.core.provenance import Commit
 from penstock.core.url import URL
 from penstock.protocols.flight import FlightServer, ServerOptions
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import open_reader
 from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Commit, Staged
 from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
+from penstock.core.provenance import Commit, Staged
 from penstock.core.url import URL
 from penstock.pipeline.sink import commits
 from penstock.queue import append_once, notes, staging

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.core import whole_files
-from penstock.core.capabilities import AppendOnce, Commit
+from penstock.core.capabilities import AppendOnce
 from penstock.core.endpoints import endpoint_of
+from penstock.core.provenance import Commit
 from penstock.core.url import URL
 from penstock.queue import append_once, notes, staging
 from penstock.radar import file_endpoints, volumes

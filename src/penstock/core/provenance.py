@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import json
 from enum import Enum, auto
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotFound, PenstockError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from penstock.core.batch import Batch
 
 __all__ = [
+    "COMPARED",
     "AnotherBatch",
+    "Commit",
     "Ends",
     "Known",
+    "Noted",
     "Origin",
     "Ranges",
     "Span",
+    "Staged",
     "Verdict",
     "ends_after",
     "in_words",
@@ -130,6 +138,97 @@ def _in_words(key: str, span: Span | str) -> str:
     if isinstance(span, str):
         return f"source {key} up to {span[:80]}"
     return f"{key.partition(' ')[2]} {span.start} to {span.end - 1}"
+
+
+# --- a batch on its way ----------------------------------------------------------------------------
+
+#: Fields that must be equal when a message is appended again. Its times may differ.
+COMPARED: Final = ("payload", "type", "subtype", "stream", "attributes")
+
+
+class Staged(NamedTuple):
+    """Messages for one stream in a file of Arrow batches, written by one task of a batch."""
+
+    url: str
+    path: str
+    partition: int
+    messages: int
+    #: It is staged with the stream, under that name; see `Stages`.
+    is_there: bool = False
+
+
+class Commit(NamedTuple):
+    """A batch to be appended to a stream exactly once, however often its writer tries."""
+
+    #: The writer's name, the same after every restart.
+    writer: str
+    #: The number that the writer gives it. After a mistake, another batch may have it.
+    batch: int
+    #: The messages. The files stay until the batch is in the stream.
+    files: Sequence[Staged] = ()
+    #: Its provenance.
+    origin: Origin = Origin()
+    #: A file for notes about a stream that keeps none itself, as in earlier releases.
+    notes: Path | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the messages, in the order of the tasks.
+
+        :raises NotFound: a file is not visible from this machine.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - not needed to query capabilities
+
+        for file in sorted(self.files, key=lambda file: (file.partition, file.path)):
+            try:
+                with pa.OSFile(file.path, "rb") as opened:
+                    reader = pa.ipc.open_file(opened)
+                    for i in range(reader.num_record_batches):
+                        yield reader.get_batch(i)
+            except FileNotFoundError:
+                raise NotFound(
+                    f"what a task staged in {file.path} is not to be seen from the driver",
+                    hint='.option("staging", …): a folder that driver and executors share',
+                ) from None
+            except OSError as error:
+                raise StorageError("reading", file.path, error) from error
+
+    def digest(self) -> str:
+        """Return a digest of the messages in order, independent of batch boundaries."""
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        hashes = {name: (blake2b(digest_size=16), blake2b(digest_size=16)) for name in COMPARED}
+        for batch in self.batches():
+            for name, (sizes, data) in hashes.items():
+                column = batch.column(name)
+                if pa.types.is_integer(column.type):
+                    data.update(column.to_numpy().tobytes())
+                    continue
+                values = column.cast(pa.large_binary()).to_pylist()
+                lengths = [None if value is None else len(value) for value in values]
+                sizes.update(json.dumps(lengths).encode())
+                data.update(b"".join(value for value in values if value is not None))
+        whole = blake2b(digest_size=16)
+        for sizes, data in hashes.values():
+            whole.update(sizes.digest() + data.digest())
+        return whole.hexdigest()
+
+    def made_of(self) -> str:
+        """Return its provenance as text, for streams that keep only this about a batch.
+
+        That is the ranges of its sources, or a digest if these are unknown.
+        """
+        ranges = ranges_to_json(self.origin.ranges)
+        return self.digest() if ranges is None else json.dumps(ranges, sort_keys=True)
+
+
+class Noted(NamedTuple):
+    """A stream's note about a batch."""
+
+    is_done: bool
+    #: The files that an unfinished append needs to be completed.
+    files: Sequence[str] = ()
+    #: The run of its writer that appended it; see `Origin`.
+    run: str | None = None
 
 
 # --- whether it was delivered ---------------------------------------------------------------------

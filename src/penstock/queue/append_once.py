@@ -20,11 +20,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.core.capabilities import COMPARED, AppendOnce, Commit, Noted, Replayable, Staged
+from penstock.core.capabilities import AppendOnce, Replayable
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import NotFound, PenstockError, Unsupported
 from penstock.core.provenance import (
+    COMPARED,
     AnotherBatch,
+    Commit,
+    Noted,
+    Staged,
     Verdict,
     ends_after,
     in_words,

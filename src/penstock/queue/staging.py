@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, Batch
-from penstock.core.capabilities import Staged
+from penstock.core.provenance import Staged
 from penstock.core.whole_files import sync_names
 from penstock.queue.storage import storage_errors
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.batch import batch_from_messages, messages_from_batch
-from penstock.core.capabilities import AppendOnce, Commit, Noted, Tabular, Tended, Worded
+from penstock.core.capabilities import AppendOnce, Tabular, Tended, Worded
 from penstock.core.endpoints import Endpoint, Identity, endpoint_of, open_writer
 from penstock.core.errors import (
     Closed,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Writer
     from penstock.core.position import PositionLike
+    from penstock.core.provenance import Commit, Noted
     from penstock.core.stream_id import StreamId
 
 __all__ = ["CfGridEndpoint", "CfRadialEndpoint", "FilesEndpoint", "files_below"]

@@ -16,11 +16,10 @@ import pytest
 from penstock import create, describe, open_writer
 from penstock.core import provenance
 from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Commit, Staged
 from penstock.core.endpoints import endpoint_of, identity
 from penstock.core.errors import DamagedQueue, LockTimeout, StorageError
 from penstock.core.message import Message
-from penstock.core.provenance import AnotherBatch, Origin, Span
+from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
 from penstock.core.url import URL
 from penstock.pipeline.sink.commits import append_once, notes_beside
 from penstock.pipeline.sink.stream_sink import StreamSink, _Message

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Staged
 from penstock.core.message import Message
-from penstock.core.provenance import AnotherBatch
+from penstock.core.provenance import AnotherBatch, Staged
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import QueryFailed, run
 from penstock.pipeline.sink.commits import append_once

@@ -16,11 +16,11 @@ import pytest
 
 from penstock import create, open_reader, open_writer
 from penstock.core.batch import batch_from_messages
-from penstock.core.capabilities import Commit, Staged, Stages, StagingFull
+from penstock.core.capabilities import Stages, StagingFull
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import InvalidURL, Malformed, MessageTooLarge, NotFound, Unsupported
 from penstock.core.message import Message
-from penstock.core.provenance import AnotherBatch, Origin, Span
+from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
 from penstock.core.url import URL
 from penstock.protocols.flight.access import Place, Root
 from penstock.protocols.flight.errors import AccessRefused

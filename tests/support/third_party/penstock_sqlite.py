@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from penstock import Endpoint, NotFound, Position, Reader, Replayable
 from penstock.core.batch import batch_from_messages, messages_from_batch
-from penstock.core.capabilities import AppendOnce, Noted
+from penstock.core.capabilities import AppendOnce
 from penstock.core.endpoints import Identity
 from penstock.core.interfaces import BookedWriter, Bounds, StreamInfo
 from penstock.core.message import Message
 from penstock.core.position import check_seek
-from penstock.core.provenance import AnotherBatch
+from penstock.core.provenance import AnotherBatch, Noted
 from penstock.core.statistics import ReaderStatistics
 from penstock.core.stream_id import StreamId
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock import Batch, Writer
-    from penstock.core.capabilities import Commit
     from penstock.core.interfaces import BytesLike
     from penstock.core.position import PositionLike
+    from penstock.core.provenance import Commit
     from penstock.core.url import URL
 
 __all__ = ["SqliteEndpoint"]

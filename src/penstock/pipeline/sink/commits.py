@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.capabilities import AppendOnce, Commit, Noted
+from penstock.core.capabilities import AppendOnce
 from penstock.core.endpoints import endpoint_of, identity, open_reader, open_writer
 from penstock.core.position import Position
-from penstock.core.provenance import Origin
+from penstock.core.provenance import Commit, Noted, Origin
 from penstock.core.url import URL
 from penstock.pipeline.spark_process import file_name
 from penstock.queue.append_once import Notes, append_noted, noted
@@ -21,8 +21,8 @@ from penstock.queue.notes import NoteFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.core.capabilities import Staged
     from penstock.core.interfaces import Reader
+    from penstock.core.provenance import Staged
 
 __all__ = ["append_once", "has_batches", "known_of", "read_back"]
 

@@ -28,9 +28,10 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.capabilities import AppendOnce, Commit, Staged, Stages
+from penstock.core.capabilities import AppendOnce, Stages
 from penstock.core.endpoints import Identity, endpoint_of, identity, open_writer
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, Unsupported
+from penstock.core.provenance import Commit, Staged
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.pipeline.sink.commits import append_once, known_of

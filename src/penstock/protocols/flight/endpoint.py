@@ -35,8 +35,8 @@ from penstock.queue.notes import NoteFile, StreamNotes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.core.capabilities import Commit
     from penstock.core.interfaces import Reader, StreamInfo, Writer
+    from penstock.core.provenance import Commit
     from penstock.protocols.flight.wire import Record
 
 __all__ = ["FlightEndpoint", "ServerNotes", "note_suffix"]

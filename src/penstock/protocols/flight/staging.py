@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA, check_batch
-from penstock.core.capabilities import AppendOnce, Commit, Staged, StagingFull
+from penstock.core.capabilities import AppendOnce, StagingFull
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import Malformed, MessageTooLarge, NotFound, PenstockError
-from penstock.core.provenance import Origin, ranges_from_json
+from penstock.core.provenance import Commit, Origin, Staged, ranges_from_json
 from penstock.core.url import URL
 from penstock.core.whole_files import write_whole
 from penstock.core.worker import Worker

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.capabilities import Commit, Staged
 from penstock.core.errors import Malformed, PenstockError, Unsupported
-from penstock.core.provenance import ranges_to_json
+from penstock.core.provenance import Commit, Staged, ranges_to_json
 from penstock.core.retry import retry
 from penstock.protocols.flight.client import Connection
 from penstock.protocols.flight.errors import error_from

@@ -140,7 +140,7 @@ def _in_words(key: str, span: Span | str) -> str:
     return f"{key.partition(' ')[2]} {span.start} to {span.end - 1}"
 
 
-# --- a batch on its way ----------------------------------------------------------------------------
+# --- a batch on its way ---------------------------------------------------------------------------
 
 #: Fields that must be equal when a message is appended again. Its times may differ.
 COMPARED: Final = ("payload", "type", "subtype", "stream", "attributes")

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections import Counter
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.core.capabilities import AppendOnce, Replayable
 from penstock.core.endpoints import endpoint_of
@@ -36,7 +36,7 @@ from penstock.core.provenance import (
     room_for,
 )
 from penstock.core.url import URL
-from penstock.queue.notes import Delivered, Note, NoteFile, Piece, StreamNotes
+from penstock.queue.notes import DeliveredBatch, Note, Notes, Piece, StreamNotes, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader, Writer
 
-__all__ = ["NotedAppends", "Notes", "Stranger", "append_noted", "noted", "notes_of"]
+__all__ = ["NotedAppends", "Stranger", "append_noted", "notes_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,103 +54,6 @@ _AT_ONCE: Final = 10_000
 
 class Stranger(PenstockError):
     """Another writer appended between two attempts to append a batch."""
-
-
-class Notes:
-    """The notes of a stream about one writer."""
-
-    def __init__(self, kept: StreamNotes, commit: Commit, suffix: str = "") -> None:
-        """Read the notes.
-
-        :param kept: the store of the notes; `commit.notes` is searched, too
-        :param suffix: suffix of the writers' names in the store
-        :raises DamagedQueue: the notes are not readable.
-        """
-        self._kept = kept
-        self._writer = commit.writer
-        self._origin = commit.origin
-        self._own = None if commit.notes is None else NoteFile(commit.notes)
-        self._suffix = suffix
-        #: Earlier name of the writer, if the note was found under it.
-        self._old: str | None = None
-        self._notes = kept.read()
-
-    def get(self) -> Note | None:
-        """Return the note of the writer, or None.
-
-        A writer whose checkpoint lost its name is found by the path of its checkpoint.
-        """
-        found = self._notes.get(f"{self._writer}{self._suffix}")
-        if found is None and self._own is not None:  # written before streams kept notes
-            found = self._own.read().get(self._writer)
-        if found is None:
-            found = self._renamed()
-        if found is None:
-            return None
-        try:
-            return Note.from_json(found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._kept.damaged(found) from error
-
-    def _renamed(self) -> dict[str, Any] | None:
-        """Return the note of this writer under another of its names, or None."""
-        origin = self._origin
-        others = {
-            name: note
-            for name, note in self._notes.items()
-            if name.endswith(self._suffix)
-            and origin.checkpoint is not None
-            and note.get("checkpoint") == origin.checkpoint
-            and (origin.is_renamed or self._writer in note.get("names", ()))
-        }
-        if not others:
-            return None
-        self._old = max(others, key=lambda name: int(others[name].get("batch", 0)))
-        note = others[self._old]
-        name = self._old.removesuffix(self._suffix)
-        return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
-
-    def put(self, note: Note) -> None:
-        """Store a note; sync it unless it is done.
-
-        If a power failure loses a done note, the batch is compared again, and found complete.
-
-        :raises StorageError: there is no space, or no permission.
-        """
-        name = f"{self._writer}{self._suffix}"
-        self._kept.write(name, note.to_json(), sync=not note.is_done)
-        self._notes[name] = note.to_json()
-        if self._old is not None:
-            self._kept.write(self._old, None, sync=False)
-            self._old = None
-
-    def begun_by_others(self) -> dict[str, Note]:
-        """Return the unfinished notes of other writers, by name."""
-        found = {}
-        for name, stored in self._notes.items():
-            is_own = name in (f"{self._writer}{self._suffix}", self._old)
-            if is_own or not name.endswith(self._suffix) or stored.get("is_done", True):
-                continue
-            try:
-                found[name] = Note.from_json(stored)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # its own writer raises the error
-        return found
-
-    def put_for(self, name: str, note: Note) -> None:
-        """Store the note of another writer."""
-        self._kept.write(name, note.to_json(), sync=True)
-        self._notes[name] = note.to_json()
-
-
-def noted(notes: Notes, batch: int) -> Noted | None:
-    """Return what the notes say about a batch, or None."""
-    note = notes.get()
-    if note is None:
-        return None
-    if note.batch == batch:
-        return Noted(note.is_done, [path for path, _, _ in note.files], note.run)
-    return next((Noted(True, (), one.run) for one in note.earlier if one.batch == batch), None)
 
 
 class NotedAppends(AppendOnce):
@@ -333,7 +236,7 @@ class _Appending:
         self,
         parts: Sequence[Staged],
         last: Note | None = None,
-        earlier: Sequence[Delivered] = (),
+        earlier: Sequence[DeliveredBatch] = (),
         before: Sequence[Piece] = (),
     ) -> Note:
         """Store the note of a batch that is about to be appended; `last` is the note before."""
@@ -378,7 +281,7 @@ class _Appending:
         return self._complete(note, known, len(note.earlier), parts)
 
     def _complete(
-        self, note: Note, known: Sequence[Delivered], at: int, parts: Sequence[Staged]
+        self, note: Note, known: Sequence[DeliveredBatch], at: int, parts: Sequence[Staged]
     ) -> tuple[Sequence[Staged], int, Note | None]:
         """Find which messages are in the stream, and note the rest as started."""
         pieces = [piece for one in known[at:] for piece in one.pieces]
@@ -412,7 +315,7 @@ class _Appending:
         )
         return rest, 0, self._begin(rest, note, known[:at], pieces)
 
-    def _another(self, known: Sequence[Delivered], why: str) -> AnotherBatch:
+    def _another(self, known: Sequence[DeliveredBatch], why: str) -> AnotherBatch:
         last = known[-1]
         pieces = [piece for one in known for piece in one.pieces if piece.messages]
         said = in_words(last.ranges)

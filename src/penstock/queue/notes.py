@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import DamagedQueue, LockTimeout
-from penstock.core.provenance import Ends, Ranges, ranges_from_json, ranges_to_json
+from penstock.core.provenance import (
+    Commit,
+    Ends,
+    Noted,
+    Ranges,
+    ranges_from_json,
+    ranges_to_json,
+)
 from penstock.core.whole_files import make_folder, sync_names, write_whole
 from penstock.queue.storage import storage_errors
 
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Bounds
 
-__all__ = ["Delivered", "Note", "NoteFile", "Piece", "StreamNotes"]
+__all__ = ["DeliveredBatch", "Note", "NoteFile", "Notes", "Piece", "StreamNotes", "noted"]
 
 #: Most writers to remember for each stream.
 _MOST_WRITERS: Final = 1000
@@ -46,7 +53,7 @@ class Piece(NamedTuple):
         return Piece(bounds.epoch, start, end - start)
 
 
-class Delivered(NamedTuple):
+class DeliveredBatch(NamedTuple):
     """A batch that was appended to the stream."""
 
     batch: int
@@ -64,7 +71,7 @@ class Delivered(NamedTuple):
         return {**self._asdict(), "ranges": ranges_to_json(self.ranges)}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Delivered:
+    def from_json(cls, fields: dict[str, Any]) -> DeliveredBatch:
         one = cls(**fields)
         pieces = tuple(Piece(*map(int, piece)) for piece in one.pieces)
         return one._replace(pieces=pieces, ranges=ranges_from_json(fields["ranges"]))
@@ -93,7 +100,7 @@ class Note(NamedTuple):
     #: Messages of the batch that were in the stream before.
     before: tuple[Piece, ...] = ()
     #: Earlier batches, and the end of each source before those.
-    earlier: tuple[Delivered, ...] = ()
+    earlier: tuple[DeliveredBatch, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
 
     def now(self, bounds: Bounds) -> Note:
@@ -110,7 +117,7 @@ class Note(NamedTuple):
             ),
         )
 
-    def delivered(self, bounds: Bounds | None) -> Delivered:
+    def delivered(self, bounds: Bounds | None) -> DeliveredBatch:
         """Return the part of the batch that is in the stream."""
         pieces = self.before
         if self.start is not None and self.epoch is not None:
@@ -118,7 +125,7 @@ class Note(NamedTuple):
             if not self.is_done and bounds is not None and bounds.epoch == self.epoch:
                 there = max(0, min(there, bounds.end - self.start))
             pieces = (*pieces, Piece(self.epoch, self.start, there))
-        return Delivered(self.batch, pieces, self.ranges, self.digest, self.run)
+        return DeliveredBatch(self.batch, pieces, self.ranges, self.digest, self.run)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -141,7 +148,7 @@ class Note(NamedTuple):
             names=tuple(map(str, note.names)),
             ranges=ranges_from_json(note.ranges),
             before=tuple(Piece(*map(int, piece)) for piece in note.before),
-            earlier=tuple(Delivered.from_json(one) for one in fields.get("earlier", ())),
+            earlier=tuple(DeliveredBatch.from_json(one) for one in fields.get("earlier", ())),
             base=base,
         )
 
@@ -242,3 +249,103 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(names)
+
+
+# --- those about one writer -----------------------------------------------------------------------
+
+
+class Notes:
+    """The notes of a stream about one writer."""
+
+    def __init__(self, kept: StreamNotes, commit: Commit, suffix: str = "") -> None:
+        """Read the notes.
+
+        :param kept: the store of the notes; `commit.notes` is searched, too
+        :param suffix: suffix of the writers' names in the store
+        :raises DamagedQueue: the notes are not readable.
+        """
+        self._kept = kept
+        self._writer = commit.writer
+        self._origin = commit.origin
+        self._own = None if commit.notes is None else NoteFile(commit.notes)
+        self._suffix = suffix
+        #: Earlier name of the writer, if the note was found under it.
+        self._old: str | None = None
+        self._notes = kept.read()
+
+    def get(self) -> Note | None:
+        """Return the note of the writer, or None.
+
+        A writer whose checkpoint lost its name is found by the path of its checkpoint.
+        """
+        found = self._notes.get(f"{self._writer}{self._suffix}")
+        if found is None and self._own is not None:  # written before streams kept notes
+            found = self._own.read().get(self._writer)
+        if found is None:
+            found = self._renamed()
+        if found is None:
+            return None
+        try:
+            return Note.from_json(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._kept.damaged(found) from error
+
+    def _renamed(self) -> dict[str, Any] | None:
+        """Return the note of this writer under another of its names, or None."""
+        origin = self._origin
+        others = {
+            name: note
+            for name, note in self._notes.items()
+            if name.endswith(self._suffix)
+            and origin.checkpoint is not None
+            and note.get("checkpoint") == origin.checkpoint
+            and (origin.is_renamed or self._writer in note.get("names", ()))
+        }
+        if not others:
+            return None
+        self._old = max(others, key=lambda name: int(others[name].get("batch", 0)))
+        note = others[self._old]
+        name = self._old.removesuffix(self._suffix)
+        return {**note, "names": [*dict.fromkeys((*note.get("names", ()), name))]}
+
+    def put(self, note: Note) -> None:
+        """Store a note; sync it unless it is done.
+
+        If a power failure loses a done note, the batch is compared again, and found complete.
+
+        :raises StorageError: there is no space, or no permission.
+        """
+        name = f"{self._writer}{self._suffix}"
+        self._kept.write(name, note.to_json(), sync=not note.is_done)
+        self._notes[name] = note.to_json()
+        if self._old is not None:
+            self._kept.write(self._old, None, sync=False)
+            self._old = None
+
+    def begun_by_others(self) -> dict[str, Note]:
+        """Return the unfinished notes of other writers, by name."""
+        found = {}
+        for name, stored in self._notes.items():
+            is_own = name in (f"{self._writer}{self._suffix}", self._old)
+            if is_own or not name.endswith(self._suffix) or stored.get("is_done", True):
+                continue
+            try:
+                found[name] = Note.from_json(stored)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # its own writer raises the error
+        return found
+
+    def put_for(self, name: str, note: Note) -> None:
+        """Store the note of another writer."""
+        self._kept.write(name, note.to_json(), sync=True)
+        self._notes[name] = note.to_json()
+
+
+def noted(notes: Notes, batch: int) -> Noted | None:
+    """Return what the notes say about a batch, or None."""
+    note = notes.get()
+    if note is None:
+        return None
+    if note.batch == batch:
+        return Noted(note.is_done, [path for path, _, _ in note.files], note.run)
+    return next((Noted(True, (), one.run) for one in note.earlier if one.batch == batch), None)

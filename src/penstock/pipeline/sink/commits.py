@@ -15,8 +15,8 @@ from penstock.core.position import Position
 from penstock.core.provenance import Commit, Noted, Origin
 from penstock.core.url import URL
 from penstock.pipeline.spark_process import file_name
-from penstock.queue.append_once import Notes, append_noted, noted
-from penstock.queue.notes import NoteFile
+from penstock.queue.append_once import append_noted
+from penstock.queue.notes import NoteFile, Notes, noted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

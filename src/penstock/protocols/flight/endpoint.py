@@ -29,8 +29,8 @@ from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.staging_client import TaskPart, commit_staged, unstage
 from penstock.protocols.flight.wire import ActionKind, Noted, Stream, WriteNote
 from penstock.protocols.flight.writer import FlightWriter
-from penstock.queue.append_once import NotedAppends, Notes
-from penstock.queue.notes import NoteFile, StreamNotes
+from penstock.queue.append_once import NotedAppends
+from penstock.queue.notes import NoteFile, Notes, StreamNotes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -44,8 +44,8 @@ from penstock.protocols.flight.wire import (
     Unstage,
     check_buffers,
 )
-from penstock.queue.append_once import Notes, append_noted, notes_of
-from penstock.queue.notes import StreamNotes
+from penstock.queue.append_once import append_noted, notes_of
+from penstock.queue.notes import Notes, StreamNotes
 from penstock.queue.storage import no_thread, storage_errors
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.queue.groups.leases import Taken
-    from penstock.queue.groups.options import GroupOptions
+    from penstock.queue.options import GroupOptions
     from penstock.queue.wide.reader import WideReader
 
 __all__ = ["GroupReader"]

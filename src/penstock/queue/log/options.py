@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.core.errors import InvalidOption
 from penstock.core.units import parse_duration, parse_patience, parse_size
-from penstock.queue.groups.options import GROUP_OPTIONS, GroupOptions
 from penstock.queue.options import (
+    GROUP_OPTIONS,
     Creation,
+    GroupOptions,
     Sync,
     byte_size,
     choice,

@@ -7,9 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.core.units import parse_duration, parse_patience
-from penstock.queue.groups.options import GROUP_OPTIONS, GroupOptions
 from penstock.queue.options import (
+    GROUP_OPTIONS,
     Creation,
+    GroupOptions,
     Sync,
     byte_size,
     choice,

@@ -16,7 +16,7 @@ WALK = Path(__file__).parents[1] / "tools" / "walk"
 def walk(name: str) -> list[str]:
     """Return the files that one message passes."""
     done = subprocess.run(
-        [sys.executable, WALK, name], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, WALK, name], capture_output=True, text=True, check=True, timeout=280
     )
     first, *lines = done.stdout.splitlines()
     assert first == f"{name}: {len(lines)} files"
@@ -27,6 +27,15 @@ def test_a_put_into_a_ring_runs_functions_of_twelve_files_at_most() -> None:
     files = walk("put")
     assert "penstock/queue/wide/writer.py" in files
     assert len(files) <= 12, files
+
+
+@pytest.mark.timeout(300)  # Spark starts slowly beside other tests
+def test_a_spark_batch_runs_functions_of_twenty_files_at_most() -> None:
+    files = walk("spark")
+    chapters = ["source/stream.py", "source/ranges.py", "sink/stream_sink.py", "append_once.py"]
+    found = [name for file in files for name in chapters if file.endswith(f"/{name}")]
+    assert sorted(found) == sorted(chapters)
+    assert len(files) <= 20, files
 
 
 def test_a_message_from_mqtt_to_zenoh_runs_functions_of_twenty_files_at_most() -> None:

@@ -24,14 +24,13 @@ from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
 from penstock.core.provenance import Commit, Staged
 from penstock.core.url import URL
-from penstock.pipeline.sink import commits
-from penstock.queue import append_once, notes, staging
+from penstock.queue import append_once, notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-_WATCHED = {module.__file__ for module in (commits, append_once, notes, staging)}
+_WATCHED = {module.__file__ for module in (append_once, notes)}
 _QUERY = "the-query"
 
 
@@ -42,7 +41,7 @@ def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[Stage
     parts = []
     for partition in range(3):
         mine = numbers[partition::3]
-        task = staging.Staging(folder / _QUERY / "7", partition)
+        task = append_once.Staging(folder / _QUERY / "7", partition)
         messages = [Message(0, 0, 0, n % 5, 0, None, None, b"row %d" % n) for n in mine]
         task.add([url], batch_from_messages(messages[: len(mine) // 2]))
         task.add([url], batch_from_messages(messages[len(mine) // 2 :]))
@@ -50,7 +49,7 @@ def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[Stage
     return parts
 
 
-def notes_for(url: str, writer: str = "q") -> append_once.Notes:
+def notes_for(url: str, writer: str = "q") -> notes.Notes:
     """Return what a stream knows of a writer."""
     endpoint = endpoint_of(url)
     assert isinstance(endpoint, append_once.NotedAppends)
@@ -96,11 +95,11 @@ def live(url: str, folder: Path, rows: int, seed: int, kill: Callable[[], None])
 
     def short_life() -> None:
         kill()
-        commits.append_once(url, first, _QUERY, 7, folder)
+        append_once.append_once(url, first, _QUERY, 7, folder)
 
     def life() -> None:
-        commits.append_once(url, replay, _QUERY, 7, folder)
-        assert commits.append_once(url, replay, _QUERY, 7, folder) == 0
+        append_once.append_once(url, replay, _QUERY, 7, folder)
+        assert append_once.append_once(url, replay, _QUERY, 7, folder) == 0
 
     status = in_a_life_of_its_own(short_life)
     assert in_a_life_of_its_own(life) == 0, "the replay failed"

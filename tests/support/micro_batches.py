@@ -11,9 +11,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
-from penstock.pipeline.sink.commits import append_once
 from penstock.pipeline.source.checkpoint import origin_of
-from penstock.queue.staging import Staging
+from penstock.queue.append_once import Staging, append_once
 from support.planner import Planner
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from penstock.core.capabilities import AppendOnce
 from penstock.core.endpoints import endpoint_of
 from penstock.core.provenance import Commit
 from penstock.core.url import URL
-from penstock.queue import append_once, notes, staging
+from penstock.queue import append_once, notes
 from penstock.radar import file_endpoints, volumes
 from penstock.radar.beams import batch_from_beams
 from penstock.registry import latest_files
@@ -59,7 +59,7 @@ def commit_all(folder: Path, count: int) -> None:
     batches = [beams.slice(at, size) for at in range(0, beams.num_rows, size)]
     begin = int(done.read_text()) if done.exists() else 0
     for number in range(begin, len(batches)):
-        task = staging.Staging(folder / "staging" / str(number), 0)
+        task = append_once.Staging(folder / "staging" / str(number), 0)
         task.add([url], batch_from_beams(batches[number]))
         endpoint.append_once(URL.parse(url), Commit("query", number, task.finish()))
         whole_files.write_whole(done, str(number + 1).encode(), sync=False)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import hashlib
 import os
+import re
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +34,7 @@ __all__ = [
     "create",
     "describe",
     "endpoint_of",
+    "file_name_of",
     "find_streams",
     "identity",
     "is_named_by",
@@ -75,6 +78,8 @@ OWN_ENDPOINTS: Final[Mapping[str, str]] = {
 }
 #: Packages add a scheme by an entry point of this group that names an `Endpoint` subclass.
 ENTRY_POINT_GROUP: Final = "penstock.endpoints"
+#: The most characters of a URL in a file name.
+_LONGEST: Final = 80
 
 
 class Identity(NamedTuple):
@@ -245,6 +250,13 @@ def identity(url: str) -> Identity:
     :raises InvalidURL: the text is no URL, or no installed endpoint has its scheme.
     """
     return endpoint_of(url).identity(URL.parse(url))
+
+
+def file_name_of(url: str) -> str:
+    """Return a readable file name that is unique to a URL."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:_LONGEST]
+    # `radar_1` and `radar-1`, or two topics of one broker, need different names.
+    return f"{plain}-{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:12]}"
 
 
 def are_same_stream(one: str, other: str) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "ranges_from_json",
     "ranges_to_json",
     "room_for",
+    "staged_batches",
 ]
 
 #: Bytes of a note about earlier batches: some hundred of them, as Spark keeps a hundred.
@@ -176,25 +177,11 @@ class Commit(NamedTuple):
 
         :raises NotFound: a file is not visible from this machine.
         """
-        import pyarrow as pa  # noqa: PLC0415 - not needed to query capabilities
-
-        for file in sorted(self.files, key=lambda file: (file.partition, file.path)):
-            try:
-                with pa.OSFile(file.path, "rb") as opened:
-                    reader = pa.ipc.open_file(opened)
-                    for i in range(reader.num_record_batches):
-                        yield reader.get_batch(i)
-            except FileNotFoundError:
-                raise NotFound(
-                    f"what a task staged in {file.path} is not to be seen from the driver",
-                    hint='.option("staging", …): a folder that driver and executors share',
-                ) from None
-            except OSError as error:
-                raise StorageError("reading", file.path, error) from error
+        return staged_batches(self.files)
 
     def digest(self) -> str:
         """Return a digest of the messages in order, independent of batch boundaries."""
-        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow as pa  # noqa: PLC0415 - not needed to query capabilities
 
         hashes = {name: (blake2b(digest_size=16), blake2b(digest_size=16)) for name in COMPARED}
         for batch in self.batches():
@@ -219,6 +206,28 @@ class Commit(NamedTuple):
         """
         ranges = ranges_to_json(self.origin.ranges)
         return self.digest() if ranges is None else json.dumps(ranges, sort_keys=True)
+
+
+def staged_batches(files: Sequence[Staged]) -> Iterator[Batch]:
+    """Yield the messages of staged files, in the order of the tasks.
+
+    :raises NotFound: a file is not visible from this machine.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    for file in sorted(files, key=lambda file: (file.partition, file.path)):
+        try:
+            with pa.OSFile(file.path, "rb") as opened:
+                reader = pa.ipc.open_file(opened)
+                for i in range(reader.num_record_batches):
+                    yield reader.get_batch(i)
+        except FileNotFoundError:
+            raise NotFound(
+                f"what a task staged in {file.path} is not to be seen from the driver",
+                hint='.option("staging", …): a folder that driver and executors share',
+            ) from None
+        except OSError as error:
+            raise StorageError("reading", file.path, error) from error
 
 
 class Noted(NamedTuple):

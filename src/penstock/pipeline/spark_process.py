@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -27,7 +25,6 @@ __all__ = [
     "RUN",
     "end_quietly",
     "explained",
-    "file_name",
     "private_folder",
     "settle_in",
 ]
@@ -44,9 +41,6 @@ _PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 _DAEMON: Final = "pyspark.daemon"
 #: Errors after Java has closed the connection.
 _HUNG_UP: Final = (ConnectionError, EOFError)
-
-#: The most characters of a URL in a file name.
-_LONGEST: Final = 80
 
 
 def settle_in() -> None:
@@ -122,10 +116,3 @@ def private_folder(name: str) -> Path:
                 f"{folder} belongs to somebody else", hint="set TMPDIR to a directory of your own"
             )
     return folder
-
-
-def file_name(url: str) -> str:
-    """Return a readable file name that is unique to a URL."""
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:_LONGEST]
-    # `radar_1` and `radar-1`, or two topics of one broker, need different names.
-    return f"{plain}-{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:12]}"

@@ -1,19 +1,25 @@
 """How is a batch appended exactly once, whatever dies in between?
 
-Before the append, a note kept with the stream records the batch and its writer, its start number,
-count of messages, source ranges and staged files. After the append, the note is marked as done. A
-retried batch is skipped if it is done. If not, the staged files of the first attempt are used, as a
-retry may order its rows differently: messages in the stream from the start number on, which the
-first attempt appended, are compared, and the rest is appended. A stream has one writer at a time,
-so no other writer's messages are among them.
+The tasks of a batch stage its messages in files. Before the append, a note kept with the stream
+records the batch and its writer, its start number, count of messages, source ranges and staged
+files. After the append, the note is marked as done. A retried batch is skipped if it is done. If
+not, the staged files of the first attempt are used, as a retry may order its rows differently:
+messages in the stream from the start number on, which the first attempt appended, are compared, and
+the rest is appended. A stream has one writer at a time, so no other writer's messages are among
+them.
 
 A batch of the same number with more rows, after the checkpoint fell back, is compared with the
 stream, and the rest is appended. A batch of other rows is refused.
+
+A stream that supports `AppendOnce` keeps the note itself. For any other, the note is in a file of
+the staging folder: exactly once then holds as long as that file is kept.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from abc import abstractmethod
 from collections import Counter
 from hashlib import blake2b
@@ -21,22 +27,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.core.capabilities import AppendOnce, Replayable
-from penstock.core.endpoints import endpoint_of
+from penstock.core.endpoints import endpoint_of, open_reader, open_writer
 from penstock.core.errors import NotFound, PenstockError, Unsupported
+from penstock.core.position import Position
 from penstock.core.provenance import (
     COMPARED,
     AnotherBatch,
     Commit,
     Noted,
+    Origin,
     Staged,
     Verdict,
     ends_after,
     in_words,
     judge,
     room_for,
+    staged_batches,
 )
 from penstock.core.url import URL
-from penstock.queue.notes import DeliveredBatch, Note, Notes, Piece, StreamNotes, noted
+from penstock.core.whole_files import sync_names
+from penstock.queue.notes import (
+    DeliveredBatch,
+    Note,
+    NoteFile,
+    Notes,
+    Piece,
+    StreamNotes,
+    noted,
+    notes_beside,
+)
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +64,20 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.interfaces import Bounds, Reader, Writer
 
-__all__ = ["NotedAppends", "Stranger", "append_noted", "notes_of"]
+__all__ = [
+    "NotedAppends",
+    "Staging",
+    "Stranger",
+    "append_noted",
+    "append_once",
+    "has_batches",
+    "known_of",
+    "notes_of",
+    "read_back",
+    "remove_batch",
+    "remove_files",
+]
+
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +87,67 @@ _AT_ONCE: Final = 10_000
 
 class Stranger(PenstockError):
     """Another writer appended between two attempts to append a batch."""
+
+
+def append_once(
+    url: str,
+    files: Sequence[Staged],
+    query: str,
+    batch: int,
+    folder: Path,
+    origin: Origin = Origin(),  # noqa: B008 - never changed
+) -> int:
+    """Append a batch of a query to a stream, unless done before; return the number of new messages.
+
+    :raises Stranger: another writer appended to the stream in between.
+    :raises AnotherBatch: the batch appended under this number had other contents.
+    """
+    endpoint = endpoint_of(url)
+    commit = Commit(query, batch, files, origin, notes_beside(url, folder))
+    if isinstance(endpoint, AppendOnce):
+        return endpoint.append_once(URL.parse(url), commit)
+    with open_writer(url) as writer:
+        return append_noted(writer, _notes(commit), commit, lambda: read_back(url))
+
+
+def known_of(
+    url: str,
+    query: str,
+    batch: int,
+    folder: Path,
+    origin: Origin = Origin(),  # noqa: B008 - never changed
+) -> Noted | None:
+    """Return the note of a batch in a stream, or None."""
+    endpoint = endpoint_of(url)
+    commit = Commit(query, batch, (), origin, notes_beside(url, folder))
+    if isinstance(endpoint, AppendOnce):
+        return endpoint.noted(URL.parse(url), commit)
+    return noted(_notes(commit), batch)
+
+
+def has_batches(url: str) -> bool:
+    """Tell whether a stream has noted batches of any query."""
+    endpoint = endpoint_of(url)
+    return isinstance(endpoint, AppendOnce) and endpoint.has_batches(URL.parse(url))
+
+
+def read_back(url: str, start: Position = Position.START) -> Reader:
+    """Open the stream of a writer's URL for reading."""
+    endpoint = endpoint_of(url)
+    if not isinstance(endpoint, AppendOnce):
+        return open_reader(url, start)
+    reader = endpoint.reread(URL.parse(url))
+    if start != Position.START:
+        reader.seek(start)
+    return reader
+
+
+def _notes(commit: Commit) -> Notes:
+    assert commit.notes is not None
+    return Notes(NoteFile(commit.notes), commit)
+
+
+# --- into a stream that keeps notes ---------------------------------------------------------------
 
 
 class NotedAppends(AppendOnce):
@@ -121,7 +215,7 @@ def append_noted(
     if note is None:
         log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)
         return 0
-    new = _append(writer, _after(_batches(files), there))
+    new = _append(writer, _after(staged_batches(files), there))
     writer.flush()
     notes.put(note._replace(is_done=True, files=()))
     return new
@@ -169,7 +263,7 @@ class _Appending:
                     "%s: batch %d is not all there, and its files are gone", self._url, note.batch
                 )
             elif rest:
-                _append(writer, _batches(rest))
+                _append(writer, staged_batches(rest))
                 writer.flush()
                 self._bounds = self._bounds_now()
             self._notes.put(note._replace(is_done=True, files=()))
@@ -183,7 +277,7 @@ class _Appending:
             )
             return
         there = self._check_there(note, first, bounds)
-        _append(writer, _after(_batches(first), there))
+        _append(writer, _after(staged_batches(first), there))
         writer.flush()
         self._notes.put(note._replace(is_done=True, files=()))
         self._bounds = self._bounds_now()
@@ -334,11 +428,9 @@ class _Appending:
             return None if there.total() else []
         import pyarrow as pa  # noqa: PLC0415 - retries are rare
 
-        from penstock.queue.staging import Staging  # noqa: PLC0415 - loads Arrow
-
         staging = Staging(Path(parts[0].path).parent, 0)  # removed together with the batch
         try:
-            for batch in _batches(parts):
+            for batch in staged_batches(parts):
                 is_new = []
                 for key in _keys(batch):
                     is_new.append(not there[key])
@@ -375,7 +467,7 @@ class _Appending:
         end = note.start + there
         with self._reread() as reader:
             reader.seek(at)
-            for mine in _after(_batches(parts), at - note.start):
+            for mine in _after(staged_batches(parts), at - note.start):
                 left = mine.slice(0, max(0, end - at))
                 while left.num_rows:
                     found = reader.read_batch(left.num_rows, timeout=0)
@@ -408,14 +500,10 @@ def _first_attempt(url: str, note: Note) -> list[Staged]:
     """Return the staged files of the first attempt; empty if they are incomplete."""
     parts = [Staged(url, path, partition, messages) for path, partition, messages in note.files]
     try:
-        rows = sum(batch.num_rows for batch in _batches(parts))
+        rows = sum(batch.num_rows for batch in staged_batches(parts))
     except (NotFound, ValueError, OSError):
         return []
     return parts if rows == note.count else []
-
-
-def _batches(files: Sequence[Staged]) -> Iterator[Batch]:
-    return Commit("", 0, files).batches()
 
 
 def _append(writer: Appender, batches: Iterable[Batch]) -> int:
@@ -440,3 +528,105 @@ def _stranger(url: str, at: int) -> Stranger:
         hint="somebody else wrote to it meanwhile; look at what is there, then remove the note "
         "(*.commits.json) to append the whole batch again",
     )
+
+
+# --- what tasks stage until the batch is complete -------------------------------------------------
+
+
+class Staging:
+    """The staged files of one task. Streams that get the same messages share a file.
+
+    A task may run twice, even concurrently; each attempt has files of its own.
+    """
+
+    def __init__(self, folder: Path, partition: int) -> None:
+        self._folder = folder
+        self._partition = partition
+        self._mark = f"{partition:05d}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._files: dict[tuple[str, ...], _StagedFile] = {}
+
+    def add(self, urls: Sequence[str], batch: Batch) -> None:
+        """Stage a batch once for all of these streams.
+
+        :raises StorageError: there is no space, or no permission.
+        """
+        streams = tuple(urls)
+        with storage_errors("staging in", str(self._folder)):
+            if streams not in self._files:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._files[streams] = _StagedFile(
+                    self._folder / f"{self._mark}-{len(self._files)}.arrow"
+                )
+            self._files[streams].write(batch)
+
+    def finish(self, *, sync: bool = False) -> list[Staged]:
+        """Close the files, and return them; with `sync`, sync them to disk."""
+        done = []
+        with storage_errors("staging in", str(self._folder)):
+            for streams, file in self._files.items():
+                file.close()
+                if sync:
+                    _sync_staged(file.path)
+                done += [
+                    Staged(url, str(file.path), self._partition, file.messages) for url in streams
+                ]
+        return done
+
+    def discard(self) -> None:
+        """Remove the files of a task that failed."""
+        remove_files([str(file.path) for file in self._files.values()])
+
+
+class _StagedFile:
+    """A staged file that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - not needed to put a message, as all of these
+
+        from penstock.core.batch import BATCH_SCHEMA  # noqa: PLC0415
+
+        self.path = path
+        self.messages = 0
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._file, BATCH_SCHEMA)
+
+    def write(self, batch: Batch) -> None:
+        self._writer.write_batch(batch)
+        self.messages += batch.num_rows
+
+    def close(self) -> None:
+        self._writer.close()
+        self._file.close()
+
+
+def remove_files(paths: Sequence[str]) -> None:
+    """Remove staged files, and the folders of batch and query if they are empty."""
+    for path in map(Path, paths):
+        path.unlink(missing_ok=True)
+        _remove_empty(path.parent)
+        _remove_empty(path.parent.parent)
+
+
+def remove_batch(folder: Path, batch: int) -> None:
+    """Remove the staged files of a batch and of all earlier ones."""
+    if not folder.is_dir():
+        return
+    import shutil  # noqa: PLC0415
+
+    for old in folder.iterdir():
+        if old.name.isdigit() and int(old.name) <= batch:
+            shutil.rmtree(old, ignore_errors=True)
+    _remove_empty(folder)
+
+
+def _sync_staged(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    sync_names(path.parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        return  # not empty

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.endpoints import file_name_of, identity
 from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.provenance import (
     Commit,
@@ -20,6 +21,7 @@ from penstock.core.provenance import (
     ranges_from_json,
     ranges_to_json,
 )
+from penstock.core.url import URL
 from penstock.core.whole_files import make_folder, sync_names, write_whole
 from penstock.queue.storage import storage_errors
 
@@ -28,11 +30,21 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Bounds
 
-__all__ = ["DeliveredBatch", "Note", "NoteFile", "Notes", "Piece", "StreamNotes", "noted"]
+__all__ = [
+    "DeliveredBatch",
+    "Note",
+    "NoteFile",
+    "Notes",
+    "Piece",
+    "StreamNotes",
+    "noted",
+    "notes_beside",
+]
 
 #: Most writers to remember for each stream.
 _MOST_WRITERS: Final = 1000
 _VERSION: Final = 2
+_ENDING: Final = ".commits.json"
 #: Seconds to wait for other processes that write notes in the same folder.
 _PATIENCE: Final = 20.0
 
@@ -196,7 +208,7 @@ class NoteFile(StreamNotes):
     def beside(cls, stream: str) -> NoteFile:
         """Return the notes of the stream at a path; links are resolved."""
         path = Path(stream).resolve()
-        return cls(path.with_name(f"{path.name}.commits.json"))
+        return cls(path.with_name(f"{path.name}{_ENDING}"))
 
     def read(self) -> dict[str, dict[str, Any]]:
         with storage_errors("reading", str(self.path)):
@@ -224,6 +236,18 @@ class NoteFile(StreamNotes):
                 write_whole(self.path, text, sync=sync)
                 if sync:
                     sync_names(self.path.parent)
+
+
+def notes_beside(url: str, folder: Path) -> Path:
+    """Return the note file of a stream that keeps none itself, the same for all its URLs.
+
+    An existing file of an earlier release is used: it was named by the URL, or by the kind for a
+    stream of a Flight server, which had no notes of its own.
+    """
+    kind = URL.parse(url).options.get("kind", "")
+    names = (str(identity(url)), url, f"{url.partition('?')[0]}?kind={kind}")
+    files = [folder / f"{file_name_of(name)}{_ENDING}" for name in names]
+    return next(filter(Path.exists, files), files[0])
 
 
 @contextlib.contextmanager

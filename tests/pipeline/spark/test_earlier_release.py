@@ -14,14 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.batch import batch_from_messages
+from penstock.core.endpoints import file_name_of
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Staged
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import QueryFailed, run
-from penstock.pipeline.sink.commits import append_once
-from penstock.pipeline.spark_process import file_name
 from penstock.protocols.flight import FlightServer, ServerOptions
-from penstock.queue.staging import Staging
+from penstock.queue.append_once import Staging, append_once
 from support.spark_streams import fill, numbers
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def test_queries_of_the_release_go_on(spark: SparkSession, old: Path, is_cut_off
     (legacy,) = (old / "staging").iterdir()  # where the release kept the notes of remote streams
     with FlightServer(ServerOptions(root=old / "remote", port=0)) as server:
         far = f"{server.url}far?kind=log&segment=4k&segment_slots=32"
-        legacy.rename(legacy.with_name(f"{file_name(f'{server.url}far?kind=log')}.commits.json"))
+        legacy.rename(legacy.with_name(f"{file_name_of(f'{server.url}far?kind=log')}.commits.json"))
         targets = {
             "tolog": {"url": f"log:{old}/log"},
             "toring": {"url": f"fmq:{old}/ring"},

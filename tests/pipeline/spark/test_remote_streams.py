@@ -17,14 +17,13 @@ from penstock.core.capabilities import Stages
 from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
 from penstock.core.url import URL
-from penstock.pipeline.sink.commits import append_once
 from penstock.pipeline.sink.stream_sink import BatchSink, StreamSink, _Message
 from penstock.pipeline.source.loss_reports import DataLoss
 from penstock.pipeline.source.options import SinkOptions
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.protocols.flight.errors import AccessRefused
 from penstock.protocols.flight.wire import ActionKind
-from penstock.queue.append_once import notes_of
+from penstock.queue.append_once import append_once, notes_of
 from support.commit_lives import notes_for, stage
 from support.planner import Planner
 from support.spark_streams import fill, payloads

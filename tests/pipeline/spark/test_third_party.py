@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.core.provenance import AnotherBatch, Origin, Span
-from penstock.pipeline.sink.commits import append_once
+from penstock.queue.append_once import append_once
 from support.commit_lives import stage
 from support.spark_streams import fill, follow, numbers, payloads, run_now, table
 

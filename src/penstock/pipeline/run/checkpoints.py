@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.pipeline.graph.plan import keeps_state
 from penstock.pipeline.run.backfill import NothingToDo, Share, pin
 from penstock.pipeline.run.errors import NotStarted
-from penstock.pipeline.sink.commits import has_batches
 from penstock.pipeline.source.checkpoint import folder_of, last_batch
+from penstock.queue.append_once import has_batches
 from penstock.queue.ownership import Ownership
 from penstock.queue.storage import storage_errors
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import PenstockError
 from penstock.core.whole_files import write_whole
-from penstock.pipeline.sink.commits import known_of
 from penstock.pipeline.sink.file_sink import run_of
 from penstock.pipeline.source.checkpoint import folder_of, last_offsets
 from penstock.pipeline.source.loss_reports import Attempt, note_delivered, reports_of, uncounted
 from penstock.pipeline.spark_process import private_folder
+from penstock.queue.append_once import known_of
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:

@@ -34,11 +34,10 @@ from penstock.core.errors import InvalidOption, Malformed, PenstockError, Unsupp
 from penstock.core.provenance import Commit, Staged
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.pipeline.sink.commits import append_once, known_of
 from penstock.pipeline.source.checkpoint import origin_of
 from penstock.pipeline.source.options import check_target
 from penstock.pipeline.spark_process import BATCH, QUERY, RUN, explained, private_folder, settle_in
-from penstock.queue.staging import Staging, remove_batch, remove_files
+from penstock.queue.append_once import Staging, append_once, known_of, remove_batch, remove_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

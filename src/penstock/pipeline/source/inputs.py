@@ -11,7 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Held, Replayable
-from penstock.core.endpoints import Identity, find_streams, identity, open_reader, open_writer
+from penstock.core.endpoints import (
+    Identity,
+    file_name_of,
+    find_streams,
+    identity,
+    open_reader,
+    open_writer,
+)
 from penstock.core.errors import (
     Closed,
     CursorInUse,
@@ -25,7 +32,6 @@ from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.pipeline.source.checkpoint import checksum
-from penstock.pipeline.spark_process import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -276,7 +282,7 @@ def log_for(*names: str, below: str) -> str:
     A new log gets the first name; earlier releases used the URL.
     """
     path, mark, options = below.partition("?")
-    logs = [f"{path.rstrip('/')}/{file_name(name)}{mark}{options}" for name in names]
+    logs = [f"{path.rstrip('/')}/{file_name_of(name)}{mark}{options}" for name in names]
     places = {log: identity(log).path for log in logs}
     return next((log for log, at in places.items() if at is not None and at.exists()), logs[0])
 

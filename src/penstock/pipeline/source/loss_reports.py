@@ -15,8 +15,8 @@ from penstock.core.errors import LockTimeout, NotFound, PenstockError, Unsupport
 from penstock.core.position import Position
 from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.core.whole_files import write_whole
-from penstock.pipeline.sink.commits import read_back
 from penstock.pipeline.spark_process import private_folder
+from penstock.queue.append_once import read_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

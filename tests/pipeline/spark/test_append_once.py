@@ -21,13 +21,17 @@ from penstock.core.errors import DamagedQueue, LockTimeout, StorageError
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
 from penstock.core.url import URL
-from penstock.pipeline.sink.commits import append_once, notes_beside
 from penstock.pipeline.sink.stream_sink import StreamSink, _Message
 from penstock.pipeline.source.checkpoint import Offset, offsets_to_json, origin_of
 from penstock.pipeline.source.options import SinkOptions
-from penstock.queue.append_once import NotedAppends, Stranger
-from penstock.queue.notes import NoteFile
-from penstock.queue.staging import Staging, remove_batch
+from penstock.queue.append_once import (
+    NotedAppends,
+    Staging,
+    Stranger,
+    append_once,
+    remove_batch,
+)
+from penstock.queue.notes import NoteFile, notes_beside
 from support.commit_lives import notes_for, stage
 from support.machine import Machine
 from support.spark_streams import fill, payloads

@@ -14,7 +14,7 @@ from penstock.core.batch import numbers_of, without_origins
 from penstock.core.capabilities import KeepsOrigin, OriginTimed, Replayable, SourceTimed
 from penstock.core.errors import PenstockError
 from penstock.core.position import Position
-from penstock.relay.outages import patiently
+from penstock.relay.outages import retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.core.retry import OnRetry, RetryPolicy
     from penstock.core.statistics import ReaderStatistics
     from penstock.relay.config import RelayOptions
-    from penstock.relay.outages import Patience
+    from penstock.relay.outages import StoppableClock
 
 __all__ = ["Feed", "Left", "payload_bytes", "shifted"]
 
@@ -55,14 +55,14 @@ class Feed:
         reader: Reader,
         writer: Writer,
         options: RelayOptions,
-        patience: Patience,
+        clock: StoppableClock,
         policy: RetryPolicy,
         on_outage: OnRetry,
         on_return: Callable[[], None],
     ) -> None:
         self._reader = reader
         self._options = options
-        self._patience = patience
+        self._clock = clock
         self._policy = policy
         self._on_outage = on_outage
         self._on_return = on_return
@@ -96,7 +96,7 @@ class Feed:
 
         :raises StopAsked: the relay was told to stop during an outage of the source.
         """
-        while not self._is_over and not self._patience.should_stop():
+        while not self._is_over and not self._clock.should_stop():
             if not self._find_time():
                 return None
             batch = self._read()
@@ -132,10 +132,10 @@ class Feed:
 
     def _read(self) -> Batch:
         timeout = _PATIENCE if self._options.follow else 0
-        batch = patiently(
+        batch = retried(
             lambda: self._read_batch(self._limit, timeout),
             self._policy,
-            self._patience,
+            self._clock,
             self._on_outage,
         )
         self._on_return()
@@ -177,7 +177,7 @@ class Feed:
         """Tell whether the end time has passed, so that no more messages can come."""
         if self._end is None or self._end.anchor != "time":
             return False
-        return self._patience.now_ns() > self._end.value + _OVER_NS
+        return self._clock.now_ns() > self._end.value + _OVER_NS
 
     def _epoch_now(self) -> int | None:
         reader = self._reader

@@ -14,7 +14,7 @@ from penstock.core.url import URL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Patience", "StopAsked", "connection_options", "patient", "patiently", "side"]
+__all__ = ["StopAsked", "StoppableClock", "connection_options", "outage_policy", "retried", "side"]
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class StopAsked(Exception):
     """A wait was ended because the relay was told to stop."""
 
 
-class Patience:
+class StoppableClock:
     """A clock whose sleep ends when the relay is told to stop."""
 
     def __init__(self, should_stop: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> None:
@@ -76,22 +76,22 @@ def connection_options(url: str) -> dict[str, str]:
     return side(url).relay_options(URL.parse(url))
 
 
-def patient(give_up: float | None, *, from_the_start: bool = False) -> RetryPolicy:
+def outage_policy(give_up: float | None, *, until_created: bool = False) -> RetryPolicy:
     """Return the retry policy for outages: for `give_up` seconds, or for ever (None).
 
-    `from_the_start`: also retry while a side does not exist yet.
+    `until_created`: also retry while a side does not exist yet.
     """
 
     def may_pass(error: Exception) -> bool:
         if isinstance(error, (ConnectionLost, LockTimeout, ServerBusy)):
             return True
-        return from_the_start and isinstance(error, FileNotFoundError)
+        return until_created and isinstance(error, FileNotFoundError)
 
     return RetryPolicy(retry_on=may_pass, backoff=_BACKOFF, max_attempts=None, max_elapsed=give_up)
 
 
-def patiently(
-    call: Callable[[], T], policy: RetryPolicy, patience: Patience, on_retry: OnRetry
+def retried(
+    call: Callable[[], T], policy: RetryPolicy, clock: StoppableClock, on_retry: OnRetry
 ) -> T:
     """Return the result of `call`, retried during outages. Other errors are raised unchanged.
 
@@ -116,7 +116,7 @@ def patiently(
             return partial(_raise, error)  # bypasses `retry`, which would add a note
         return lambda: result
 
-    return retry(attempt, policy, patience, on_retry)()
+    return retry(attempt, policy, clock, on_retry)()
 
 
 def _raise(error: Exception) -> NoReturn:

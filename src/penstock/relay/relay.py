@@ -44,7 +44,13 @@ from penstock.relay.journal import (
     resume,
     runs_of,
 )
-from penstock.relay.outages import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.outages import (
+    StopAsked,
+    StoppableClock,
+    connection_options,
+    outage_policy,
+    retried,
+)
 from penstock.relay.pacing import Pacer
 
 if TYPE_CHECKING:
@@ -137,8 +143,8 @@ class Relay:
         self._options = options
         self._on_progress = on_progress
         self._is_paused = is_paused
-        self._patience = Patience(should_stop, clock)
-        self._policy = patient(options.longest_outage)
+        self._clock = StoppableClock(should_stop, clock)
+        self._policy = outage_policy(options.longest_outage)
         self._quota = None if options.quota is None else parse_quota(options.quota, clock)
         self._pacer = None if options.speed is None else Pacer(options.speed, clock)
         self._connection = connection_options(options.target)
@@ -157,7 +163,7 @@ class Relay:
         self._journal: Journal | None = None
         self._tail: Tail | None = None
         self._synced_at = clock.monotonic()
-        self._is_writer_well = True
+        self._is_connected = True
         self._lost_before = reader.statistics().lost
         self._feed: Feed | None = None
         self._lock = threading.Lock()
@@ -231,7 +237,7 @@ class Relay:
     # --- the two ways -----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        patiently(self._prepare, self._policy, self._patience, self._note_outage)
+        retried(self._prepare, self._policy, self._clock, self._note_outage)
         self.trouble = None
 
     def _prepare(self) -> None:
@@ -252,7 +258,7 @@ class Relay:
             self._reader,
             self._writer,
             self._options,
-            self._patience,
+            self._clock,
             self._policy,
             self._note_outage,
             self._note_return,
@@ -293,7 +299,7 @@ class Relay:
         try:
             with contextlib.suppress(Closed):
                 while left is None:
-                    if stop_at is None and self._patience.should_stop():
+                    if stop_at is None and self._clock.should_stop():
                         stop_at = time.monotonic() + _DRAIN
                     if stop_at is not None and time.monotonic() > stop_at:
                         break
@@ -319,7 +325,7 @@ class Relay:
             while (batch := self._feed.next()) is not None:
                 for message in messages_from_batch(batch):
                     while not self._put(queue, message):
-                        if self._patience.should_stop():
+                        if self._clock.should_stop():
                             return
         except (StopAsked, Closed):
             pass
@@ -364,19 +370,19 @@ class Relay:
             if self._quota is not None:
                 size = payload_bytes(piece)
                 delay = self._quota.delay(size, piece.column("time_ns")[0].as_py())
-                self._patience.sleep(delay)
+                self._clock.sleep(delay)
             self._wait(0)
             yield piece
             batch = batch.slice(piece.num_rows)
 
     def _wait(self, seconds: float) -> None:
         """Sleep for `seconds`, plus the time paused."""
-        until = self._patience.monotonic() + seconds
-        while (is_paused := self._is_paused()) or self._patience.monotonic() < until:
-            began = self._patience.monotonic()
-            self._patience.sleep(_BETWEEN_KEYS if is_paused else min(until - began, _BETWEEN_KEYS))
+        until = self._clock.monotonic() + seconds
+        while (is_paused := self._is_paused()) or self._clock.monotonic() < until:
+            began = self._clock.monotonic()
+            self._clock.sleep(_BETWEEN_KEYS if is_paused else min(until - began, _BETWEEN_KEYS))
             if is_paused:
-                paused = self._patience.monotonic() - began
+                paused = self._clock.monotonic() - began
                 until += paused
                 if self._pacer is not None:
                     self._pacer.postpone(paused)
@@ -399,11 +405,11 @@ class Relay:
         left = Left(piece)
         self._note(piece)
         while left.batch.num_rows:
-            patiently(lambda: self._attempt(left), self._policy, self._patience, self._note_outage)
+            retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
         self.trouble = None
         if isinstance(self._reader, Grouped) and self._flush():
             self._reader.ack(piece)
-        now = self._patience.monotonic()
+        now = self._clock.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now
             if self._flush():
@@ -411,20 +417,20 @@ class Relay:
 
     def _flush(self) -> bool:
         """Flush the target; tell whether that succeeded."""
-        if not self._is_writer_well:
+        if not self._is_connected:
             return False
         try:
             self._writer.flush()
         except ConnectionLost as error:
-            self._is_writer_well = False
+            self._is_connected = False
             log.warning("%s", error)
-        return self._is_writer_well
+        return self._is_connected
 
     def _attempt(self, left: Left) -> None:
         # After a broken connection, the writer's first call should be a write, not a flush.
-        self._is_writer_well = False
+        self._is_connected = False
         if left.is_in_doubt:
-            self._find_out(left)
+            self._query_target(left)
             if not left.batch.num_rows:
                 return
         before = self._writer.statistics().messages
@@ -433,10 +439,10 @@ class Relay:
         except Unacknowledged as error:
             left.is_in_doubt = True
             left.unknown = error.in_doubt
-            self._enter(left, error.acknowledged)
+            self._count_copied(left, error.acknowledged)
             raise
         except MessageTooLarge:
-            self._enter(left, self._writer.statistics().messages - before)
+            self._count_copied(left, self._writer.statistics().messages - before)
             if self._options.refused == "stop":
                 raise
             with self._lock:
@@ -446,13 +452,13 @@ class Relay:
             self._move_tail(self._writer.statistics().last_seq)
             self._note(left.batch)
         except BaseException:
-            self._enter(left, self._writer.statistics().messages - before)
+            self._count_copied(left, self._writer.statistics().messages - before)
             left.is_in_doubt = True
             raise
         else:
-            self._is_writer_well = True
+            self._is_connected = True
             count = left.batch.num_rows
-            self._enter(left, count)
+            self._count_copied(left, count)
             self._check_end(last, count)
             self._move_tail(last)
 
@@ -471,7 +477,7 @@ class Relay:
         if self._tail is not None and last is not None:
             self._tail = self._tail._replace(seq=last + 1)
 
-    def _find_out(self, left: Left) -> None:
+    def _query_target(self, left: Left) -> None:
         """Query the target how much of a piece arrived; if it cannot be queried, send it again."""
         if self._tail is None:
             self._in_doubt += left.unknown
@@ -479,7 +485,7 @@ class Relay:
             tail, lacking = self._tail, self._writer.cannot_carry
             there, now = arrived(self._options.target, self._connection, tail, left.whole, lacking)
             already = left.whole.num_rows - left.batch.num_rows
-            self._enter(left, max(0, there - already))
+            self._count_copied(left, max(0, there - already))
             if now is not None and now.epoch != tail.epoch:
                 self._tail = now
                 self._note(left.batch)
@@ -487,7 +493,7 @@ class Relay:
         left.is_in_doubt = False
         left.unknown = 0
 
-    def _enter(self, left: Left, count: int) -> None:
+    def _count_copied(self, left: Left, count: int) -> None:
         """Count the first `count` messages of a piece as copied."""
         with self._lock:
             self._copied += count

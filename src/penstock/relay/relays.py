@@ -12,7 +12,13 @@ from penstock.core.endpoints import open_reader, open_writer
 from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.worker import Worker
 from penstock.relay.copy import check_apart, fields_lost
-from penstock.relay.outages import Patience, StopAsked, connection_options, patient, patiently
+from penstock.relay.outages import (
+    StopAsked,
+    StoppableClock,
+    connection_options,
+    outage_policy,
+    retried,
+)
 from penstock.relay.relay import Relay, RelayStatistics
 
 if TYPE_CHECKING:
@@ -117,8 +123,8 @@ class _Running:
     def _open(self, stack: contextlib.ExitStack) -> tuple[Reader, Writer]:
         """Open both sides, and wait until they are available."""
         options = self._options
-        policy = patient(options.longest_outage, from_the_start=options.follow)
-        patience = Patience(self._stop.is_set)
+        policy = outage_policy(options.longest_outage, until_created=options.follow)
+        clock = StoppableClock(self._stop.is_set)
 
         def wait(attempt: int, error: Exception, delay: float) -> None:
             del delay
@@ -134,8 +140,8 @@ class _Running:
             check_apart(options.source, options.target)
             return open_writer(options.target, **connection_options(options.target))
 
-        reader = stack.enter_context(patiently(open_source, policy, patience, wait))
-        writer = stack.enter_context(patiently(open_target, policy, patience, wait))
+        reader = stack.enter_context(retried(open_source, policy, clock, wait))
+        writer = stack.enter_context(retried(open_target, policy, clock, wait))
         lacking = fields_lost(reader, writer)
         if lacking:
             what = ", ".join(f"{field} is {fate}" for field, fate in lacking.items())

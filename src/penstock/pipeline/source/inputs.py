@@ -102,11 +102,11 @@ class Streams:
         #: When a stream was last known to exist.
         self._there: dict[Identity, float] = {}
 
-    def call(self, names: Iterable[str]) -> None:
+    def use_names(self, names: Iterable[str]) -> None:
         """Use the names that a checkpoint has for streams."""
-        self._names |= {self._of(name): name for name in names}
+        self._names |= {self._identity(name): name for name in names}
 
-    def _of(self, name: str) -> Identity:
+    def _identity(self, name: str) -> Identity:
         """Return the identity of a stream, cached."""
         stream = self._known.get(name)
         if stream is None:
@@ -121,8 +121,8 @@ class Streams:
         :raises Unsupported: a stream cannot be re-read, and is not staged.
         """
         found = {}
-        for url in expand(self._patterns, self._of):
-            stream = self._of(url)
+        for url in expand(self._patterns, self._identity):
+            stream = self._identity(url)
             self._urls[stream] = url
             try:
                 found[self._names.get(stream, url)] = self._look_at(stream)
@@ -175,7 +175,7 @@ class Streams:
 
     def check_of(self, name: str, epoch: int, seq: int) -> str:
         """Return the checksum of a message of a stream; empty: it cannot be read."""
-        stream = self._of(name)
+        stream = self._identity(name)
         with suppress(PenstockError):  # reading it will raise the error
             self.place(name)
             reader = self._reader(stream)
@@ -189,15 +189,15 @@ class Streams:
 
     def is_near(self, name: str) -> bool:
         """Tell whether a stream is on this machine, so that checking it is cheap."""
-        return self._of(name).path is not None
+        return self._identity(name).path is not None
 
     def end_seen(self, name: str, epoch: int) -> int | None:
         """Return the last known end of an epoch of a stream, or None."""
-        return self._ends.get((self._of(name), epoch))
+        return self._ends.get((self._identity(name), epoch))
 
     def end_of_removed(self, name: str, epoch: int) -> int | None:
         """Return the last known end of a removed stream, and close its reader."""
-        stream = self._of(name)
+        stream = self._identity(name)
         reader = self._readers.pop(stream, None)
         if reader is not None:
             # The reader has the files open, and so sees all that was written.
@@ -214,7 +214,7 @@ class Streams:
 
         :raises Unsupported: the stream cannot be re-read, and is not staged.
         """
-        stream = self._of(name)
+        stream = self._identity(name)
         if stream not in self._urls:
             self._urls[stream] = self._url_of(stream, name)
         with suppress(NotFound):  # reading it will raise the error
@@ -225,7 +225,12 @@ class Streams:
     def _url_of(self, stream: Identity, name: str) -> str:
         """Return the URL of a stream that `look` has not seen yet."""
         return next(
-            (url for url in expand(self._patterns, self._of) if self._of(url) == stream), name
+            (
+                url
+                for url in expand(self._patterns, self._identity)
+                if self._identity(url) == stream
+            ),
+            name,
         )
 
     def lost_before_staging(self) -> dict[str, int]:

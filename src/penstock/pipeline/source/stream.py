@@ -284,7 +284,7 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
                 hint="put the sources of the query in the order that they had, or give it a new "
                 "checkpointLocation, and it begins anew",
             )
-        self._streams.call(offsets)
+        self._streams.use_names(offsets)
         if not self._options.failOnDataLoss:
             self._reader = next((at.reader for at in offsets.values() if at.reader), self._reader)
         return offsets

@@ -276,21 +276,21 @@ class FlightWriter(BookedWriter):
         try:
             # The time for reconnects counts from each break.
             while not retry(
-                lambda: self._get_on_with(call),
+                lambda: self._send_rest(call),
                 self._connection.retry_policy(),
                 on_retry=self._note_break,
             ):
                 pass
         except ConnectionLost as error:
             self._refuse_rest(call, refused)
-            self._begin_afresh()
+            self._reset()
             if isinstance(error, Unacknowledged) or not call.in_doubt:
                 error.add_note(f"{call.written:,} messages of this call are appended")
                 raise
             raise self._unacknowledged(call, error.reason) from error
         except BaseException:
             self._refuse_rest(call, refused)
-            self._begin_afresh()
+            self._reset()
             raise
         if call.failure is not None:
             self._refuse_rest(call, refused)
@@ -307,7 +307,7 @@ class FlightWriter(BookedWriter):
         else:
             self._refused = before + call.offered - call.written
 
-    def _get_on_with(self, call: Call) -> bool:
+    def _send_rest(self, call: Call) -> bool:
         """Send what is left; False: the connection broke, but there was progress."""
         before = call.sent[0] if call.sent else None
         try:
@@ -329,7 +329,7 @@ class FlightWriter(BookedWriter):
             hint="look at the end of the stream before you write them again",
         )
 
-    def _begin_afresh(self) -> None:
+    def _reset(self) -> None:
         """Have the next call open a new writer, so that nothing of a failed one counts for it."""
         self._drop_bulk()
         self._connection.drop()
@@ -384,13 +384,13 @@ class FlightWriter(BookedWriter):
                 return
             outcome = stream.receive()
             waiting -= 1
-            self._enter(call, outcome)
+            self._count(call, outcome)
             if outcome.failure is not None:
                 stream.end()
                 raise self._refusal(call, outcome)
 
-    def _enter(self, call: Call, outcome: Outcome) -> None:
-        """Enter the outcome of a batch."""
+    def _count(self, call: Call, outcome: Outcome) -> None:
+        """Count the messages of an answered batch."""
         one = call.sent[0]
         if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
             answered = f"the answer for batch {one.piece.number}"

@@ -49,7 +49,7 @@ def stage(url: str, folder: Path, rows: int, order: random.Random) -> list[Stage
     return parts
 
 
-def notes_for(url: str, writer: str = "q") -> notes.Notes:
+def notes_for(url: str, writer: str = "q") -> notes.WriterNotes:
     """Return what a stream knows of a writer."""
     endpoint = endpoint_of(url)
     assert isinstance(endpoint, append_once.NotedAppends)

@@ -50,9 +50,9 @@ from penstock.queue.notes import (
     DeliveredBatch,
     Note,
     NoteFile,
-    Notes,
     Piece,
     StreamNotes,
+    WriterNotes,
     noted,
     notes_beside,
 )
@@ -142,9 +142,9 @@ def read_back(url: str, start: Position = Position.START) -> Reader:
     return reader
 
 
-def _notes(commit: Commit) -> Notes:
+def _notes(commit: Commit) -> WriterNotes:
     assert commit.notes is not None
-    return Notes(NoteFile(commit.notes), commit)
+    return WriterNotes(NoteFile(commit.notes), commit)
 
 
 # --- into a stream that keeps notes ---------------------------------------------------------------
@@ -168,8 +168,8 @@ class NotedAppends(AppendOnce):
     def noted(self, url: URL, commit: Commit) -> Noted | None:
         return noted(self._notes_for(url, commit), commit.batch)
 
-    def _notes_for(self, url: URL, commit: Commit) -> Notes:
-        return Notes(self.notes(url), commit)
+    def _notes_for(self, url: URL, commit: Commit) -> WriterNotes:
+        return WriterNotes(self.notes(url), commit)
 
     def has_batches(self, url: URL) -> bool:
         return bool(self.notes(url).read())
@@ -198,7 +198,7 @@ class Appender(Protocol):
 
 
 def append_noted(
-    writer: Appender, notes: Notes, commit: Commit, reread: Callable[[], Reader]
+    writer: Appender, notes: WriterNotes, commit: Commit, reread: Callable[[], Reader]
 ) -> int:
     """Append a batch to a stream, unless it is there already; return the count of new messages.
 
@@ -225,7 +225,7 @@ class _Appending:
     """Finds which messages of a batch are in the stream, and notes the rest as started."""
 
     def __init__(
-        self, url: str, notes: Notes, commit: Commit, reread: Callable[[], Reader]
+        self, url: str, notes: WriterNotes, commit: Commit, reread: Callable[[], Reader]
     ) -> None:
         self._url = url
         self._notes = notes

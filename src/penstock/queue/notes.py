@@ -1,4 +1,8 @@
-"""Which notes does a stream keep about writers that append batches?"""
+"""Which notes does a stream keep about writers that append batches?
+
+A `Note` is about the last batch of one writer. `StreamNotes` stores those of all writers, usually
+in a `NoteFile` beside the stream; `WriterNotes` finds and stores those of one.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +38,9 @@ __all__ = [
     "DeliveredBatch",
     "Note",
     "NoteFile",
-    "Notes",
     "Piece",
     "StreamNotes",
+    "WriterNotes",
     "noted",
     "notes_beside",
 ]
@@ -278,7 +282,7 @@ def _locked(folder: Path) -> Iterator[None]:
 # --- those about one writer -----------------------------------------------------------------------
 
 
-class Notes:
+class WriterNotes:
     """The notes of a stream about one writer."""
 
     def __init__(self, kept: StreamNotes, commit: Commit, suffix: str = "") -> None:
@@ -365,7 +369,7 @@ class Notes:
         self._notes[name] = note.to_json()
 
 
-def noted(notes: Notes, batch: int) -> Noted | None:
+def noted(notes: WriterNotes, batch: int) -> Noted | None:
     """Return what the notes say about a batch, or None."""
     note = notes.get()
     if note is None:

@@ -30,7 +30,7 @@ from penstock.protocols.flight.staging_client import TaskPart, commit_staged, un
 from penstock.protocols.flight.wire import ActionKind, Noted, Stream, WriteNote
 from penstock.protocols.flight.writer import FlightWriter
 from penstock.queue.append_once import NotedAppends
-from penstock.queue.notes import NoteFile, Notes, StreamNotes
+from penstock.queue.notes import NoteFile, StreamNotes, WriterNotes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,14 +136,14 @@ class FlightEndpoint(NotedAppends, Stages, Listable, Endpoint):
     def forget(self, url: URL, writer: str) -> None:
         self.notes(url).write(f"{writer}{note_suffix(url)}", None, sync=False)
 
-    def _notes_for(self, url: URL, commit: Commit) -> Notes:
+    def _notes_for(self, url: URL, commit: Commit) -> WriterNotes:
         try:
-            return Notes(self.notes(url), commit, note_suffix(url))
+            return WriterNotes(self.notes(url), commit, note_suffix(url))
         except Unsupported as error:
             if commit.notes is None:
                 raise
             log.warning("%s: its notes are kept in %s: %s", url, commit.notes.parent, error)
-            return Notes(NoteFile(commit.notes), commit)
+            return WriterNotes(NoteFile(commit.notes), commit)
 
     def has_batches(self, url: URL) -> bool:
         with suppress(ConnectionLost, Unsupported):  # the writer will report it

@@ -45,7 +45,7 @@ from penstock.protocols.flight.wire import (
     check_buffers,
 )
 from penstock.queue.append_once import append_noted, notes_of
-from penstock.queue.notes import Notes, StreamNotes
+from penstock.queue.notes import StreamNotes, WriterNotes
 from penstock.queue.storage import no_thread, storage_errors
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ class Commits:
                     hint="start the query again: its tasks stage it anew",
                 )
             with self._writers.lend(place, asked.options, self._is_stopping) as writer:
-                notes = Notes(StagedNotes(notes_of(place.url), folder), commit, asked.suffix)
+                notes = WriterNotes(StagedNotes(notes_of(place.url), folder), commit, asked.suffix)
                 new = append_noted(writer, notes, commit, lambda: endpoint.reread(url))
                 seconds, appended = writer.seconds, writer.appended()
         on_appended(*appended)

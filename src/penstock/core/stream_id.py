@@ -1,7 +1,6 @@
 """What names a stream?
 
-The 128-bit stream id of jrt-controller. "jrtc 1.1" and the like cite the sections of its
-specification.
+The 128-bit stream id of jrt-controller (docs/specs/jrtc.md 1).
 """
 
 from __future__ import annotations
@@ -52,13 +51,14 @@ _SIZE = 16
 _BUFFERS = (bytes, bytearray, memoryview)
 _MAX_VER = 0x3F
 
-# Where each field begins in the 128-bit number (jrtc 1.1). The name begins at bit 0.
+# Where each field begins in the 128-bit number (docs/specs/jrtc.md 1.1). The name begins at bit 0.
 _VER_SHIFT = 122
 _FWD_DST_SHIFT = 115
 _DEVICE_SHIFT = 108
 _PATH_SHIFT = 54
 
-# The four fields that a request may leave open, as masks over the number. Not `ver` (jrtc 2.2).
+# The four fields that a request may leave open, as masks over the number; `ver` is none of them
+# (docs/specs/jrtc.md 2.2).
 _OPEN_FIELDS = (
     ForwardDestination.ANY << _FWD_DST_SHIFT,
     ANY_DEVICE << _DEVICE_SHIFT,
@@ -192,9 +192,10 @@ class StreamId(bytes):
         return all(number & mask != mask for mask in _OPEN_FIELDS)
 
     def matches(self, request: StreamId) -> bool:
-        """Whether the router delivers this stream to a subscriber of `request` (jrtc 2.2).
+        """Whether the router delivers this stream to a subscriber of `request`.
 
-        The versions are equal, and each other field is equal or left open in the request.
+        The versions are equal, and each other field is equal or left open in the request
+        (docs/specs/jrtc.md 2.2).
         """
         wanted = request._number
         difference = self._number ^ wanted
@@ -204,18 +205,19 @@ class StreamId(bytes):
         return difference == 0
 
     def mask_matches(self, request: StreamId) -> bool:
-        """Whether every bit of this id is in `request`: the rule of the app wrappers (jrtc 2.1).
+        """Whether every bit of this id is in `request`: the rule of the app wrappers.
 
         It also accepts streams that were not requested (device 1 for a request of device 3), so use
-        it only to predict such a peer; decide deliveries by `matches`.
+        it only to predict such a peer; decide deliveries by `matches` (docs/specs/jrtc.md 2.1).
         """
         number = self._number
         return number & request._number == number
 
     def lookup_keys(self) -> tuple[StreamId, ...]:
-        """Return every request that matches this id, itself first, each once (jrtc 2.2).
+        """Return every request that matches this id, itself first, each once.
 
-        For a concrete id they are 16: a table of subscriptions is probed with these.
+        For a concrete id they are 16: a table of subscriptions is probed with these
+        (docs/specs/jrtc.md 2.2).
         """
         number = self._number
         widened = dict.fromkeys(number | widening for widening in _WIDENINGS)
@@ -238,7 +240,8 @@ class StreamId(bytes):
 
 
 def _checked(field: str, value: int, largest: int) -> int:
-    # The original silently truncates 130 to 2 and -1 to ANY (jrtc 1.2): that names another stream.
+    # The original silently truncates 130 to 2 and -1 to ANY, which names another stream
+    # (docs/specs/jrtc.md 1.2).
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidStreamId(field, value, f"should be an integer, not {type(value).__name__}")
     if not 0 <= value <= largest:
@@ -255,7 +258,7 @@ def _filter(field: str, text: str | None) -> int:
 
 
 def codelet_path(deployment: str, codeletset: str, codelet: str) -> str:
-    """Return the path of the streams that a codelet makes (jrtc 3)."""
+    """Return the path of the streams that a codelet makes (docs/specs/jrtc.md 3)."""
     return f"{deployment}://jbpf_agent/{codeletset}/{codelet}"
 
 
@@ -270,7 +273,7 @@ def id_for_codelet(
     """Name the stream of a codelet's channel.
 
     NONE is what a channel gets when its deployment names no destination, and what every input
-    channel gets (jrtc 3).
+    channel gets (docs/specs/jrtc.md 3).
 
     :raises InvalidStreamId: as `StreamId.generate`
     """
@@ -285,12 +288,12 @@ def id_for_app(
 
     :raises InvalidStreamId: as `StreamId.generate`
     """
-    # NONE, as for codelets (jrtc 3): the forwarding app takes whatever says UDP (jrtc 8.2), so
-    # a stream between apps must not leave the machine unless its creator asks for it.
+    # NONE, as for codelets (docs/specs/jrtc.md 3, 5.2): the forwarding app takes whatever says UDP,
+    # so a stream between apps must not leave the machine unless its creator asks for it.
     return StreamId.generate(fwd_dst, CONTROLLER_DEVICE, app_name, stream_name)
 
 
-# --- the hash (jrtc 1.3) --------------------------------------------------------------------
+# --- the hash (docs/specs/jrtc.md 1.3) ----------------------------------------------------------
 
 _FILTER_BITS = 54
 _SEEDS = range(38)
@@ -304,7 +307,8 @@ _BLOCK = struct.Struct("<Q")
 def hash54(text: str) -> int:
     """Hash a path or a name to the 54-bit Bloom filter that stands for it in an id.
 
-    Nothing is normalised. Texts under 8 bytes collide easily (jrtc 1.4): see `StreamNames`.
+    Nothing is normalised. Texts under 8 bytes collide easily (docs/specs/jrtc.md 1.4): see
+    `StreamNames`.
 
     :raises InvalidStreamId: the text cannot be written as UTF-8
     """

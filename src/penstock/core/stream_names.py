@@ -1,7 +1,7 @@
 """Which path and name does a stream id stand for?
 
 An id holds only filters of its path and name. Two texts can have one filter, and then two streams
-share one id (jrtc 1.4): the registry remembers the texts and refuses the second.
+share one id (docs/specs/jrtc.md 1.4): the registry remembers the texts and refuses the second.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class StreamNames:
         """Register a stream's path and name, and return its id. Idempotent.
 
         Texts that share a filter are refused whatever their destination and device: a request
-        may leave those open, and a decoder ignores them (jrtc 9).
+        may leave those open, and a decoder ignores them (docs/specs/jrtc.md 6).
 
         :raises StreamIdCollision: another path, or another name of this path, has the same filter
         :raises InvalidStreamId: a field is out of range, or left open

@@ -163,7 +163,7 @@ class StreamPlace(NamedTuple):
 
     @property
     def path(self) -> str:
-        # An id can name an input and an output stream at once (jrtc 4).
+        # An id can name an input and an output stream at once (docs/specs/jrtc.md 4).
         return f"{self.directory}/{self.stream.hex()}.{self.kind}"
 
     @property

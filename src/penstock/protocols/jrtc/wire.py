@@ -1,7 +1,7 @@
 """What are the bytes of jrt-controller's datagrams and frames?
 
 A datagram is the 16 bytes of a stream id and one protobuf message. Towards input streams the same
-bytes travel over TCP with a length prefix.
+bytes travel over TCP with a length prefix (docs/specs/jrtc.md 5.1).
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ __all__ = [
     "store_request",
 ]
 
-#: The answer to `CAPS`: the version, and what there is beyond the prototype's verbs.
+#: The answer to `CAPS`: the version, and what there is beyond the prototype's verbs
+#: (docs/specs/streampy.md 2).
 CAPS: Final = encode_bytes(b"CAPS:1:lease,dedup,batch")
 #: Messages that one request may name.
 MOST_MESSAGES: Final = 10_000

@@ -2,7 +2,8 @@
 
 `TTT` is the text in UTF-8, `HH` its length in bytes in lower-case hexadecimal without leading
 zeros, `L` the number of digits of `HH`, one hexadecimal digit. `Hello World` is `1bHello World`.
-Input may have upper-case digits and leading zeros, and nothing else that a number could be.
+Input may have upper-case digits and leading zeros, and nothing else that a number could be
+(docs/specs/streampy.md 1).
 """
 
 from __future__ import annotations

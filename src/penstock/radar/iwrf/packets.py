@@ -3,7 +3,7 @@
 NCAR's radars and LROSE send time series as packets that begin with the same 56 bytes and then are
 one C struct each, in the byte order of their host, without padding. This is the table of them: a
 name, the number in the packet's id, and the fields behind the common ones. Every layout, default
-and word elsewhere comes from here.
+and word elsewhere comes from here (docs/specs/iwrf.md 1).
 """
 
 from __future__ import annotations

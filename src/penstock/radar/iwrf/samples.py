@@ -1,7 +1,8 @@
 """How are the I and Q samples of a pulse encoded?
 
 Five encodings, both ways. Decoding takes many pulses of one shape at once, straight from the
-packets into the output array; I² + Q² is then in milliwatts at the digitiser.
+packets into the output array; I² + Q² is then in milliwatts at the digitiser
+(docs/specs/iwrf.md 2).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 import sys
@@ -34,6 +35,7 @@ __all__ = [
     "Url",
     "add_to",
     "fits_32_bits",
+    "is_finite",
     "progress_told",
     "tell_interrupted",
     "tell_range",
@@ -57,6 +59,16 @@ def fits_32_bits(number: int | None) -> int | None:
     if number is not None and not -(2**31) <= number < 2**31:
         raise typer.BadParameter(f"{number} does not fit: types are -2147483648 to 2147483647")
     return number
+
+
+def is_finite(rate: float | None) -> float | None:
+    """Check a rate.
+
+    :raises typer.BadParameter: it is infinite.
+    """
+    if rate is not None and not math.isfinite(rate):
+        raise typer.BadParameter(f"{rate} is no rate: leave it out for as fast as it goes")
+    return rate
 
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
@@ -125,7 +137,10 @@ def put(
         bool, typer.Option("--null", "-0", help="A zero byte ends a message of stdin.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Messages per second, at most.", min=0.001)
+        float | None,
+        typer.Option(
+            metavar="N", callback=is_finite, help="Messages per second, at most.", min=0.001
+        ),
     ] = None,
     register: Register = False,
 ) -> None:
@@ -144,6 +159,8 @@ def put(
         raise typer.BadParameter("give --text, --file or --jsonl, or lines by a pipe")
     if delimiter == "":
         raise typer.BadParameter("--delimiter is empty")
+    if null and delimiter is not None:
+        raise typer.BadParameter("give --null or --delimiter")
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
     is_new = not _is_there(url)
     with (

@@ -146,13 +146,14 @@ def put(
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
-    Without --text, --file and --jsonl, a line of standard input is a message.
+    Without --text, --file and --jsonl, a line of standard input is a message. Order: all --text,
+    all --file, then --jsonl. Exit code 3: a queue that it made is too small for what was put, and
+    has overwritten some.
 
+    Examples:
       seq 1 100 | penstock put fmq:/tmp/demo/numbers
       penstock put fmq:/tmp/demo/pictures --file photo.jpg --type 7
-
-    Order: all --text, all --file, then --jsonl. Exit code 3: a queue that it made is too small for
-    what was put, and has overwritten some.
+      penstock cat log:/data/beams --json | penstock put log:/tmp/copy --jsonl -
     """
     is_piped = not (text or file or jsonl) and _has_input()
     if not (text or file or jsonl or is_piped):

@@ -58,7 +58,7 @@ def ls(
 ) -> None:
     """List queues and logs: how much is in them, how fast, who writes and reads.
 
-    The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
+    A store of psi's, or of ours, is one line: penstock psi-store ls shows its streams. The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
     Exit code 1 if one cannot be read.
 
     Examples:

@@ -29,7 +29,8 @@ _FOLDERS = ("tmp", "data", "archive", "path", "dev/shm")
 _PATH = re.compile(rf"(?<![\w.])/(?:{'|'.join(_FOLDERS)})(?=/|\b)")
 _HOST = re.compile(r"""(?:(?<=//)|(?<="))(?:rig|desk|radar1|broker|collector|localhost)\b""")
 _PORT = re.compile(
-    r"""((?:127\.0\.0\.1|0\.0\.0\.0):|[Pp]ort[=:]\s?|-?port |--metrics |"127\.0\.0\.1",\ )(\d{4,5})\b"""
+    r"""((?:127\.0\.0\.1|0\.0\.0\.0):|[Pp]ort[=:]\s?|-?port |--metrics |"127\.0\.0\.1", )"""
+    r"(\d{4,5})\b"
 )
 #: The ports of servers for whose lines a page says none.
 _USUAL = {"flight": 8815, "psi": 11411, "ldata": 5447, "collector": 20788}
@@ -105,7 +106,7 @@ class Machine(Closable):
         assert "Traceback" not in done.stderr
 
     def python(self, script: str, until_it_says: str | None = None) -> str:
-        """Run a program and return what it prints; one that goes on gets Ctrl-C when it has said it."""
+        """Run a program and return what it prints; one that goes on gets Ctrl-C behind a text."""
         with (
             tempfile.TemporaryFile("w+", dir=self.folder) as said,
             subprocess.Popen(

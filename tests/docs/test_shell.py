@@ -64,7 +64,7 @@ NOT_RUN = {
     r"jrtc (run|show)|ID=|forward\.yaml": "tests/examples/test_jrtc.py",
     r"up\+mqtt:|^penstock cp .*up\+zenoh:": "it needs a broker: tests/protocols/uprotocol",
     r"plan words\.yaml": "a graph of functions alone: tests/cli/test_graph.py",
-    r"storm-watch\.yaml|--engine spark": "it starts Spark each time: tests/cli/test_run.py, test_plan.py",
+    r"storm-watch\.yaml|--engine spark": "it starts Spark: tests/cli/test_run.py, test_plan.py",
 }
 
 

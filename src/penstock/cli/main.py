@@ -132,7 +132,7 @@ app = typer.Typer(
     [bold]Try it:[/bold]
 
       penstock put fmq:/tmp/demo/beams --text hello --type 1
-      penstock cat fmq:/tmp/demo/beams --follow
+      penstock cat fmq:/tmp/demo/beams
       seq 1 1000 | penstock put log:/tmp/demo/numbers
       penstock tail log:/tmp/demo/numbers -n 3
       penstock cp log:/tmp/demo/numbers csv:/tmp/demo/numbers.csv

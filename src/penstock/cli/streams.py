@@ -58,8 +58,9 @@ def ls(
 ) -> None:
     """List queues and logs: how much is in them, how fast, who writes and reads.
 
-    A store of psi's, or of ours, is one line: penstock psi-store ls shows its streams. The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
-    Exit code 1 if one cannot be read.
+    The rate is the mean of what is there. A reader that is gone is dead, and its place is kept. A
+    store of psi's, or of ours, is one line: psi-store ls shows its streams. Exit code 1 if one
+    cannot be read.
 
     Examples:
       penstock ls /data -r
@@ -86,8 +87,7 @@ def ls(
 
 
 def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
-    """Yield what is at a place (a folder, a pattern of names, or a URL): URLs of streams, and
-    paths of stores.
+    """Yield URLs of streams and paths of stores at a folder, a pattern of names, or a URL.
 
     :raises NotFound: the folder does not exist.
     """

@@ -177,7 +177,7 @@ def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
 
 
-def _as_number(value: Any) -> float:
+def _as_number(value: Any) -> Any:
     """Return the number that a value is or spells.
 
     :raises TypeError: it is none. Python would also multiply text, and format it with `%`.
@@ -185,7 +185,7 @@ def _as_number(value: Any) -> float:
     number = _number(value) if isinstance(value, str) else value
     if not _is_number(number):
         raise TypeError(f"{value!r} is no number")
-    return number  # type: ignore[no-any-return]
+    return number
 
 
 def _is_number(value: Any) -> bool:

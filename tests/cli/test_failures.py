@@ -10,6 +10,8 @@ import pytest
 
 from cli.command import PENSTOCK, fill, run
 from penstock import open_reader, open_writer
+from penstock.core.errors import InvalidOption
+from penstock.protocols.files.endpoint import check_replaceable
 
 
 def shell(command: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -74,3 +76,70 @@ def test_an_error_half_way_says_how_many_came_before_it(
             writer.write_many([b"small", b"x" * 500, b"small"])
         done = run("cp", queue_url, small)
         assert_one_line(done, b"does not fit: the limit is 88; 1 message copied (5 B) (hint: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # Values of options: what is wrong, and no advice that does not help.
+        ('"$0" create "fmq:$1/q?slots=0"', "should be from 2 to 1099511627776 (hint: change it,"),
+        ('"$0" create "fmq:$1/q?layout=wde"', "should be 'wide' or 'classic' (hint: change it,"),
+        ('"$0" create "fmq:$1/q?size=100T"', "File too large (hint: make it smaller)"),
+        ('"$0" create "csv:$1/x"', "has nothing to create"),
+        ('"$0" cat "log:$1/log?hold="', "option hold='': names nobody"),
+        ('"$0" cp "log:$1/log" "log:$1/x" --batch 0', "must be greater than or equal to 1"),
+        ('"$0" mon "log:$1/log" -i abc', "option interval='abc': expected a duration"),
+        # Files of other tools.
+        ('"$0" cp "log:$1/log" csv:-', "cat --json prints to standard output"),
+        ('"$0" cp "log:$1/log" "csv:$1"', "is a folder (hint: give the name of a file in it)"),
+        ('"$0" cp "log:$1/log" "csv:$1/pipe?replace=true"', "is no file that can be replaced"),
+        ('"$0" cp "log:$1/log" "log:$1/x" --decode "json:v INT"', "--decode goes with parquet:"),
+        ('"$0" rm "csv:$1/file"', "(hint: remove it where it is kept)"),
+        # What is asked of messages.
+        ('"$0" cat "log:$1/log" --format "%{seq} %{payload"', "'%{' is not closed (hint: as in"),
+        ('"$0" cat "log:$1/log" --decode protobuf:a.desc', "names no message (hint: as in 'proto"),
+        # Other things than they are taken for.
+        ('"$0" fmq check "log:$1/log"', "is no queue (hint: write fmq:/path/name)"),
+        ('"$0" put "log:$1/file" --text x', "File exists (hint: something else has this name"),
+        ('"$0" latest read "$1/none"', "there is no directory"),
+        ('"$0" radar plot "$1/none"', "there is no file at"),
+        ('"$0" cat fmqp://host.invalid/x', "(hint: look at the name of the host)"),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line_that_says_what_to_do(line: str, said: str, tmp_path: Path) -> None:
+    fill(f"log:{tmp_path}/log", 5)
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    done = shell(line, str(tmp_path))
+    assert_one_line(done, said.encode())
+    assert b"--debug shows" not in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"$0" put "log:$1/log" --rate inf --text x',
+        '"$0" put "log:$1/log" --null --delimiter ";" --text x',
+        '"$0" bench "log:$1/new" -n 10 --rate inf',
+        '"$0" bench "log:$1/new" -n 10 --rate nan',
+    ],
+)
+def test_options_that_mean_nothing_are_wrong_usage(line: str, tmp_path: Path) -> None:
+    done = shell(line, str(tmp_path))
+    assert done.returncode == 2, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "cat --help", "--version", "id explain " + 32 * "0"]
+)
+def test_who_has_seen_enough_of_the_help_ends_it(arguments: str) -> None:
+    done = shell(f'("$0" {arguments}; echo $? >&2) | true')
+    assert done.stderr == b"0\n"
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null"])
+def test_a_device_is_never_replaced_by_a_file(name: str) -> None:
+    with pytest.raises(InvalidOption):
+        check_replaceable(Path(name))  # not the command: that would do it

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.command import PENSTOCK, run
+from cli.command import PENSTOCK, OnTerminal, run
 from penstock import open_reader, open_writer
 from penstock.core.units import format_time
 
@@ -365,3 +365,35 @@ def test_who_has_seen_enough_ends_what_only_shows(readings: str, command: str) -
     assert done.stdout == b"0\n", done.stderr
     assert done.returncode == 1
     assert b"writing to standard output: No space left on device" in done.stderr
+
+
+def test_a_condition_counts_with_numbers_alone(url: str) -> None:
+    with open_writer(url) as writer:
+        writer.write_many([b"10", b"%z", b"7", b"ten"])
+    for condition, expected in (
+        ("payload % 5 == 0", [0]),
+        ("payload + 1 == 8", [2]),
+        ("-payload < 0", [0, 2]),
+        ("payload * 2 == 'tenten'", []),  # or a line of text could fill the memory
+        ("seq in (3)", [3]),  # as SQL has it: a list of one
+        ("seq in 3", [3]),
+        ('payload in ("ten")', [3]),
+        ("seq not in (3)", [0, 1, 2]),
+        ('"e" in payload', [3]),
+    ):
+        assert numbers(url, "--where", condition) == expected
+
+
+def test_lines_have_colours_on_a_terminal_and_never_in_a_pipe(
+    readings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGER", "")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with OnTerminal("cat", readings) as shown:
+        assert shown.exit_code() == 0
+    assert b"\x1b[36m         0\x1b[0m  \x1b[2m1970-01-01T00:00:00Z" in shown.seen
+    assert b"\x1b" not in shell('"$P" cat "$URL"', URL=readings).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    with OnTerminal("cat", readings) as plain:
+        assert plain.exit_code() == 0
+    assert b"\x1b" not in plain.seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -17,8 +18,11 @@ from penstock.cli.streams import found_at, look_at
 from penstock.core.capabilities import InUse
 from penstock.core.endpoints import remove, resize
 from penstock.core.errors import NotFound
+from penstock.protocols.psi.store.streams import Store
 from support.unprivileged import run_without_rights
 from support.until import until
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "psi"
 
 
 @pytest.fixture
@@ -86,6 +90,23 @@ def test_one_that_is_damaged_is_listed_and_named(folder: Path) -> None:
     assert b"bad" in shown.stderr
     empty = run("ls", str(folder / "site" / "oslo"), "--json")
     assert json.loads(empty.stdout)["kind"] == "classic"
+
+
+def test_a_store_is_one_line_whatever_is_in_it(folder: Path) -> None:
+    with Store.create(folder, "rig") as store:
+        numbers = store.add_stream("Numbers", "int")
+        store.append(numbers.id, bytes(4))
+    shutil.copytree(VECTORS / "store_basic", folder / "basic")
+    (folder / "catalog").mkdir()  # a name that others use, too
+    listed = {each["url"]: each for each in json_lines(run("ls", str(folder), "--json").stdout)}
+    own, of_psi = listed[f"{folder}/rig"], listed[f"{folder}/basic"]
+    assert (own["kind"], own["messages"]) == ("store", 1)
+    assert of_psi["kind"] == "psi store"
+    assert of_psi["bytes"] > 0
+    assert len(listed) == 4
+    assert names(folder, str(folder / "rig")) == ["/rig"]
+    assert "/rig" in names(folder, str(folder), recursive=True)
+    assert "log:/rig/data" not in names(folder, str(folder), recursive=True)
 
 
 def test_what_a_person_may_not_read_does_not_hide_the_rest() -> None:

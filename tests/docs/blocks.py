@@ -29,6 +29,13 @@ def yaml_blocks(page: str) -> list[str]:
 
 def shell_lines(page: str) -> list[str]:
     """Return the lines of a page that call penstock, without their comments."""
-    text = re.sub(r"^```.*?^```$", "", PAGES[page].read_text(), flags=re.DOTALL | re.MULTILINE)
-    lines = re.findall(r"^    ((?:.*\| )?penstock .*)$", text, re.MULTILINE)
+    text = re.sub(
+        r"^```(\w*)\n(.*?)^```$", _indented, PAGES[page].read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    lines = re.findall(r"^    ((?:.*(?:\| |&& ))?penstock [^:].*)$", text, re.MULTILINE)
     return [re.sub(r"\s+# .*$", "", line) for line in lines]
+
+
+def _indented(block: re.Match[str]) -> str:
+    """Show a fenced block as an indented one, unless it is of another language."""
+    return "" if block[1] else "".join(f"    {line}\n" for line in block[2].splitlines())

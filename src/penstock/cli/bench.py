@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.messages import LOST, Url
+from penstock.cli.messages import LOST, Url, is_finite
 from penstock.cli.output import note
 from penstock.core import endpoints
 from penstock.core.errors import AlreadyExists, NotFound, PenstockError, StorageError, Unsupported
@@ -73,7 +73,12 @@ def bench(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of each, such as 1k.")] = "128",
     rate: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0.01, help="Messages per second; without it, all it takes."),
+        typer.Option(
+            metavar="N",
+            callback=is_finite,
+            min=0.01,
+            help="Messages per second; without it, all it takes.",
+        ),
     ] = None,
     readers: Annotated[int, typer.Option(min=0, max=1000, help="Processes that read.")] = 1,
     batch: Annotated[
@@ -155,7 +160,7 @@ def measure(
             assert process.stdin is not None
             process.stdin.close()  # no more will come
         for process in started:
-            results.append(json.loads(_expect(process, "{")))
+            results.append(json.loads(_expect(process, '{"messages"')))
             process.wait()
     return Measured(url, count, size, rate, seconds, results)
 
@@ -178,9 +183,13 @@ def _start(stack: ExitStack, url: str, run: int, count: int) -> subprocess.Popen
 def _expect(process: subprocess.Popen[str], beginning: str) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
-    if not line.startswith(beginning):
-        raise PenstockError("a reader ended early", hint="it says why above")
-    return line
+    if line.startswith(beginning):
+        return line
+    try:
+        said = json.loads(line)
+    except ValueError:
+        raise PenstockError("a reader ended early", hint="it was killed, perhaps") from None
+    raise PenstockError(f"a reader cannot read: {said['error']}", hint=said["hint"])
 
 
 def _write(

@@ -1,7 +1,7 @@
 """What does a reader of `penstock bench` receive, with which latency, and what does it lose?
 
 It runs as a process of its own. It prints `ready` when it is open, reads until it has all messages
-or its input ends and no more come, and prints the result as JSON.
+or its input ends and no more come, and prints the result, or an error, as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.cli.output import note, one_line
 from penstock.core.capabilities import Grouped
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import PenstockError
@@ -117,5 +116,5 @@ if __name__ == "__main__":
     try:
         _say(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
     except PenstockError as error:
-        note(f"penstock: {one_line(error)}")
+        _say(json.dumps({"error": str(error), "hint": error.hint}))
         sys.exit(1)

@@ -23,7 +23,14 @@ from penstock.cli.message_text import (
     unescaped,
 )
 from penstock.cli.messages import LOST, Follow, From, Url, fits_32_bits, tell_range
-from penstock.cli.output import is_terminal, losses_named, name_losses, note, standard_output
+from penstock.cli.output import (
+    is_coloured,
+    is_terminal,
+    losses_named,
+    name_losses,
+    note,
+    standard_output,
+)
 from penstock.cli.signals import StopSign, stop_on_signal
 from penstock.core.capabilities import Grouped, OriginTimed, Replayable, SourceTimed, Worded
 from penstock.core.endpoints import open_reader
@@ -416,6 +423,7 @@ class _Lines:
                 "--decode; --decode and --format go together"
             )
         self.is_for_people = not any(chosen) and decode is None and is_terminal(sys.stdout)
+        self._is_coloured = self.is_for_people and is_coloured()
         self._template = None if template is None else Template(template)
         self._decoded = None if decode is None else _decoded(decode)
         self._where = None if where is None else _condition(where)
@@ -466,7 +474,12 @@ class _Lines:
             fill = self._template.filled
             out.writelines([fill(MessageFields(each), each.payload) for each in messages])
         else:
-            lines = [message_line(each, self._time_of(each), self._said(each)) for each in messages]
+            lines = [
+                message_line(
+                    each, self._time_of(each), self._said(each), is_coloured=self._is_coloured
+                )
+                for each in messages
+            ]
             out.writelines([line.encode(errors="replace") + b"\n" for line in lines])
         return len(messages)
 

@@ -25,7 +25,7 @@ from penstock.cli.messages import (
 )
 from penstock.cli.output import losses_named, name_losses, note
 from penstock.cli.signals import stop_on_signal
-from penstock.core.errors import Unsupported
+from penstock.core.errors import InvalidOption, Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
 from penstock.relay import (
@@ -257,7 +257,12 @@ def _pause_key(shown: Progress, *, enabled: bool) -> AbstractContextManager[Call
 def _target(options: RelayOptions, register: bool, decode: str | None) -> Writer:
     check_apart(options.source, options.target)  # to open it may empty it
     more = {} if decode is None else {"decode": decode}
-    return writer_to(options.target, register, **connection_options(options.target), **more)
+    try:
+        return writer_to(options.target, register, **connection_options(options.target), **more)
+    except InvalidOption as error:
+        if error.option == "decode" and error.reason.endswith("has no such option"):
+            error.hint = "--decode goes with parquet:, arrow:, csv:, jsonl: and mcap:"
+        raise
 
 
 def _tell_fields_lost(reader: Reader, writer: Writer, strict: bool) -> None:

@@ -37,6 +37,8 @@ class DecodedPayloads:
         try:
             given = decoding_from_text(text)
         except InvalidOption as error:
+            if error.reason == "names no message":
+                raise
             raise typer.BadParameter(f"--decode {error.reason}: {error.hint}") from None
         if "on_error" in given:
             raise typer.BadParameter(

@@ -18,7 +18,7 @@ from penstock.cli.options import AllowShutdown, Host, MaxClients, Quiet, checked
 from penstock.cli.output import note, one_line
 from penstock.cli.signals import serve_until_stopped, stop_on_signal
 from penstock.core.clock import SYSTEM_CLOCK
-from penstock.core.errors import ConnectionLost, InvalidOption
+from penstock.core.errors import ConnectionLost, InvalidOption, NotFound
 from penstock.core.units import format_duration, format_time, parse_duration, parse_time
 from penstock.registry.latest_files import data_path, relative_path
 
@@ -173,6 +173,8 @@ def read(
             if not everything or forced:
                 break
     if not count:
+        if not place.startswith("ldatap:") and not Path(place).is_dir():
+            raise NotFound(f"there is no directory {place}", hint="look at the path")
         note("penstock: nothing new")
         raise typer.Exit(1)
 

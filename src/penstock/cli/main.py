@@ -132,7 +132,7 @@ app = typer.Typer(
     [bold]Try it:[/bold]
 
       penstock put fmq:/tmp/demo/beams --text hello --type 1
-      penstock cat fmq:/tmp/demo/beams --follow
+      penstock cat fmq:/tmp/demo/beams
       seq 1 1000 | penstock put log:/tmp/demo/numbers
       penstock tail log:/tmp/demo/numbers -n 3
       penstock cp log:/tmp/demo/numbers csv:/tmp/demo/numbers.csv
@@ -179,10 +179,23 @@ def main() -> None:
         app(args=arguments, prog_name="penstock")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError) and _only_shows(own):
+            drop_output()
+            sys.exit(0)  # who reads it has seen enough
+        raise
     except Exception as error:  # noqa: BLE001 - told, by a line or a traceback
         note(traceback.format_exc() if debug else f"penstock: {one_line(error)}")
         _hand_over_output()
         sys.exit(1)
+
+
+def _only_shows(arguments: list[str]) -> bool:
+    """Tell whether a command does nothing but print."""
+    return not {"-h", "--help", "--version"}.isdisjoint(arguments) or arguments[:1] in (
+        [],
+        ["id"],
+    )
 
 
 def _hand_over_output() -> None:

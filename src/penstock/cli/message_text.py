@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import typer
+
 from penstock.core.errors import InvalidOption
 from penstock.core.json_lines import payload_value
 from penstock.core.units import format_time
@@ -59,10 +61,14 @@ def payload_text(payload: bytes, most: int | None = None) -> str:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def message_line(message: Message, time_ns: int, said: str) -> str:
+def message_line(message: Message, time_ns: int, said: str, *, is_coloured: bool = False) -> str:
     """Format a message as a line, with this time and text."""
+    number = f"{message.seq:>10}"
     kind = f"{message.type}/{message.subtype}"
-    return f"{message.seq:>10}  {format_time(time_ns):<20}  {kind:>9}  {message.size:>9,} B  {said}"
+    header = f"{format_time(time_ns):<20}  {kind:>9}  {message.size:>9,} B"
+    if is_coloured:
+        number, header = typer.style(number, fg="cyan"), typer.style(header, dim=True)
+    return f"{number}  {header}  {said}"
 
 
 #: The fields of a message, by name.
@@ -121,7 +127,7 @@ class Template:
     def __init__(self, text: str) -> None:
         """Parse the text.
 
-        :raises InvalidOption: it contains no field.
+        :raises InvalidOption: it contains no field, or one that is not closed.
         """
         self._text = text
         #: Text with field names in between; %% is a percent sign.
@@ -132,6 +138,8 @@ class Template:
             at = match.end()
             self._parts.append((before, match[1]) if match[1] is not None else (before + "%", None))
         self._parts.append((unescaped(text[at:]), None))
+        if any("%{" in before for before, _ in self._parts):
+            raise InvalidOption("format", text, "'%{' is not closed", hint="as in '%{seq}'")
         if not any(name for _, name in self._parts):
             raise InvalidOption(
                 "format", text, "it names no field", hint="as in '%{time} %{seq} %{payload}\\n'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import stat
 import sys
@@ -34,6 +35,7 @@ __all__ = [
     "Url",
     "add_to",
     "fits_32_bits",
+    "is_finite",
     "progress_told",
     "tell_interrupted",
     "tell_range",
@@ -57,6 +59,16 @@ def fits_32_bits(number: int | None) -> int | None:
     if number is not None and not -(2**31) <= number < 2**31:
         raise typer.BadParameter(f"{number} does not fit: types are -2147483648 to 2147483647")
     return number
+
+
+def is_finite(rate: float | None) -> float | None:
+    """Check a rate.
+
+    :raises typer.BadParameter: it is infinite.
+    """
+    if rate is not None and not math.isfinite(rate):
+        raise typer.BadParameter(f"{rate} is no rate: leave it out for as fast as it goes")
+    return rate
 
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The stream, such as fmq:/path/name.")]
@@ -125,25 +137,31 @@ def put(
         bool, typer.Option("--null", "-0", help="A zero byte ends a message of stdin.")
     ] = False,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Messages per second, at most.", min=0.001)
+        float | None,
+        typer.Option(
+            metavar="N", callback=is_finite, help="Messages per second, at most.", min=0.001
+        ),
     ] = None,
     register: Register = False,
 ) -> None:
     """Write messages to a stream, and create it if it is missing.
 
-    Without --text, --file and --jsonl, a line of standard input is a message.
+    Without --text, --file and --jsonl, a line of standard input is a message. Order: all --text,
+    all --file, then --jsonl. Exit code 3: a queue that it made is too small for what was put, and
+    has overwritten some.
 
+    Examples:
       seq 1 100 | penstock put fmq:/tmp/demo/numbers
       penstock put fmq:/tmp/demo/pictures --file photo.jpg --type 7
-
-    Order: all --text, all --file, then --jsonl. Exit code 3: a queue that it made is too small for
-    what was put, and has overwritten some.
+      penstock cat log:/data/beams --json | penstock put log:/tmp/copy --jsonl -
     """
     is_piped = not (text or file or jsonl) and _has_input()
     if not (text or file or jsonl or is_piped):
         raise typer.BadParameter("give --text, --file or --jsonl, or lines by a pipe")
     if delimiter == "":
         raise typer.BadParameter("--delimiter is empty")
+    if null and delimiter is not None:
+        raise typer.BadParameter("give --null or --delimiter")
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
     is_new = not _is_there(url)
     with (

@@ -89,7 +89,10 @@ def mon(
     Examples:
       penstock mon fmq:/data/beams --interval 1s
     """
-    every = parse_duration(interval)
+    try:
+        every = parse_duration(interval)
+    except InvalidOption as error:
+        raise InvalidOption("interval", interval, error.reason) from None
     if every <= 0:
         raise InvalidOption("interval", interval, "must be above 0")
     with (

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from penstock.core.errors import ConfigError, ConfigErrors, PenstockError, StorageError
+from penstock.core.errors import (
+    ConfigError,
+    ConfigErrors,
+    InvalidOption,
+    InvalidURL,
+    PenstockError,
+    PositionError,
+    StorageError,
+)
 from penstock.core.redaction import shown
 from penstock.core.statistics import Loss
 
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bar",
     "drop_output",
+    "is_coloured",
     "is_terminal",
     "losses_named",
     "name_losses",
@@ -45,6 +54,8 @@ _ADVICE: Final = {
     errno.ENOENT: "look at the path",
     errno.ENOTDIR: "look at the path",
     errno.EISDIR: "give a file, not a folder",
+    errno.EEXIST: "something else has this name: choose another",
+    errno.EFBIG: "make it smaller",
     errno.EACCES: "check who owns the files and their permissions",
     errno.EPERM: "check who owns the files and their permissions",
     errno.EROFS: "write to another place",
@@ -69,6 +80,8 @@ def one_line(error: Exception) -> str:
             )
         elif isinstance(error, ConfigError):
             hint = hint or "mend it in the file, then try again"
+        elif isinstance(error, InvalidOption | InvalidURL | PositionError):
+            hint = hint or "change it, then try again"
     elif isinstance(error, OSError):
         reason = error.strerror or str(error)
         text = f"{error.filename}: {reason}" if error.filename else reason
@@ -111,6 +124,15 @@ def standard_output() -> Iterator[BinaryIO]:
 def is_terminal(stream: TextIO | None) -> bool:
     """Tell whether a stream is a terminal; None is a closed stream."""
     return stream is not None and stream.isatty()
+
+
+def is_coloured() -> bool:
+    """Tell whether standard output takes colours: a terminal whose user has not said no."""
+    return (
+        is_terminal(sys.stdout)
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def drop_output() -> None:

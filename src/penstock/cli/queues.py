@@ -78,7 +78,12 @@ def info(
     url: Url,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a stream holds: its shape, oldest and youngest message, how full it is."""
+    """Show what a stream holds: its shape, oldest and youngest message, how full it is.
+
+    Examples:
+      penstock info fmq:/data/beams
+      penstock info log:/data/archive --json
+    """
     found = endpoints.describe(url)
     with standard_output():
         if as_json:

@@ -6,7 +6,6 @@ import glob
 import itertools
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli.messages import Url
-from penstock.cli.output import is_terminal, note, one_line, standard_output
+from penstock.cli.output import is_coloured, note, one_line, standard_output
 from penstock.core import endpoints
 from penstock.core.errors import DamagedQueue, InvalidURL, NotFound, PenstockError, Unsupported
 from penstock.core.units import format_duration, format_size
@@ -59,8 +58,9 @@ def ls(
 ) -> None:
     """List queues and logs: how much is in them, how fast, who writes and reads.
 
-    The rate is the mean of what is there. A reader that is gone is dead, and its place is kept.
-    Exit code 1 if one cannot be read.
+    The rate is the mean of what is there. A reader that is gone is dead, and its place is kept. A
+    store of psi's, or of ours, is one line: psi-store ls shows its streams. Exit code 1 if one
+    cannot be read.
 
     Examples:
       penstock ls /data -r
@@ -72,9 +72,8 @@ def ls(
         with standard_output() as out:
             out.writelines(json.dumps(each.as_dict()).encode() + b"\n" for each in listed)
     elif listed:
-        is_plain = "NO_COLOR" in os.environ or not is_terminal(sys.stdout)
         with standard_output() as out:
-            for line in _lines(listed, is_plain=is_plain):
+            for line in _lines(listed, is_plain=not is_coloured()):
                 out.write(line.encode(errors="backslashreplace") + b"\n")
         for each in listed:
             if each.error:
@@ -88,11 +87,12 @@ def ls(
 
 
 def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
-    """Yield the URLs of the streams at a place: a folder, a pattern of names, or a URL.
+    """Yield URLs of streams and paths of stores at a folder, a pattern of names, or a URL.
 
     :raises NotFound: the folder does not exist.
     """
-    from penstock.queue.inventory import streams_in  # noqa: PLC0415 - for the others
+    from penstock.protocols.psi.store.lookup import is_store  # noqa: PLC0415 - rm needs neither
+    from penstock.queue.inventory import streams_in  # noqa: PLC0415
 
     try:
         URL.parse(place)
@@ -101,8 +101,11 @@ def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
     else:
         yield from endpoints.find_streams(place)
         return
+    if is_store(Path(place)):
+        yield place
+        return
     if Path(place).is_dir():
-        yield from streams_in(place, recursive=recursive)
+        yield from streams_in(place, recursive=recursive, is_store=is_store)
         return
     folder, pattern = os.path.split(place)
     folders = glob.glob(folder) if folder else ["."]  # noqa: PTH207 - a Path has none from the root
@@ -110,7 +113,7 @@ def found_at(place: str, *, recursive: bool = False) -> Iterator[str]:
         url
         for each in folders
         if Path(each).is_dir()
-        for url in streams_in(each, pattern, recursive=recursive)
+        for url in streams_in(each, pattern, recursive=recursive, is_store=is_store)
     ]
     if not found and not glob.has_magic(place):
         raise NotFound(f"there is no folder and no stream {place}", hint="penstock ls -r DIR")
@@ -159,9 +162,9 @@ class Listed:
 
 
 def look_at(url: str) -> Listed:
-    """Return the status of a stream, or why it cannot be read."""
+    """Return the status of a stream or a store, or why it cannot be read."""
     try:
-        found = endpoints.describe(url)
+        found = _describe(url)
     except PenstockError as error:
         kind = "damaged" if isinstance(error, DamagedQueue) else "unreadable"
         return Listed(url, kind, error=one_line(error))
@@ -192,6 +195,16 @@ def look_at(url: str) -> Listed:
         tuple(readers),
         _lost(found),
     )
+
+
+def _describe(url: str) -> StreamInfo:
+    try:
+        URL.parse(url)
+    except InvalidURL:  # the path of a store, as `found_at` yields it
+        from penstock.protocols.psi.store.lookup import describe_store  # noqa: PLC0415 - few have one
+
+        return describe_store(Path(url))
+    return endpoints.describe(url)
 
 
 def _lost(found: StreamInfo) -> int:

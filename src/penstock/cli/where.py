@@ -102,13 +102,13 @@ class Condition:
                 return lambda fields: not _holds(inner, fields)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self._compiled(operand)
-                return lambda fields: -inner(fields)
+                return lambda fields: -_as_number(inner(fields))
             case ast.Compare():
                 return self._comparison(node)
             case ast.BinOp() if type(node.op) in _ARITHMETIC:
                 left, right = self._compiled(node.left), self._compiled(node.right)
                 do = _ARITHMETIC[type(node.op)]
-                return lambda fields: do(left(fields), right(fields))
+                return lambda fields: do(_as_number(left(fields)), _as_number(right(fields)))
             case ast.Constant(value=value):
                 return lambda _: value
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
@@ -125,7 +125,12 @@ class Condition:
         raise ValueError(f"{ast.unparse(node)} is not a comparison of fields")
 
     def _comparison(self, node: ast.Compare) -> _Value:
-        values = [self._compiled(each) for each in (node.left, *node.comparators)]
+        compared = [
+            # `type in (3)` is a list of one, as in SQL.
+            ast.List([each]) if isinstance(op, ast.In | ast.NotIn) and _is_one(each) else each
+            for op, each in zip(node.ops, node.comparators, strict=True)
+        ]
+        values = [self._compiled(each) for each in (node.left, *compared)]
         tests = [_COMPARISONS[type(each)] for each in node.ops]
 
         def compare(fields: _Fields) -> bool:
@@ -166,6 +171,21 @@ def _alike(one: Any, other: Any) -> tuple[Any, Any]:
     if isinstance(other, str) and _is_number(one):
         return one, _number(other)
     return one, other
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant)
+
+
+def _as_number(value: Any) -> Any:
+    """Return the number that a value is or spells.
+
+    :raises TypeError: it is none. Python would also multiply text, and format it with `%`.
+    """
+    number = _number(value) if isinstance(value, str) else value
+    if not _is_number(number):
+        raise TypeError(f"{value!r} is no number")
+    return number
 
 
 def _is_number(value: Any) -> bool:

@@ -143,7 +143,9 @@ class Endpoint:
         raise Unsupported(f"{url.scheme}: cannot be written to ({url})")
 
     def create(self, url: URL, *, replace: bool = False) -> None:  # noqa: ARG002
-        raise Unsupported(f"{url.scheme}: has nothing to create ({url})")
+        raise Unsupported(
+            f"{url.scheme}: has nothing to create ({url})", hint="write to it: put, cp"
+        )
 
     def describe(self, url: URL) -> StreamInfo:
         raise Unsupported(f"{url.scheme}: has nothing to show ({url})")
@@ -211,7 +213,10 @@ def remove(url: str, *, force: bool = False) -> None:
     """
     endpoint, parsed = endpoint_of(url), URL.parse(url)
     if not isinstance(endpoint, Removable):
-        raise Unsupported(f"{parsed.scheme}: cannot be removed from here ({parsed})")
+        raise Unsupported(
+            f"{parsed.scheme}: cannot be removed from here ({parsed})",
+            hint="remove it where it is kept",
+        )
     endpoint.remove(parsed, force=force)
 
 

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from penstock.core.url import URL
 
-__all__ = ["Directory", "Duration", "Options", "Patience", "Size", "nearest", "parse_options"]
+__all__ = [
+    "Directory",
+    "Duration",
+    "Options",
+    "Patience",
+    "Size",
+    "nearest",
+    "parse_options",
+    "reason_of",
+]
 
 
 def _is_there(folder: Path) -> Path:
@@ -75,7 +84,7 @@ def parse_options(url: URL, model: type[_AnyOptions]) -> _AnyOptions:
         if isinstance(cause, InvalidOption):  # by a unit's parser, without the option's name
             raise InvalidOption(name, first["input"], cause.reason, hint=cause.hint) from None
         raise InvalidOption(
-            name, first["input"], _reason(first["type"], str(first["msg"]))
+            name, first["input"], reason_of(first["type"], str(first["msg"]))
         ) from None
 
 
@@ -88,6 +97,7 @@ _REASONS: Final = {
 }
 
 
-def _reason(kind: str, said: str) -> str:
+def reason_of(kind: str, said: str) -> str:
+    """Return our wording of an error of pydantic's, by its type and its message."""
     plain = said.removeprefix("Value error, ").replace("Input should be", "must be", 1)
     return _REASONS.get(kind, plain)

@@ -170,7 +170,7 @@ def check(url: str) -> int:
 
     :raises DamagedQueue: names the first fault.
     """
-    parsed = URL.parse(url)
+    parsed = _queue_url(url)
     if (classic := _classic(parsed)) is not None:
         return classic.check(parsed)
     from penstock.queue.wide.recovery import check_wide  # noqa: PLC0415 - loads numpy
@@ -184,7 +184,7 @@ def repair(url: str) -> Repair:
 
     :raises DamagedQueue: the queue is beyond repair; nothing was changed.
     """
-    parsed = URL.parse(url)
+    parsed = _queue_url(url)
     classic = _classic(parsed)
     if classic is None:
         raise InvalidURL(
@@ -193,6 +193,13 @@ def repair(url: str) -> Repair:
             hint="copy what can be read: penstock cp 'fmq:…?damaged=skip' fmq:/a/new/one",
         )
     return classic.repair(parsed)
+
+
+def _queue_url(text: str) -> URL:
+    url = URL.parse(text)
+    if url.scheme != "fmq":
+        raise InvalidURL(text, "it is no queue", hint="write fmq:/path/name")
+    return url
 
 
 def _classic(url: URL, *, creating: bool = False) -> ClassicEndpoint | None:

@@ -27,7 +27,7 @@ from penstock.queue.wide.file import SUFFIX, QueueFile, file_of, groups_of, mark
 from penstock.queue.wide.layout import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.core.interfaces import StreamInfo
 
@@ -47,10 +47,18 @@ log = logging.getLogger(__name__)
 _OF_LOGS: Final = frozenset((LOCK, SETTINGS, CURSORS, CLOCK))
 
 
-def streams_in(folder: str, pattern: str = "*", *, recursive: bool = False) -> Iterator[str]:
+def streams_in(
+    folder: str,
+    pattern: str = "*",
+    *,
+    recursive: bool = False,
+    is_store: Callable[[Path], bool] = lambda _: False,
+) -> Iterator[str]:
     """Yield the URLs of the queues and logs in a folder, sorted by name.
 
     :param pattern: shell pattern of the names
+    :param is_store: directories that are one thing, whatever queues are in them; their paths are
+        yielded
     :raises StorageError: the folder cannot be read.
     """
     try:
@@ -65,16 +73,17 @@ def streams_in(folder: str, pattern: str = "*", *, recursive: bool = False) -> I
         name = entry.name.removesuffix(SUFFIX).removesuffix(".stat")
         is_asked = fnmatch.fnmatchcase(name, pattern)
         if entry.is_dir():
-            if not _is_log(entry.path):
+            is_log = _is_log(entry.path)
+            if not is_log and not is_store(Path(entry.path)):
                 below.append(entry)
             elif is_asked:
-                yield f"log:{escaped(entry.path)}"
+                yield f"log:{escaped(entry.path)}" if is_log else entry.path
         elif is_asked and entry.name.endswith((SUFFIX, ".stat")):
             yield f"fmq:{escaped(entry.path.removesuffix(SUFFIX).removesuffix('.stat'))}"
     for entry in below if recursive else ():
         if not entry.is_symlink() and not entry.name.endswith(f"{SUFFIX}.groups"):
             with contextlib.suppress(StorageError):  # no permission
-                yield from streams_in(entry.path, pattern, recursive=True)
+                yield from streams_in(entry.path, pattern, recursive=True, is_store=is_store)
 
 
 def _is_log(folder: str) -> bool:

@@ -120,7 +120,7 @@ def file_of(place: str) -> Path:
         path = endpoint.path_of(URL.parse(place))
     files = list(files_below(path)) if path.exists() else []
     if not files:
-        raise NotFound(f"there is no file at {place}")
+        raise NotFound(f"there is no file at {place}", hint="look at the path")
     return files[-1]
 
 

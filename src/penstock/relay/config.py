@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, Validat
 from penstock.core.config import ConfigModel, load_config
 from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import InvalidOption, PenstockError
-from penstock.core.options import Duration  # noqa: TC001 - pydantic reads it
+from penstock.core.options import Duration, reason_of
 from penstock.core.position import Position
 from penstock.core.quota import parse_quota
 from penstock.core.units import parse_duration
@@ -113,7 +113,9 @@ def relay_options(**given: object) -> RelayOptions:
             raise InvalidOption(name, first["input"], cause.reason, hint=cause.hint) from None
         if isinstance(cause, PenstockError):
             raise cause from None
-        raise InvalidOption(name, first["input"], str(first["msg"])) from None
+        raise InvalidOption(
+            name, first["input"], reason_of(first["type"], str(first["msg"]))
+        ) from None
 
 
 class RelayFile(ConfigModel):

@@ -375,6 +375,10 @@ def decoding_from_text(text: str) -> dict[str, Any]:
     format, colon, rest = text.partition(":")
     if format == "protobuf" and colon:
         file, _, message = rest.rpartition(":")
+        if not file:
+            raise InvalidOption(
+                "decode", text, "names no message", hint="as in 'protobuf:FILE:package.Message'"
+            )
         return {"format": format, "descriptor_set": file, "message": message}
     if format in _SHORT and colon:
         return {"format": format, _SHORT[format]: rest}

@@ -70,6 +70,7 @@ __all__ = [
     "JsonLinesEndpoint",
     "McapEndpoint",
     "ParquetEndpoint",
+    "check_replaceable",
 ]
 
 log = logging.getLogger(__name__)
@@ -163,6 +164,13 @@ def _path_of(url: URL) -> Path:
             f"{url.scheme}: is a file on this machine",
             hint=f"write {url.scheme}:/path/name",
         )
+    if url.path == "-":
+        raise InvalidURL(
+            url.text,
+            f"{url.scheme}: is a file, not a pipe",
+            hint=f"cat --json prints to standard output, put --jsonl - reads; a file is "
+            f"{url.scheme}:./-",
+        )
     return Path(url.path)
 
 
@@ -193,6 +201,7 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         self._is_broken = False
         self._unfinished = path.with_name(f"{path.name}.new")
         with contextlib.ExitStack() as stack, _storage_errors("writing", self._unfinished):
+            check_replaceable(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = stack.enter_context(_locked_file(self._unfinished))
             stack.callback(self._unfinished.unlink, missing_ok=True)
@@ -324,6 +333,22 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
                     self._sink.close()  # or it would warn when garbage-collected
         with contextlib.suppress(OSError):  # write errors were raised before
             self._file.close()
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a file of this name would take the place of a file, or of nothing.
+
+    :raises InvalidOption: a folder, a pipe or a device has the name.
+    """
+    if path.is_dir():
+        raise InvalidOption("path", str(path), "is a folder", hint="give the name of a file in it")
+    is_special = path.exists() and not path.is_file()
+    # /dev/stdout is a link, perhaps to a file: a rename would take the link from the whole machine.
+    folder = path.parent.resolve()
+    if is_special or folder == Path("/dev") or folder.is_relative_to("/proc"):
+        raise InvalidOption(
+            "path", str(path), "is no file that can be replaced", hint="choose another name"
+        )
 
 
 def _decoded(text: str) -> Rows:

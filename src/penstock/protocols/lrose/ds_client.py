@@ -255,6 +255,8 @@ class Connection(Closable):
         hint = None
         if isinstance(error, ConnectionRefusedError):
             hint = "start the server, or check host and port"
+        elif isinstance(error, socket.gaierror):
+            hint = "look at the name of the host"
         return ConnectionLost(self.server, reason, hint=hint)
 
     def close(self) -> None:

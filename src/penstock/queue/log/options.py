@@ -92,8 +92,10 @@ class LogOptions(GroupOptions):
     def reader_name(self) -> str | None:
         """Return the name of the reader's position, or None.
 
-        :raises InvalidOption: `hold` and `cursor` give several names.
+        :raises InvalidOption: `hold` and `cursor` give several names, or `hold` gives none.
         """
+        if "hold" in self.given and not self.hold:
+            raise InvalidOption("hold", "", "names nobody", hint="as in hold=archive")
         names = {*self.hold, *(() if self.cursor is None else (self.cursor,))}
         if len(names) > 1:
             raise InvalidOption("hold", ",".join(sorted(names)), "a reader has one name")

@@ -56,11 +56,17 @@ def parse_compression(value: str) -> str:
     return _one_compression(others.get(value, value))
 
 
+def _layout(value: str) -> str:
+    if value != "wide":
+        raise ValueError("should be 'wide' or 'classic'")  # which has options of its own
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class WideOptions(GroupOptions):
     """Options of `fmq:…?layout=wide`."""
 
-    layout: Literal["wide"] | None = option(choice("wide"), None)
+    layout: Literal["wide"] | None = option(_layout, None)
     #: Creating: slots, the most messages it holds; rounded up to a power of 2.
     slots: int = option(whole(2, MAX_SLOTS), 16384)
     #: Creating: bytes of the buffer, rounded up to whole pages.

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.core.endpoints import describe
 from penstock.core.errors import NotFound
-from penstock.protocols.psi.store.psi_files import PsiFiles, find_stores
+from penstock.core.interfaces import StreamInfo
+from penstock.protocols.psi.store.psi_files import PsiFiles, PsiStoreReader, find_stores
 from penstock.protocols.psi.store.streams import Place, Store
+from penstock.protocols.psi.ticks import MIN_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["find_store", "list_places", "open_or_make", "open_store"]
+__all__ = [
+    "describe_store",
+    "find_store",
+    "is_store",
+    "list_places",
+    "open_or_make",
+    "open_store",
+]
 
 
 def open_store(
@@ -92,3 +103,47 @@ def find_store(root: Path | str, name: str) -> Place:
             f"{root} has no store {name!r}", hint=f"there are: {names}" if names else None
         )
     return found[-1]
+
+
+def is_store(folder: Path) -> bool:
+    """Tell whether a directory is a store, ours or psi's; one that may not be read is none."""
+    try:
+        return Place(folder).is_whole or any(folder.glob("*.Catalog_000000.psi"))
+    except OSError:
+        return False
+
+
+def describe_store(folder: Path) -> StreamInfo:
+    """Describe the messages of a store, of all its streams together; psi's by their catalog.
+
+    :raises NotFound: the directory is no store.
+    :raises DamagedStore: the catalog of psi is damaged.
+    """
+    place = Place(folder)
+    if place.is_whole:
+        found = describe(place.data_url(volatile=place.is_volatile))
+        return dataclasses.replace(found, url=str(folder), layout="store")
+    count = 0
+    times: list[int] = []
+    for name in [name for name, where in find_stores(folder) if where == folder]:
+        with PsiStoreReader(folder, name) as reader:
+            for stream in reader.streams:
+                count += stream.message_count
+                times += [stream.first_creation_ns, stream.last_creation_ns]
+    known = [time for time in times if time != MIN_NS]
+    return StreamInfo(
+        url=str(folder),
+        layout="psi store",
+        storage="files",
+        slots=0,
+        buffer_size=0,
+        oldest_seq=None,
+        youngest_seq=None,
+        count=count,
+        bytes=place.size_on_disk(),
+        oldest_time_ns=min(known, default=None),
+        youngest_time_ns=max(known, default=None),
+        fill=0.0,
+        blocking=False,
+        details={},
+    )

@@ -43,6 +43,7 @@ from penstock.protocols.psi.store.catalog import (
     uncounted,
 )
 from penstock.protocols.psi.ticks import MIN_NS, NS_PER_TICK
+from penstock.queue.log.segments import is_log
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -98,6 +99,12 @@ class Place(NamedTuple):
     @property
     def exists(self) -> bool:
         return (self.folder / _CATALOG).is_dir()
+
+    @property
+    def is_whole(self) -> bool:
+        """Both its catalog and its messages are there: no other directory looks like that."""
+        data = self.folder / _DATA
+        return is_log(self.folder / _CATALOG) and (self.is_volatile or is_log(data))
 
     @property
     def catalog_url(self) -> str:

@@ -8,7 +8,9 @@ import logging
 import queue
 import socket
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from pydantic import Field
 
 from penstock.core.errors import Malformed, StorageError
 from penstock.core.interfaces import Closable
@@ -68,9 +70,9 @@ class ServerOptions(Options):
     lease: Duration = 30.0
     deliveries: int | None = None
     dead: str | None = None
-    #: The largest frame by TCP and Unix sockets.
-    max_message: Size = 16 << 20
-    max_clients: int = 256
+    #: The largest frame by TCP and Unix sockets: it has room for every request and error.
+    max_message: Annotated[Size, Field(ge=1024, le=1 << 30)] = 16 << 20
+    max_clients: Annotated[int, Field(ge=1, le=100_000)] = 256
 
     def settings(self) -> QueueSettings:
         return QueueSettings(

@@ -17,7 +17,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
-from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all
+from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all, group
 from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics
 from penstock.protocols.lhhttt.queue import MessageQueue
 from penstock.protocols.server import (
@@ -266,7 +266,9 @@ class _QueueSession(Session):
                 fault = error
             if commands:
                 connection.welcome()
-                replies, waiting = self._queue.handle(commands, self._late.put, self._largest)
+                replies, waiting = self._queue.handle(
+                    group(commands), self._late.put, self._largest
+                )
                 connection.send(*(reply for reply, _ in replies))
                 if not self._wait_for(waiting):
                     return False

@@ -5,8 +5,10 @@ python benches/lhhttt.py [--quick]
 Both serve the prototype's verbs in a process of their own. For PUT and GET the processor time of
 the server counts, as each answers windows of requests. Then messages pass through: the plain queue
 by PUT and GET, ours by batches of its reliable mode, each stored, leased and acknowledged; payloads
-are equal, and all clients of a queue are one process. Last, the server's processor time for that,
-which limits both, and hardly depends on what else the machine does.
+are equal, and all clients of a queue are one process, which has several requests under way: 128 at
+the plain queue, whose server is never idle so, and one of each writer and reader at ours. Last,
+the server's processor time for that, which limits both, and hardly depends on what else the machine
+does.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import argparse
 import asyncio
 import multiprocessing
 import sys
-import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -37,6 +39,8 @@ SIZE = 100
 WINDOW = 128
 #: Messages in a request of the reliable mode: what fits a datagram.
 BATCH = 550
+#: Writers of the reliable mode, and as many readers.
+CLIENTS = 2
 #: Seconds without an answer after which the rest of a window is taken for lost.
 PATIENCE = 2.0
 PUT = b"268PUT:" + b"m" * SIZE  # 0x68 are 104 bytes
@@ -189,25 +193,19 @@ class Client:
         return (time.perf_counter() - began) * count / (-(-count // WINDOW) * WINDOW)
 
     def carry_safely(self, count: int) -> float:
-        """Return the seconds in which so many messages pass by the reliable mode, in order."""
-        messages = [b"m" * SIZE] * BATCH
-        batches = -(-count // BATCH)
-
-        def client() -> QueueClient:
-            return QueueClient(DatagramLink("queue", HOST, self._port), is_reliable=True)
-
-        with client() as writer, client() as reader:
+        """Return the seconds in which so many messages pass by the reliable mode."""
+        batches = -(-count // (BATCH * CLIENTS))
+        with ExitStack() as stack:
+            clients = [stack.enter_context(self._client()) for _ in range(2 * CLIENTS)]
+            works = [put_all, get_all] * CLIENTS
+            pool = stack.enter_context(ThreadPoolExecutor(len(clients)))
             began = time.perf_counter()
-            writing = threading.Thread(target=put_all, args=(writer, messages, batches))
-            writing.start()
-            read = 0
-            while read < batches * BATCH:
-                tags, found = reader.get(BATCH, PATIENCE)
-                if found:
-                    reader.ack(tags)
-                read += len(found)
-            writing.join()
-            return (time.perf_counter() - began) * count / read
+            for _ in pool.map(lambda work, client: work(client, batches), works, clients):
+                pass  # which raises what one of them raised
+            return (time.perf_counter() - began) * count / (batches * BATCH * CLIENTS)
+
+    def _client(self) -> QueueClient:
+        return QueueClient(DatagramLink("queue", HOST, self._port), is_reliable=True)
 
     def processor_of(self, carry: Callable[[int], float], count: int) -> float:
         """Return the server's processor time for messages that pass."""
@@ -237,9 +235,19 @@ class Client:
         self._socket.close()
 
 
-def put_all(writer: QueueClient, messages: list[bytes], batches: int) -> None:
+def put_all(writer: QueueClient, batches: int) -> None:
+    messages = [b"m" * SIZE] * BATCH
     for _ in range(batches):
         writer.put(messages)
+
+
+def get_all(reader: QueueClient, batches: int) -> None:
+    left = batches * BATCH
+    while left:
+        tags, messages = reader.get(min(left, BATCH), PATIENCE)
+        if messages:
+            reader.ack(tags)
+        left -= len(messages)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from cli.command import PENSTOCK, run
 from protocols.lhhttt.queues import Asker, served, served_elsewhere
 
@@ -38,6 +40,16 @@ def test_a_server_without_a_journal_tells_by_its_exit_code_what_ended_with_it() 
     run("put", url, "--text", "left")
     assert "1 held" in _stop(process)
     assert process.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "least"), [("max-message", "1024"), ("max-clients", "1"), ("capacity", "1")]
+)
+def test_a_limit_under_which_nothing_passes_is_refused(option: str, least: str) -> None:
+    done = run("serve", "lhhttt", "--port", "0", f"--{option}", "0")
+    assert done.returncode == 1
+    assert option.replace("-", "_").encode() in done.stderr
+    assert least.encode() in done.stderr
 
 
 def test_cat_says_that_it_takes_messages_of_the_prototype_away() -> None:

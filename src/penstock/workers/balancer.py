@@ -34,7 +34,7 @@ from penstock.protocols.lhhttt.commands import (
     is_text,
     lease_request,
     message_reply,
-    messages_reply,
+    messages_head,
     nack_request,
     none_reply,
     ok_reply,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols.datagrams import Address
     from penstock.protocols.lhhttt.commands import Tags
-    from penstock.protocols.lhhttt.interface import Send
+    from penstock.protocols.lhhttt.interface import Commands, Send
     from penstock.protocols.lhhttt.queue import MessageQueue
 
 __all__ = ["Balancer", "sum_of_books"]
@@ -106,18 +106,18 @@ class Balancer(Closable):
     # --- commands -----------------------------------------------------------------------------
 
     def handle(
-        self, commands: Sequence[tuple[bytes, Address]], send: Send, largest: int
+        self, commands: Sequence[Commands], send: Send, largest: int
     ) -> tuple[list[tuple[bytes, Address]], int]:
         replies: list[tuple[bytes, Address]] = []
         waiting = 0
         with self._lock:
-            for is_put, run in itertools.groupby(commands, _is_put):
-                if is_put:
-                    replies += self._put(list(run), send, largest)
+            for verb, rests, peers in commands:
+                if verb == b"PUT":
+                    replies += self._put(rests, peers, send, largest)
                     continue
-                for command, peer in run:
+                for rest, peer in zip(rests, peers, strict=True):
                     parked = _Parked(_NOTHING, time.monotonic(), send, peer, largest)
-                    answers = self._answer(command, parked)
+                    answers = self._answer(verb, rest, parked)
                     if answers is None:
                         waiting += 1
                     else:
@@ -131,27 +131,29 @@ class Balancer(Closable):
             for name in [name for name, parked in self._parked.items() if parked.send == send]:
                 del self._parked[name]
 
-    def _ask(self, place: int, command: bytes, asker: _Parked) -> list[bytes]:
+    def _ask(self, place: int, verb: bytes, rest: bytes, asker: _Parked) -> list[bytes]:
         """Return a queue's immediate reply, or an empty one."""
-        asked = [(command, asker.peer)]
+        asked = [(verb, [rest], [asker.peer])]
         replies, _ = self._queues[place].handle(asked, asker.send, asker.largest)
         return [reply for reply, _ in replies]
 
     def _ask_reliably(self, place: int, frame: bytes, asker: _Parked) -> Reply:
-        (answer,) = self._ask(place, decode_bytes(frame), asker)
+        verb, _, rest = decode_bytes(frame).partition(b":")
+        (answer,) = self._ask(place, verb, rest, asker)
         return parse_reply(decode_bytes(answer))
 
     def _put(
-        self, commands: Sequence[tuple[bytes, Address]], send: Send, largest: int
+        self, messages: Sequence[bytes], peers: Sequence[Address], send: Send, largest: int
     ) -> list[tuple[bytes, Address]]:
-        parts: defaultdict[int, list[tuple[bytes, Address]]] = defaultdict(list)
-        for command, peer in commands:
-            place = self._place(command.partition(b":")[2], next(self._turns))
-            parts[place].append((command, peer))
+        parts: defaultdict[int, Commands] = defaultdict(lambda: (b"PUT", [], []))
+        for message, peer in zip(messages, peers, strict=True):
+            _, some, askers = parts[self._place(message, next(self._turns))]
+            some.append(message)
+            askers.append(peer)
         return [
             reply
             for place, part in parts.items()
-            for reply in self._queues[place].handle(part, send, largest)[0]
+            for reply in self._queues[place].handle([part], send, largest)[0]
         ]
 
     def _place(self, message: bytes, turn: int) -> int:
@@ -162,19 +164,18 @@ class Balancer(Closable):
         key = message if found is None else found[found.re.groups and 1] or b""
         return place_of(key, len(self._queues))
 
-    def _answer(self, command: bytes, asker: _Parked) -> list[bytes] | None:
+    def _answer(self, verb: bytes, rest: bytes, asker: _Parked) -> list[bytes] | None:
         """Return the reply to a command (may be empty), or None if it waits for a message."""
-        verb, _, rest = command.partition(b":")
         if verb == b"GET":
-            return self._get(command, asker)
+            return self._get(rest, asker)
         if verb == b"SIZE" and is_text(rest):
             return [encode(str(sum(self._size(i, asker) for i in range(len(self._queues)))))]
         if verb not in RELIABLE:
-            return self._ask(0, command, asker)
+            return self._ask(0, verb, rest, asker)
         try:
             request = RELIABLE[verb](rest)
         except BadRequest:
-            return self._ask(0, command, asker)  # which says what is wrong
+            return self._ask(0, verb, rest, asker)  # which says what is wrong
         match request:
             case Store():
                 return self._store(request, asker)
@@ -184,13 +185,13 @@ class Balancer(Closable):
                 return self._settle(request, asker)
 
     def _size(self, place: int, asker: _Parked) -> int:
-        return int(decode(self._ask(place, b"SIZE", asker)[0]))
+        return int(decode(self._ask(place, b"SIZE", b"", asker)[0]))
 
-    def _get(self, command: bytes, asker: _Parked) -> list[bytes]:
+    def _get(self, rest: bytes, asker: _Parked) -> list[bytes]:
         """GET from the first queue that has a message: an empty reply does not tell."""
         places = self._in_turn()
         place = next((place for place in places if self._size(place, asker)), 0)
-        return self._ask(place, command, asker)
+        return self._ask(place, b"GET", rest, asker)
 
     def _in_turn(self) -> list[int]:
         first = next(self._turns)
@@ -266,7 +267,7 @@ class Balancer(Closable):
         seq, tags = request.seq, format_tags(reply.tags)
         if request.is_single:
             return True, message_reply(seq, tags, reply.messages[0])
-        return True, messages_reply(seq, tags, join_frames(reply.messages))
+        return True, join_frames(reply.messages, messages_head(seq, tags))
 
     def _settle(self, request: Ack | Nack, asker: _Parked) -> list[bytes]:
         parts: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -321,10 +322,6 @@ class Balancer(Closable):
 
 #: Stands for the request of who asks, until that is known.
 _NOTHING: Final = Lease(b"", 0, 0, 0.0, is_single=True)
-
-
-def _is_put(command: tuple[bytes, Address]) -> bool:
-    return command[0].partition(b":")[0] == b"PUT"
 
 
 def _settling(request: Ack | Nack, tags: Tags) -> bytes:

@@ -314,7 +314,7 @@ def test_an_answer_that_is_late_or_anothers_is_not_taken() -> None:
         link = DatagramLink("queue", *queue.getsockname())
         client = QueueClient(link, is_reliable=True)
         results: list[object] = []
-        thread = threading.Thread(target=lambda: results.append(client.get(1)[1]))
+        thread = threading.Thread(target=lambda: results.append(list(client.get(1)[1])))
         thread.start()
         datagram, peer = queue.recvfrom(1000)
         seq = int(decode_bytes(datagram).split(b":")[2])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 from pathlib import Path
@@ -19,7 +20,7 @@ from penstock.protocols.lhhttt import (
     encode,
     encode_bytes,
 )
-from penstock.protocols.lhhttt.frames import decode_all
+from penstock.protocols.lhhttt.frames import decode_all, group
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "streampy"
 ENCODED = json.loads((VECTORS / "lhhttt_encode.json").read_text())["vectors"]
@@ -146,11 +147,17 @@ def test_fuzz_a_mutated_frame_is_one_text_or_a_typed_error(count: int) -> None:
 
 @given(st.lists(st.one_of(st.binary(max_size=20).map(encode_bytes), st.binary(max_size=20))))
 def test_datagrams_are_decoded_by_many_as_each_alone(datagrams: list[bytes]) -> None:
-    found = []
+    commands = []
     for number, datagram in enumerate(datagrams):
         with contextlib.suppress(Malformed):
-            found.append((decode_bytes(datagram), number))
-    assert decode_all(list(zip(datagrams, range(len(datagrams)), strict=True))) == (
-        found,
-        len(datagrams) - len(found),
-    )
+            commands.append((decode_bytes(datagram), number))
+    runs, malformed = decode_all(list(zip(datagrams, range(len(datagrams)), strict=True)))
+    assert malformed == len(datagrams) - len(commands)
+    assert group(commands) == runs
+    parts = [(*command.partition(b":"), number) for command, number in commands]
+    assert runs == [
+        (verb, [rest for _, _, rest, _ in some], [number for *_, number in some])
+        for verb, some in (
+            (verb, list(run)) for verb, run in itertools.groupby(parts, lambda part: part[0])
+        )
+    ]

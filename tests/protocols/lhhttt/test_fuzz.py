@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import Malformed
 from penstock.protocols.lhhttt import encode_bytes, join_frames, split_frames
+from penstock.protocols.lhhttt._frames import fitting
 from penstock.protocols.lhhttt.commands import (
     RELIABLE,
     BadRequest,
@@ -19,6 +20,7 @@ from penstock.protocols.lhhttt.commands import (
     parse_reply,
     parse_tags,
 )
+from penstock.protocols.lhhttt.frames import Frames
 from protocols.lhhttt.queues import HOST, Asker, assert_balanced, served
 from support.until import until
 
@@ -111,9 +113,29 @@ def test_frames_that_are_joined_are_split_again(payloads: list[bytes]) -> None:
     joined = join_frames(payloads)
     assert joined == b"".join(map(encode_bytes, payloads))
     assert split_frames(joined) == payloads
+    assert join_frames(payloads, b"head:") == encode_bytes(b"head:" + joined)
     if joined:
         with pytest.raises(Malformed):
             split_frames(joined + b"3")
+
+
+@given(st.lists(st.binary(max_size=300)), st.data())
+def test_frames_are_a_sequence_of_their_bodies(payloads: list[bytes], data: st.DataObject) -> None:
+    frames = Frames.located(join_frames(payloads))
+    start, end = (data.draw(st.integers(-len(payloads), len(payloads))) for _ in range(2))
+    for some, wanted in ((frames, payloads), (frames[start:end], payloads[start:end])):
+        assert list(some) == wanted
+        assert [some[at] for at in range(len(some))] == wanted
+        assert some.size == sum(map(len, wanted))
+    assert list(Frames.of_one(b"12")) == [b"12"]
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(0, 30), st.integers(0, 300))
+def test_as_many_payloads_are_taken_as_fit(payloads: list[bytes], start: int, room: int) -> None:
+    count = fitting(payloads, start, 5, room, 9)
+    rest = payloads[start : start + 5]
+    needed = [sum(map(len, rest[: n + 1])) + 9 * n for n in range(len(rest))]
+    assert count == next((n for n, size in enumerate(needed) if size > room), len(rest))
 
 
 RUNS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 10**12), st.integers(0, 100))

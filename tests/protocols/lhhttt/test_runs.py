@@ -9,7 +9,7 @@ from penstock.core.batch import batch_from_messages
 from penstock.core.message import Message
 from penstock.protocols.lhhttt import encode_bytes, join_frames
 from penstock.protocols.lhhttt._frames import join_columns
-from penstock.protocols.lhhttt.runs import Run, RunMap, merged, runs_of_batch
+from penstock.protocols.lhhttt.runs import Run, RunMap, framed, merged, runs_of_batch
 
 
 def _batch(numbers: list[int], payloads: list[bytes]) -> pa.RecordBatch:
@@ -32,7 +32,7 @@ def test_a_run_and_its_parts_are_framed_as_their_messages_are(
     wanted = payloads[low:high]
     assert (part.range, part.count) == ((100 + low, 100 + high), len(wanted))
     assert (part.size, part.payload()) == (sum(map(len, wanted)), wanted[0])
-    assert part.joined() == join_frames(wanted)
+    assert framed(b"MSGS:", [part]) == encode_bytes(b"MSGS:" + join_frames(wanted))
     assert part.frames() == [encode_bytes(each) for each in wanted]
 
 
@@ -51,16 +51,19 @@ def test_a_run_knows_how_many_of_its_messages_fit(
 
 def test_a_batch_is_cut_into_runs_where_numbers_are_missing() -> None:
     batch = _batch([9, 3, 4, 5, 8, 9], [b"i", b"c", b"", b"e", b"hh", b"iii"])
-    runs = [(run.range, run.joined()) for run in runs_of_batch(batch.slice(1))]
-    assert runs == [((3, 6), join_frames([b"c", b"", b"e"])), ((8, 10), b"12hh13iii")]
+    runs = list(runs_of_batch(batch.slice(1)))
+    assert [run.range for run in runs] == [(3, 6), (8, 10)]
+    assert framed(b"", runs) == encode_bytes(join_frames([b"c", b"", b"e", b"hh", b"iii"]))
+    assert framed(b"none", []) == b"14none"
     assert [run.range for run in runs_of_batch(batch)] == [(9, 10), (3, 6), (8, 10)]
     assert list(runs_of_batch(batch.slice(0, 0))) == []
 
 
 def test_columns_that_do_not_fit_together_are_refused() -> None:
     for places in ([], [0, 4], [2, 1], [-1, 1]):
+        offsets = memoryview(pa.array(places, pa.int32()).buffers()[1] or b"")
         with pytest.raises(ValueError, match="fit"):
-            join_columns(memoryview(pa.array(places, pa.int32()).buffers()[1] or b""), b"abc")
+            join_columns(b"", [(offsets, b"abc")])
 
 
 @given(st.data())

@@ -33,6 +33,7 @@ from penstock.core.retry import Backoff
 from penstock.protocols.connection import tune
 from penstock.protocols.datagrams import DatagramSocket
 from penstock.protocols.host_port import why_unreachable
+from penstock.protocols.lhhttt._frames import fitting
 from penstock.protocols.lhhttt.commands import (
     LONGEST_WAIT_MS,
     MOST_MESSAGES,
@@ -350,16 +351,10 @@ class QueueClient(Closable):
 
     def _end_of_batch(self, messages: Sequence[bytes], start: int) -> int:
         """Return the end of the messages from `start` on that one request takes well."""
-        size = 0
-        for at in range(start, min(len(messages), start + self._most)):
-            message = messages[at]
-            is_too_large = len(message) > self._link.largest
-            if at > start and (is_too_large or size + len(message) > self._most_bytes):
-                return at
-            if is_too_large:
-                raise MessageTooLarge(len(message), self._link.largest)
-            size += len(message) + _FRAME
-        return min(len(messages), start + self._most)
+        count = fitting(messages, start, self._most, self._most_bytes, _FRAME)
+        if not count and len(messages[start]) > self._link.largest:
+            raise MessageTooLarge(len(messages[start]), self._link.largest)
+        return start + max(1, count)
 
     def _learn_limits(self, error: QueueRefused, batch: Sequence[bytes]) -> bool:
         """Take smaller batches where the queue holds no more; False if that is not the matter."""

@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.errors import Malformed
-from penstock.protocols.lhhttt.frames import encode_bytes, join_frames, split_frames
+from penstock.protocols.lhhttt.frames import Frames, encode_bytes, join_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ __all__ = [
     "is_text",
     "lease_request",
     "message_reply",
-    "messages_reply",
+    "messages_head",
     "nack_request",
     "none_reply",
     "ok_reply",
@@ -104,7 +104,7 @@ class Store(NamedTuple):
 
     client: bytes
     seq: int
-    messages: Sequence[bytes]
+    messages: Frames
 
 
 class Lease(NamedTuple):
@@ -167,7 +167,7 @@ def store_request(client: bytes, seq: int, messages: Sequence[bytes]) -> bytes:
     """Return the frame that asks to append messages."""
     if len(messages) == 1:
         return encode_bytes(b"RPUT:%b:%d:%b" % (client, seq, messages[0]))
-    return encode_bytes(b"RPUTS:%b:%d:%b" % (client, seq, join_frames(messages)))
+    return join_frames(messages, b"RPUTS:%b:%d:" % (client, seq))
 
 
 def lease_request(client: bytes, seq: int, count: int, wait: float) -> bytes:
@@ -187,13 +187,13 @@ def nack_request(client: bytes, tags: bytes, delay: float) -> bytes:
 
 def _parse_rput(rest: bytes) -> Store:
     client, seq, message = _parts(rest, 3)
-    return Store(client, _seq(seq), (message,))
+    return Store(client, _seq(seq), Frames.of_one(message))
 
 
 def _parse_rputs(rest: bytes) -> Store:
     client, seq, frames = _parts(rest, 3)
     try:
-        messages = split_frames(frames)
+        messages = Frames.located(frames)
     except Malformed as error:
         raise BadRequest(seq, error.where, error.expected, error.found) from None
     if not 0 < len(messages) <= MOST_MESSAGES:
@@ -317,9 +317,9 @@ def message_reply(seq: int, tag: bytes, message: bytes) -> bytes:
     return encode_bytes(b"MSG:%d:%b:%b" % (seq, tag, message))
 
 
-def messages_reply(seq: int, tags: bytes, frames: bytes) -> bytes:
-    """Return the reply that leases the messages in these frames."""
-    return encode_bytes(b"MSGS:%d:%b:%b" % (seq, tags, frames))
+def messages_head(seq: int, tags: bytes) -> bytes:
+    """Return what the reply that leases messages has before their frames."""
+    return b"MSGS:%d:%b:" % (seq, tags)
 
 
 def error_reply(about: bytes, code: Code, text: str) -> bytes:
@@ -357,17 +357,16 @@ def parse_reply(answer: bytes) -> Reply:
 
     :raises Malformed: this is no reply to a reliable request.
     """
-    verb, _, rest = answer.partition(b":")
+    verb, *parts = answer.split(b":", 3)  # no part but the last has a colon in it
     if verb in {b"OK", b"NONE"}:
-        return Reply(rest)
-    parts = rest.split(b":", 2)
+        return Reply(b":".join(parts))
     if len(parts) == 3 and verb == b"ERR":  # noqa: PLR2004
         return Reply(
             parts[0], parts[1].decode("ascii", "replace"), parts[2].decode("utf-8", "replace")
         )
     if len(parts) == 3 and verb in {b"MSG", b"MSGS"}:  # noqa: PLR2004
         seq, tags, body = parts
-        messages = [body] if verb == b"MSG" else split_frames(body)
+        messages = Frames.of_one(body) if verb == b"MSG" else Frames.located(body)
         numbers = parse_tags(tags)
         if sum(last - first + 1 for _, first, last in numbers) != len(messages):
             raise Malformed(_WHAT, "tags", f"those of {len(messages)} messages", tags[:80])

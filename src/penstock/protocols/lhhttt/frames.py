@@ -8,26 +8,33 @@ Input may have upper-case digits and leading zeros, and nothing else that a numb
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NoReturn, overload
+
+import numpy as np
 
 from penstock.core.errors import Malformed, MessageTooLarge
-from penstock.protocols.lhhttt._frames import decode_all, split
+from penstock.protocols.lhhttt._frames import cut, decode_all, group, locate, split
 from penstock.protocols.lhhttt._frames import join as join_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from penstock.core.interfaces import BytesLike
 
 __all__ = [
     "LONGEST",
     "FrameDecoder",
+    "Frames",
     "decode",
     "decode_all",
     "decode_bytes",
     "encode",
     "encode_bytes",
     "frame_body",
+    "group",
     "join_frames",
     "split_frames",
 ]
@@ -91,11 +98,53 @@ def split_frames(data: bytes) -> list[bytes]:
 
     :raises Malformed: these are no frames, or the last one is cut off.
     """
-    found, end = split(data, LONGEST)
-    if end < len(data):
-        frame_body(data, end)
-        raise Malformed(_WHAT, f"byte {end}", "a whole frame", f"{len(data) - end} bytes")
-    return found
+    return list(Frames.located(data))
+
+
+class Frames(Sequence[bytes]):
+    """The bodies of concatenated frames, as places in their bytes, until one is asked for."""
+
+    __slots__ = ("data", "places", "size")
+
+    def __init__(self, data: bytes, places: NDArray[np.int64], size: int) -> None:
+        """Take the bytes, where each body begins and ends in them, and the bytes of all bodies."""
+        self.data = data
+        self.places = places
+        self.size = size
+
+    @classmethod
+    def located(cls, data: bytes) -> Frames:
+        """Find the bodies of concatenated frames.
+
+        :raises Malformed: these are no frames, or the last one is cut off.
+        """
+        places, end, size = locate(data, LONGEST)
+        if end < len(data):
+            frame_body(data, end)
+            raise Malformed(_WHAT, f"byte {end}", "a whole frame", f"{len(data) - end} bytes")
+        return cls(data, np.frombuffer(places, np.int64).reshape(-1, 2), size)
+
+    @classmethod
+    def of_one(cls, body: bytes) -> Frames:
+        """Return the body of one frame as these."""
+        return cls(body, np.array([[0, len(body)]], np.int64), len(body))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Frames: ...
+    def __getitem__(self, at: int | slice) -> bytes | Frames:
+        if isinstance(at, slice):
+            places = np.ascontiguousarray(self.places[at])
+            return Frames(self.data, places, int((places[:, 1] - places[:, 0]).sum()))
+        start, end = self.places[at]
+        return self.data[start:end]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(cut(self.data, self.places))
 
 
 def frame_body(data: bytes | bytearray, at: int) -> tuple[int, int] | None:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from penstock.protocols.datagrams import Address
 
-__all__ = ["CommandQueue", "QueueSettings", "QueueStatistics", "Send"]
+__all__ = ["CommandQueue", "Commands", "QueueSettings", "QueueStatistics", "Send"]
 
+#: Neighbouring commands of one verb: what follows its colon in each, and who asked.
+Commands: TypeAlias = "tuple[bytes, list[bytes], list[Address]]"
 #: Takes answers to where they were asked.
 Send: TypeAlias = "Callable[[Sequence[tuple[bytes, Address]]], None]"
 
@@ -102,7 +104,7 @@ class CommandQueue(Protocol):
     """What a server passes commands to: a queue, or a balancer in front of several."""
 
     def handle(
-        self, commands: Sequence[tuple[bytes, Address]], send: Send, largest: int
+        self, commands: Sequence[Commands], send: Send, largest: int
     ) -> tuple[list[tuple[bytes, Address]], int]:
         """Execute commands; return the replies, and how many more will follow later.
 

@@ -22,6 +22,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
 from penstock.protocols.lhhttt.commands import format_tags
+from penstock.protocols.lhhttt.frames import Frames
 from penstock.protocols.lhhttt.runs import Run, RunMap, count_of, merged, runs_of_batch
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.writer import LogWriter
@@ -195,7 +196,7 @@ class Journal(Closable):
         stored = len(messages)
         try:
             if self._memory is not None or not messages:
-                self._writer.write_many(messages)
+                self._write(messages)
             else:
                 self._write_noted(messages, request)
         except PenstockError:
@@ -220,12 +221,18 @@ class Journal(Closable):
         if request is None:
             if self._is_cut:
                 write(messages[0], attributes=_NOBODYS)
-            self._writer.write_many(messages[1:] if self._is_cut else messages)
+            self._write(messages[1:] if self._is_cut else messages)
             return
         if left:
             write(messages[0], attributes=b"%b:%d:%d" % (*request, left))
-            self._writer.write_many(messages[1:-1])
+            self._write(messages[1:-1])
         write(messages[-1], attributes=b"%b:%d:0" % request)
+
+    def _write(self, messages: Sequence[bytes]) -> None:
+        if isinstance(messages, Frames):
+            self._writer.write_parts(messages.data, messages.places)
+        else:
+            self._writer.write_many(messages)
 
     def sync(self) -> None:
         """Sync the log to disk, if the journal's options ask for it."""
@@ -329,6 +336,9 @@ class Journal(Closable):
         if self._settle_at is None:
             return
         is_due = now >= self._settle_at
+        if not self._done:
+            self._settle_at = None if is_due else self._settle_at
+            return
         if everything or is_due or (self._done_count >= _SETTLED_AT_ONCE and not self._is_failing):
             try:
                 self._reader.ack_ranges(merged(self._done))
@@ -342,7 +352,8 @@ class Journal(Closable):
                 return
             self._is_failing = False
             self._done, self._done_count = [], 0
-            self._settle_at = None
+            # More is likely to be done soon: the timer comes by itself, and is not woken for it.
+            self._settle_at = now + _SETTLED_AFTER
 
     def give_again(self, runs: Sequence[Run], delay: float = 0.0) -> None:
         """Take handed-out messages back, and redeliver them after `delay` seconds."""

@@ -31,19 +31,21 @@ from penstock.protocols.lhhttt.commands import (
     format_tags,
     is_text,
     message_reply,
-    messages_reply,
+    messages_head,
     none_reply,
     ok_reply,
 )
 from penstock.protocols.lhhttt.frames import encode_bytes
 from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics, Send
 from penstock.protocols.lhhttt.journal import Journal
+from penstock.protocols.lhhttt.runs import framed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.protocols.datagrams import Address
     from penstock.protocols.lhhttt.commands import Tags
+    from penstock.protocols.lhhttt.interface import Commands
     from penstock.protocols.lhhttt.runs import Range, Run
 
 __all__ = ["CommandQueue", "MessageQueue", "QueueSettings", "QueueStatistics", "Send"]
@@ -105,25 +107,20 @@ class MessageQueue(Closable):
     # --- commands -----------------------------------------------------------------------------
 
     def handle(
-        self, commands: Sequence[tuple[bytes, Address]], send: Send, largest: int
+        self, commands: Sequence[Commands], send: Send, largest: int
     ) -> tuple[list[tuple[bytes, Address]], int]:
         replies: list[tuple[bytes, Address]] = []
         parked = 0
-        # Neighbours mostly have the same verb, and a run of one verb is cheap.
-        parts = [(*command.partition(b":"), peer) for command, peer in commands]
         with self._lock:
             now = time.monotonic()
-            self._counts["commands"] += len(parts)
-            for verb, run in itertools.groupby(parts, _VERB):
+            for verb, rests, peers in commands:
+                self._counts["commands"] += len(rests)
                 if verb == b"PUT":
-                    self._put([(message, peer) for _, _, message, peer in run], replies)
+                    self._put(rests, peers, replies)
                 elif verb == b"GET":
-                    gets = list(run)
-                    peers = [peer for _, _, rest, peer in gets if is_text(rest)]
-                    self._counts["unknown"] += len(gets) - len(peers)
-                    self._get(peers, largest, replies)
+                    self._get(rests, peers, largest, replies)
                 else:
-                    for _, _, rest, peer in run:
+                    for rest, peer in zip(rests, peers, strict=True):
                         asker = _Parked(_NOTHING, now, send, peer, largest)
                         reply = self._answer(verb, rest, asker)
                         parked += reply == _WAITS
@@ -162,17 +159,18 @@ class MessageQueue(Closable):
 
     def _put(
         self,
-        puts: Sequence[tuple[bytes, Address]],
+        messages: Sequence[bytes],
+        peers: Sequence[Address],
         replies: list[tuple[bytes, Address]],
     ) -> None:
         """Store the messages of legacy PUTs; a refused one gets no reply."""
-        self._counts["puts"] += len(puts)
-        self._counts["offered"] += len(puts)
+        self._counts["puts"] += len(messages)
+        self._counts["offered"] += len(messages)
         fresh: list[bytes] = []
         answers: list[tuple[bytes, Address]] = []
         size = 0
-        is_room = self._has_room(len(puts), sum([len(message) for message, _ in puts]))
-        for message, peer in puts:
+        is_room = self._has_room(len(messages), sum(map(len, messages)))
+        for message, peer in zip(messages, peers, strict=True):
             try:
                 # The prototype counts characters.
                 characters = len(message) if message.isascii() else len(str(message, "utf-8"))
@@ -217,9 +215,16 @@ class MessageQueue(Closable):
                 return
 
     def _get(
-        self, peers: Sequence[Address], largest: int, replies: list[tuple[bytes, Address]]
+        self,
+        rests: Sequence[bytes],
+        peers: Sequence[Address],
+        largest: int,
+        replies: list[tuple[bytes, Address]],
     ) -> None:
         """Answer legacy GETs: each takes a message away. One too large for a reply stays."""
+        if any(rests):  # it is left unanswered where it is no text
+            peers = [peer for rest, peer in zip(rests, peers, strict=True) if is_text(rest)]
+            self._counts["unknown"] += len(rests) - len(peers)
         self._counts["gets"] += len(peers)
         taken: list[Run] = []
         at = 0
@@ -288,9 +293,10 @@ class MessageQueue(Closable):
             return error_reply(about, Code.STALE, f"the last {WINDOW} numbers are remembered")
         # Where the first messages are stored, those that are left are its last ones.
         left = client.begun.get(request.seq, len(request.messages))
-        messages = request.messages[-left:]
+        is_whole = left == len(request.messages)
+        messages = request.messages if is_whole else request.messages[-left:]
         self._counts["repeated"] += len(request.messages) - len(messages)
-        size = sum(map(len, messages))
+        size = messages.size
         if (code := self._refusal(len(messages), size)) is not None:
             self._refused[code] += len(messages)
             return error_reply(about, code, self._why(code))
@@ -419,8 +425,7 @@ class MessageQueue(Closable):
         tags = self._journal.tags_of([run.range for run in runs])
         if loan.request.is_single:
             return message_reply(loan.request.seq, tags, runs[0].payload())
-        frames = b"".join([run.joined() for run in runs])
-        return messages_reply(loan.request.seq, tags, frames)
+        return framed(messages_head(loan.request.seq, tags), runs)
 
     def _serve_parked(self, now: float) -> None:
         """Answer waiting requests that can get a message or have timed out."""
@@ -550,7 +555,6 @@ class MessageQueue(Closable):
             self._journal.close()
 
 
-_VERB: Final = operator.itemgetter(0)
 _FIRST: Final = operator.attrgetter("first")
 #: Stands for the request of who asks, until that is known.
 _NOTHING: Final = Lease(b"", 0, 0, 0.0, is_single=True)

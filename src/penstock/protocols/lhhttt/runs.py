@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.protocols.lhhttt.clients import Loan
 
-__all__ = ["Range", "Run", "RunMap", "count_of", "merged", "runs_of_batch"]
+__all__ = ["Range", "Run", "RunMap", "count_of", "framed", "merged", "runs_of_batch"]
 
 #: Numbers of messages, from the first up to the end.
 Range = tuple[int, int]
@@ -77,13 +77,14 @@ class Run:
         """Return the first message."""
         return bytes(memoryview(self.data)[self.offsets[0] : self.offsets[1]])
 
-    def joined(self) -> bytes:
-        """Return the frames of the messages, concatenated."""
-        return join_columns(self.offsets, self.data)
-
     def frames(self) -> list[bytes]:
         """Return the frame of each message."""
         return frames(self.offsets, self.data)
+
+
+def framed(head: bytes, runs: Iterable[Run]) -> bytes:
+    """Return one frame of a head and the frames of the messages of runs."""
+    return join_columns(head, [(run.offsets, run.data) for run in runs])
 
 
 def runs_of_batch(batch: Batch) -> Iterator[Run]:

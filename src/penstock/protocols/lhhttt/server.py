@@ -8,14 +8,16 @@ import logging
 import queue
 import socket
 from pathlib import Path  # noqa: TC003 - pydantic reads it
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from pydantic import Field
 
 from penstock.core.errors import Malformed, StorageError
 from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
-from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all
+from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all, group
 from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics
 from penstock.protocols.lhhttt.queue import MessageQueue
 from penstock.protocols.server import (
@@ -68,9 +70,9 @@ class ServerOptions(Options):
     lease: Duration = 30.0
     deliveries: int | None = None
     dead: str | None = None
-    #: The largest frame by TCP and Unix sockets.
-    max_message: Size = 16 << 20
-    max_clients: int = 256
+    #: The largest frame by TCP and Unix sockets: it has room for every request and error.
+    max_message: Annotated[Size, Field(ge=1024, le=1 << 30)] = 16 << 20
+    max_clients: Annotated[int, Field(ge=1, le=100_000)] = 256
 
     def settings(self) -> QueueSettings:
         return QueueSettings(
@@ -264,7 +266,9 @@ class _QueueSession(Session):
                 fault = error
             if commands:
                 connection.welcome()
-                replies, waiting = self._queue.handle(commands, self._late.put, self._largest)
+                replies, waiting = self._queue.handle(
+                    group(commands), self._late.put, self._largest
+                )
                 connection.send(*(reply for reply, _ in replies))
                 if not self._wait_for(waiting):
                     return False

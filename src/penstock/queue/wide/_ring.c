@@ -399,6 +399,38 @@ static PyObject *writer_write_split(Writer *self, PyObject *const *args, Py_ssiz
     return self->refused += offered, NULL;
 }
 
+/* write_parts(data, places): append the parts of data at the places, each two numbers of 64 bits: where it begins
+ * and ends. There is no object for each. */
+static PyObject *writer_write_parts(Writer *self, PyObject *args) {
+    Py_buffer data, places;
+    if (!PyArg_ParseTuple(args, "y*y*", &data, &places))
+        return NULL;
+    uint64_t count = (uint64_t)places.len / (2 * sizeof(int64_t)), done = 0;
+    PyObject *header[7] = {NULL};
+    Entry e = {0};
+    bool ready = count > 0 && parse_header(header, &e) && writer_enter(self);
+    int failed = 0;
+    while (ready && !failed && done < count) {
+        const int64_t *place = (int64_t *)places.buf + 2 * done;
+        failed = place[0] < 0 || place[1] < place[0] || place[1] > data.len;
+        if (failed) {
+            PyErr_SetString(PyExc_ValueError, "a place outside of the data");
+            break;
+        }
+        e.payload = (uint8_t *)data.buf + place[0];
+        e.slot.length = (uint64_t)(place[1] - place[0]);
+        failed = append(self, &e);
+        done += failed == 0;
+    }
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&places);
+    if (count == 0)
+        Py_RETURN_NONE;
+    if (ready)
+        return conclude(self, failed, count, done);
+    return self->refused += count, NULL;
+}
+
 /* _write_rows(slots, blocks, payloads): append messages that Python prepared, in order. */
 static PyObject *writer_write_rows(Writer *self, PyObject *args) {
     Py_buffer in, blocks, payloads;
@@ -562,6 +594,7 @@ static void writer_dealloc(Writer *self) {
 static PyMethodDef writer_methods[] = {METHOD("write", writer_write, METH_FASTCALL | METH_KEYWORDS),
                                        METHOD("write_many", writer_write_many, METH_FASTCALL | METH_KEYWORDS),
                                        METHOD("write_split", writer_write_split, METH_FASTCALL | METH_KEYWORDS),
+                                       METHOD("write_parts", writer_write_parts, METH_VARARGS),
                                        METHOD("_write_rows", writer_write_rows, METH_VARARGS),
                                        METHOD("_reserve", writer_reserve, METH_VARARGS),
                                        METHOD("_commit", writer_commit, METH_O),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from penstock.core.capabilities import InPlaceReader, InPlaceWriter
 from penstock.core.errors import DamagedQueue, PenstockError, Unsupported
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike
     from penstock.core.message import Message
     from penstock.core.stream_id import StreamId
+    from penstock.queue.wide._ring import Buffer
     from penstock.queue.wide.writer import Reservation
 
 __all__ = ["CompressedReader", "CompressingWriter", "compress", "decompress"]
@@ -162,6 +163,11 @@ class CompressingWriter(WideWriter):
         self, data: bytes, ending: bytes, type: int = 0, subtype: int = 0
     ) -> int | None:
         return self.write_many(data.split(ending), type, subtype)
+
+    def write_parts(self, data: BytesLike, places: Buffer) -> int | None:
+        whole = memoryview(data)
+        pairs = struct.iter_unpack("=qq", cast("BytesLike", places))  # also an array
+        return self.write_many([whole[start:end] for start, end in pairs])
 
     def write_batch(self, batch: Batch) -> int | None:
         from penstock.core.batch import messages_from_batch  # noqa: PLC0415 - loads Arrow

@@ -22,7 +22,7 @@ def messages(
     url: str | None = "log:/out", outputs: dict[str, list[str]] | None = None, /, **columns: object
 ) -> dict[str, list[Message]]:
     batch = rows(**columns)
-    targets = Targets(url, outputs or {}, batch.schema.names)
+    targets = Targets([] if url is None else [url], outputs or {}, batch.schema.names)
     found: dict[str, list[Message]] = {}
     for urls, some in targets.messages(batch):
         assert some.schema == BATCH_SCHEMA
@@ -77,7 +77,7 @@ def test_rows_go_where_their_column_says() -> None:
 
 def test_a_name_may_stand_for_several_streams() -> None:
     outputs = {"x": ["log:/a", "log:/b"], "y": ["log:/b"]}
-    found = Targets(None, outputs, ["payload", "output"]).messages(
+    found = Targets([], outputs, ["payload", "output"]).messages(
         rows(payload=["1", "2"], output=["x", "y"])
     )
     assert [(urls, some["payload"].to_pylist()) for urls, some in found] == [
@@ -85,7 +85,7 @@ def test_a_name_may_stand_for_several_streams() -> None:
         (["log:/b"], [b"1"]),
         (["log:/b"], [b"2"]),
     ]
-    alone = Targets(None, outputs, ["payload", "output"]).messages(
+    alone = Targets([], outputs, ["payload", "output"]).messages(
         rows(payload=["1", "2"], output=["x", "x"])
     )
     assert [(urls, some.num_rows) for urls, some in alone] == [(["log:/a"], 2), (["log:/b"], 2)]
@@ -93,10 +93,13 @@ def test_a_name_may_stand_for_several_streams() -> None:
 
 def test_streams_that_get_the_same_messages_and_no_others_are_staged_together() -> None:
     outputs = {"x": ["log:/a", "log:/c", "log:/b"], "y": ["log:/b"]}
-    found = Targets(None, outputs, ["payload", "output"]).messages(
-        rows(payload=["1"], output=["x"])
-    )
+    found = Targets([], outputs, ["payload", "output"]).messages(rows(payload=["1"], output=["x"]))
     assert [urls for urls, _ in found] == [["log:/a", "log:/c"], ["log:/b"]]
+
+
+def test_all_rows_may_go_to_several_streams() -> None:
+    found = Targets(["log:/a", "log:/b"], {}, ["payload"]).messages(rows(payload=["1", "2"]))
+    assert [(urls, some.num_rows) for urls, some in found] == [(["log:/a", "log:/b"], 2)]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def test_columns_that_say_nothing_are_told_before_anything_is_written(
     url: str | None, outputs: dict[str, list[str]], columns: list[str], message: str
 ) -> None:
     with pytest.raises(InvalidOption) as caught:
-        Targets(url, outputs, columns)
+        Targets([] if url is None else [url], outputs, columns)
     assert message in str(caught.value)
 
 

@@ -293,6 +293,20 @@ def test_a_sink_does_not_empty_its_stream_with_every_batch() -> None:
         parse_spark_options({"url": "fmq:/q?create=always"}, SinkOptions)
 
 
+def test_a_sink_has_one_stream_or_a_list_of_them() -> None:
+    one = parse_spark_options({"url": "log:/a,b"}, SinkOptions)
+    assert one.url == ("log:/a,b",)
+    two = parse_spark_options({"url": '["log:/a", "fmq:/b"]'}, SinkOptions)
+    assert two.url == ("log:/a", "fmq:/b")
+    for wrong, why in (
+        ('["log:/a"', "is not JSON"),
+        ("[]", "should have at least one"),
+        ('["log:/a", "fmq:/q?create=always"]', "with every batch"),
+    ):
+        with pytest.raises(InvalidOption, match=why):
+            parse_spark_options({"url": wrong}, SinkOptions)
+
+
 def test_a_table_is_a_part_of_a_stream_by_number_or_time(url: str) -> None:
     fill(url, range(50))
     with open_reader(url) as reader:

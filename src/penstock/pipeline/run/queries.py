@@ -97,14 +97,12 @@ class Prepared:
 
     def _writer(self, checkpoint: str) -> DataStreamWriter:
         query, first = self.query, self.query.sinks[0]
-        if query.kind == "multiplexed":
-            return self._to_streams(_together(self._frames, self.pipeline, query))
         sink = self._sink(first)
         if query.kind == "single" and sink.kind == "format":
             return self._to_format(rows_for(self._frames, self.pipeline, first), sink)
-        if query.kind == "single" and sink.stream is not None and sink.mode == "append":
-            rows = rows_for(self._frames, self.pipeline, first)
-            return self._to_streams(message_rows(rows, sink.stream))
+        is_stream = query.kind == "single" and sink.stream is not None and sink.mode == "append"
+        if is_stream or query.kind == "multiplexed":
+            return self._to_streams(_together(self._frames, self.pipeline, query))
         return self._batch_by_batch(checkpoint)
 
     def _to_format(self, rows: DataFrame, sink: Sink) -> DataStreamWriter:
@@ -268,11 +266,15 @@ def rows_for(frames: Frames, pipeline: Pipeline, sink: str) -> DataFrame:
 
 
 def _together(frames: Frames, pipeline: Pipeline, query: Query) -> DataFrame:
-    """Return the rows for all streams of a query, with the target in a column."""
-    parts = []
-    for first, urls in _outputs(pipeline, query).items():
-        parts.append(for_output(rows_for(frames, pipeline, first), first, urls[0]))
-    return united(parts)
+    """Return the rows for all streams of a query, with the target in a column if there are two."""
+    outputs = [
+        (name, rows_for(frames, pipeline, name), urls[0])
+        for name, urls in _outputs(pipeline, query).items()
+    ]
+    if len(outputs) == 1:
+        [(_, rows, url)] = outputs
+        return message_rows(rows, url)
+    return united([for_output(rows, name, url) for name, rows, url in outputs])
 
 
 def _outputs(pipeline: Pipeline, query: Query) -> dict[str, list[str]]:
@@ -297,6 +299,6 @@ def _targets(pipeline: Pipeline, query: Query) -> dict[str, Any]:
     outputs = _outputs(pipeline, query)
     sinks = [pipeline.sinks[name] for name in query.sinks]
     more = {k: v for sink in sinks if sink.stream for k, v in sink.options.items()}
-    if query.kind == "single":
-        return {"url": next(iter(outputs.values()))[0], **more}
+    if len(outputs) == 1:  # all rows go to all of its streams
+        return {"url": json.dumps(*outputs.values()), **more}
     return {"outputs": json.dumps(outputs, sort_keys=True), **more}

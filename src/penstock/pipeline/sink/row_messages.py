@@ -72,13 +72,13 @@ def message_rows(frame: DataFrame, url: str | None = None) -> DataFrame:
     columns = [f.col(name) for name in header if not (name == "time" and "time_ns" in header)]
     if "payload" in header:
         if _types(frame)["payload"] == "string":
-            columns[header.index("payload")] = f.encode(f.col("payload"), "UTF-8").alias("payload")
+            columns[header.index("payload")] = f.col("payload").cast("binary").alias("payload")
         return frame.select(*columns)
     data = [f.col(f"`{name}`") for name in frame.columns if name not in header]
     if not data:
         data = [f.col(name) for name in header]
     json = f.to_json(f.struct(*data), {"ignoreNullFields": "false", **WHOLE_TIMES})
-    return frame.select(*columns, f.encode(json, "UTF-8").alias("payload"))
+    return frame.select(*columns, json.cast("binary").alias("payload"))
 
 
 class _Packing:

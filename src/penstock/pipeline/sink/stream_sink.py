@@ -193,9 +193,8 @@ class _Sink:
 
     def _urls(self) -> list[str]:
         """Return the target URLs that are known from the options."""
-        url = self._options.url
         named = [one for urls in self._options.outputs.values() for one in urls]
-        return [*([] if url is None else [url]), *named]
+        return [*self._options.url, *named]
 
 
 def _side_by_side(jobs: Sequence[Callable[[], object]]) -> None:
@@ -328,23 +327,23 @@ COLUMNS: Final = frozenset(
 
 
 class Targets:
-    """Target streams of rows: one for all, or one for each name or URL in a column."""
+    """Target streams of rows: the same for all, or those of the name or URL in a column."""
 
     def __init__(
-        self, url: str | None, outputs: Mapping[str, Sequence[str]], names: list[str]
+        self, urls: Sequence[str], outputs: Mapping[str, Sequence[str]], names: list[str]
     ) -> None:
         """Check the columns of the rows.
 
         :raises InvalidOption: the payload or the target is missing, or a column has no use.
         """
         _check_columns(names)
-        self._url = url
+        self._urls = urls
         self._outputs = {name: _groups(outputs, name) for name in outputs}
         self._column: str | None = None
         if outputs or "output" in names:
             self._column = "output"
-            _check_outputs(url, outputs, names)
-        elif url is None:
+            _check_outputs(urls, outputs, names)
+        elif not urls:
             self._column = "url"
             if "url" not in names:
                 raise InvalidOption(
@@ -360,8 +359,7 @@ class Targets:
         :raises Malformed: a column has the wrong type, or a row has no target.
         """
         if self._column is None:
-            assert self._url is not None
-            yield (self._url,), _batch_of(rows)
+            yield self._urls, _batch_of(rows)
             return
         where = rows.column(rows.schema.get_field_index(self._column))
         names = pc.unique(where).to_pylist()
@@ -413,14 +411,17 @@ def _check_columns(names: list[str]) -> None:
         )
 
 
-def _check_outputs(url: str | None, outputs: Mapping[str, Sequence[str]], names: list[str]) -> None:
+def _check_outputs(
+    urls: Sequence[str], outputs: Mapping[str, Sequence[str]], names: list[str]
+) -> None:
     example = '.option("outputs", \'{"name": "log:/path/name"}\')'
     if not outputs:
         raise InvalidOption("outputs", None, "the column output names what it says", hint=example)
     if "output" not in names:
         raise InvalidOption("outputs", sorted(outputs), "there is no column output to choose by")
-    if url is not None:
-        raise InvalidOption("url", url, "outputs is given as well", hint="leave one of them out")
+    if urls:
+        said = ", ".join(urls)
+        raise InvalidOption("url", said, "outputs is given as well", hint="leave one of them out")
 
 
 def _batch_of(rows: pa.RecordBatch) -> Batch:

@@ -317,11 +317,19 @@ def _outputs(value: object) -> object:
     return _json(value, '{"name": "log:/path/name"}')
 
 
+def _all_targets(value: object) -> object:
+    """Accept one URL, or a JSON list of URLs."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        value = _json(value, '["log:/path/one", "log:/path/two"]')
+    return listed(value)
+
+
 class SinkOptions(SparkOptions):
     """Options of `format("penstock")` as a sink."""
 
-    #: The target of all rows; without it the column `url` has the target of each.
-    url: Target | None = None
+    #: The target of all rows, or a JSON list: each gets all of them. Without it the column `url`
+    #: has the target of each row.
+    url: Annotated[tuple[Target, ...], BeforeValidator(_all_targets)] = ()
     #: JSON, names to URLs: the targets of rows by their column `output`. A name may have several
     #: URLs, each of which gets the row.
     outputs: Annotated[

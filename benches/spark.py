@@ -462,14 +462,18 @@ def commits(folder: Path, is_quick: bool) -> dict[str, float]:
 
 
 def time_commits(server: str, is_quick: bool) -> dict[str, float]:
-    """Commit small and large batches in turn, so that both meet the same machine."""
-    endpoint = FlightEndpoint()
+    """Commit small and large batches in turn to one log, so that both meet the same.
+
+    A commit opens the log, which takes longer the more segments it has.
+    """
+    endpoint, url = FlightEndpoint(), URL.parse(f"{server}rows?kind=log")
     beyond: dict[int, list[float]] = {FEW_ROWS: [], MANY_ROWS: []}
-    for batch in range(4 if is_quick else 16):
-        for rows, times in beyond.items():
-            url = URL.parse(f"{server}rows-{rows}?kind=log")
+    end = 0
+    for turn in range(4 if is_quick else 16):
+        for batch, (rows, times) in enumerate(beyond.items(), start=2 * turn):
             files = [stage(endpoint, url, batch, task, rows // 2) for task in range(2)]
-            origin = Origin({"0 rows": Span(1, batch * rows, (batch + 1) * rows)})
+            origin = Origin({"0 rows": Span(1, end, end + rows)})
+            end += rows
             commit = Commit("bench", batch, files, origin)
             began = time.perf_counter()
             endpoint.noted(url, commit)

@@ -339,7 +339,7 @@ def test_what_was_begun_is_brought_to_its_end_if_the_replay_has_no_rows_for_it(
     create(url)
     append_once(url, staged(url, folder, 0), "q", 6, folder)
     unfinished(url, parts, batch=7, count=30)
-    sink = StreamSink(SinkOptions(url=url, staging=str(folder)), ["payload"])
+    sink = StreamSink(SinkOptions(url=(url,), staging=str(folder)), ["payload"])
     sink._append_once([_Message("q", [])], "q", 7)
     assert rows_of(url) == list(range(30))
 

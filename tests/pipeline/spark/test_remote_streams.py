@@ -224,7 +224,7 @@ def test_a_commit_of_the_sink_appends_what_tasks_have_staged_there(
     remote: str, tmp_path: Path
 ) -> None:
     url = f"{remote}out?kind=log"
-    sink = StreamSink(SinkOptions(url=url), ["payload"])
+    sink = StreamSink(SinkOptions(url=(url,)), ["payload"])
     for batch in range(3):
         message = staged(url, range(10 * batch, 10 * batch + 10), "q", batch)
         sink.commit([message, None], batch)
@@ -240,7 +240,7 @@ def test_a_table_is_written_to_a_remote_stream_and_leaves_no_note(
     remote: str, tmp_path: Path
 ) -> None:
     url = f"{remote}out?kind=log"
-    sink = BatchSink(SinkOptions(url=url), ["payload"])
+    sink = BatchSink(SinkOptions(url=(url,)), ["payload"])
     sink.commit([staged(url, range(10), sink._query)])
     assert len(payloads(f"log:{tmp_path}/remote/out")) == 10
     assert notes_of(f"log:{tmp_path}/remote/out").read() == {}

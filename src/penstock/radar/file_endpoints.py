@@ -34,8 +34,8 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.radar.beams import batch_from_rows, check_beams, field_names
-from penstock.radar.cfradial import file_name, gates_of, write_cfradial
+from penstock.radar.beams import batch_from_rows, check_beams, field_names, gates_of
+from penstock.radar.cfradial import file_name, write_cfradial
 from penstock.radar.grids import (
     Grid,
     GridOptions,

@@ -15,9 +15,10 @@ from penstock.core.endpoints import endpoint_of, open_reader
 from penstock.core.errors import InvalidOption, NotFound, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
-from penstock.radar.beams import FIELDS, Field, field_names, values_of
-from penstock.radar.cfradial import first_of, gates_of, volume_order
+from penstock.radar.beams import FIELDS, Field, field_names, first_of, gates_of, values_of
+from penstock.radar.cfradial import volume_order
 from penstock.radar.file_endpoints import FilesEndpoint, files_below
+from penstock.radar.geometry import above_ground
 from penstock.radar.grids import Grid, read_grid
 from penstock.radar.volume_files import is_grid, read_volume
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["file_of", "plot"]
 
-_BENT: Final = 4 / 3 * 6371.0
 _ACROSS: Final = 3
 _INCHES: Final = 6.0
 #: A gap between two rays that is wider than so many of the usual ones is not painted over.
@@ -237,23 +237,16 @@ def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _P
     fixed = first_of(sweep, "fixed_angle")
     angle = "" if fixed is None else f" at {fixed:.1f}°"
     if is_rhi:
-        height, ground = _above_ground(slant[None, :], np.radians(edges)[:, None])
+        height, ground = above_ground(slant[None, :], np.radians(edges)[:, None])
         labels = ("distance (km)", "height above the radar (km)")
         return _Panel(name, f"RHI{angle} azimuth", ground, height, values, labels, is_even=False)
     elevation = float(np.median(sweep.column("elevation").to_numpy()))
-    _, ground = _above_ground(slant[None, :], np.full((len(edges), 1), math.radians(elevation)))
+    _, ground = above_ground(slant[None, :], np.full((len(edges), 1), math.radians(elevation)))
     turned = np.radians(edges)[:, None]
     east, north = ground * np.sin(turned), ground * np.cos(turned)
     labels = ("east of the radar (km)", "north of the radar (km)")
     title = f"PPI {number}{angle} elevation"
     return _Panel(name, title, east, north, values, labels, is_even=True, radius=ground.max())
-
-
-def _above_ground(
-    slant: NDArray[np.float64], elevation: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    height = np.sqrt(slant**2 + _BENT**2 + 2 * slant * _BENT * np.sin(elevation)) - _BENT
-    return height, _BENT * np.arcsin(slant * np.cos(elevation) / (_BENT + height))
 
 
 def _edges(

@@ -18,10 +18,11 @@ from penstock.core.errors import Malformed
 from penstock.radar import _pulses
 from penstock.radar.iwrf.framing import Run, frame, places_of
 from penstock.radar.iwrf.packets import (
+    ENDS,
     INFO_KINDS,
     PACKET_SIZE,
+    STARTS,
     Encoding,
-    Event,
     Kind,
     Record,
     dtype_of,
@@ -53,8 +54,6 @@ __all__ = [
 
 _COMMON: Final = 56
 _PULSE: Final = dtype_of("iwrf_pulse_header_t")
-_STARTS: Final = int(Event.START_OF_SWEEP | Event.START_OF_VOLUME)
-_ENDS: Final = int(Event.END_OF_SWEEP | Event.END_OF_VOLUME)
 #: Azimuth surveillance that looks up is vertical pointing.
 _SURVEILLANCE, _VERTICAL, _UP = 8, 4, (85.0, 95.0)
 
@@ -284,8 +283,8 @@ class PulseDecoder:
             previous = _numbers(headers[index - 1]) if index else last
             told = int(flags[index]) | (0 if previous is None else previous[2])
             events = _events_of(notice) & ~told
-            flags[index] |= events & _STARTS
-            ends = events & _ENDS
+            flags[index] |= events & STARTS
+            ends = events & ENDS
             if not ends:
                 continue
             same = previous is not None and _numbers(following)[:2] == previous[:2]
@@ -304,7 +303,7 @@ class PulseDecoder:
         told = 0 if self._last is None else self._last[2]
         events = 0
         for notice in self._notices:
-            events |= _events_of(notice) & ~told & _ENDS
+            events |= _events_of(notice) & ~told & ENDS
         self._notices = []
         return events
 

@@ -208,7 +208,7 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
             raise NotFound(f"there is no {path}")
         files = list(files_below(path))
         times = [file.stat().st_mtime_ns for file in files]
-        waiting = [] if path.is_file() else VolumeStore(path, _Volumes()).open_volumes()
+        store = None if path.is_file() else VolumeStore(path, _Volumes())
         return StreamInfo(
             url=url.text,
             layout=url.scheme,
@@ -225,7 +225,8 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
             blocking=False,
             details={
                 "newest": str(max(files, default="")) or None,
-                "open": [str(volume) for volume in waiting],
+                "open": [str(volume) for volume in store.open_volumes()] if store else [],
+                "unwritten": [str(volume) for volume in store.unwritten_volumes()] if store else [],
             },
         )
 

@@ -225,6 +225,10 @@ class VolumeStore:
         """Return the open volumes."""
         return self._stored().open
 
+    def unwritten_volumes(self) -> list[Volume]:
+        """Return those that have ended, and whose file could not be written yet."""
+        return self._stored().writing
+
     # --- into volumes ------------------------------------------------------------------------
 
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:

@@ -29,7 +29,7 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
 from penstock.core.statistics import Loss
 from penstock.queue.storage import storage_error, storage_errors
-from penstock.radar.iwrf.framing import frame
+from penstock.radar.iwrf.framing import Framing, frame
 from penstock.radar.iwrf.messages import (
     PacketReader,
     PacketWriter,
@@ -114,12 +114,12 @@ class _Counted:
             read = _read_chunk(self.path, self.end, is_end=not is_last)
             if read is None:
                 return
-            batch, end, skipped, is_over = read
+            batch, end, found, is_over = read
             if batch.num_rows:
                 time_ns = int(numbers_of(batch, "time_ns")[0])
                 self.marks.append((self.packets, self.end, time_ns))
             self.packets += batch.num_rows
-            self.skipped += skipped
+            self.skipped += found.skipped_bytes
             self.is_done = is_over and not is_last
             if end == self.end:
                 return
@@ -128,8 +128,8 @@ class _Counted:
 
 def _read_chunk(
     path: Path, start: int, *, is_end: bool, first_seq: int = 0
-) -> tuple[Batch, int, int, bool] | None:
-    """Read packets from an offset of a file; return where they end, and what was skipped.
+) -> tuple[Batch, int, Framing, bool] | None:
+    """Read packets from an offset of a file; return where they end, and where packets are.
 
     The last value says whether the file ended. None: the file was removed.
     """
@@ -155,7 +155,7 @@ def _read_chunk(
         found = frame(data, is_end=is_over and is_end)
         if found.end or is_over:
             batch = batch_of(data, found.runs, first_seq)
-            return batch, start + found.end, found.skipped_bytes, is_over
+            return batch, start + found.end, found, is_over
         size *= 2  # a packet larger than that
 
 
@@ -228,13 +228,12 @@ class IwrfFileReader(Replayable, PacketReader):
                 return False
             is_last = self._index == len(self._files) - 1
             path = self._files[self._index]
-            found = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
-            if found is None:
+            read = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
+            if read is None:
                 self._miss(path)
                 continue
-            batch, end, skipped, _ = found
-            if skipped:
-                self._skip(skipped, path.name)
+            batch, end, found, _ = read
+            self._note_skipped(found, path.name)
             is_new = end > self._offset
             self._offset = end
             if batch.num_rows:

@@ -256,11 +256,17 @@ class PacketReader(Worded, Reader):
             return some
         return _NO_MESSAGES
 
-    def _skip(self, count: int, place: str = "") -> None:
-        """Count and say bytes that belong to no packet."""
-        log.warning("%s: %d bytes%s are no packet", self.url, count, place and f" of {place}")
-        self.skipped_bytes += count
-        self._damaged.add(Loss(self._next, self._next, DropReason.DAMAGED))
+    def _note_skipped(self, found: Framing, file: str = "") -> None:
+        """Count and say the bytes that belong to no packet, before the packets are numbered."""
+        if not found.skipped:
+            return
+        places = len(found.skipped)
+        where = (f" of {file}" if file else "") + (f" in {places} places" if places > 1 else "")
+        log.warning("%s: %d bytes%s are no packet", self.url, found.skipped_bytes, where)
+        self.skipped_bytes += found.skipped_bytes
+        for packets in found.packets_before_skipped:
+            seq = self._next + packets
+            self._damaged.add(Loss(seq, seq, DropReason.DAMAGED))
 
     def in_words(self, message: Message) -> str:
         return words_of(message.payload)

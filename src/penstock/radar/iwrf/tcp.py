@@ -120,8 +120,7 @@ class IwrfTcpReader(PacketReader):
             self._has_ended = not data
             some = np.concatenate((self._rest, np.frombuffer(data, np.uint8)))
             found = frame(some, is_end=self._has_ended)
-            if found.skipped:
-                self._skip(found.skipped_bytes)
+            self._note_skipped(found)
             self._rest = some[found.end :].copy()
             if found.runs:
                 self._ready = batch_of(some, found.runs, self._next, time.time_ns())

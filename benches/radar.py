@@ -121,7 +121,7 @@ def main() -> int:
 
     say("packets to beams, of real time at 1,500/s", count / 1500 / best(whole, times), 5)
     if given.spark:
-        in_spark(count)
+        in_spark(8 * count)
     return 0
 
 

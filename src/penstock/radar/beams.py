@@ -214,21 +214,21 @@ def check_beams(table: pa.Table) -> pa.Table:
 
     :raises Malformed: a column is missing or has the wrong type.
     """
-    columns, kinds = [], []
-    for field in RAY_SCHEMA:
-        if field.name not in table.column_names:
-            if not field.nullable:
-                raise Malformed("beams", f"column {field.name}", field.type, "no column")
+    schema = table.schema
+    given = dict(zip(schema.names, table.columns, strict=True))
+    fields = [
+        pa.field(name, FIELD_TYPE, metadata=schema.field(name).metadata)
+        for name in field_names(schema)
+    ]
+    columns = []
+    for field in (*RAY_SCHEMA, *fields):
+        if field.name in given:
+            columns.append(_fitted(given[field.name], field))
+        elif field.nullable:
             columns.append(pa.nulls(table.num_rows, field.type))
         else:
-            columns.append(_fitted(table.column(field.name), field))
-        kinds.append(field)
-    for name in field_names(table.schema):
-        old = table.schema.field(name)
-        field = pa.field(name, FIELD_TYPE, metadata=old.metadata)
-        columns.append(_fitted(table.column(name), field))
-        kinds.append(field)
-    return pa.Table.from_arrays(columns, schema=pa.schema(kinds))
+            raise Malformed("beams", f"column {field.name}", field.type, "no column")
+    return pa.Table.from_arrays(columns, schema=pa.schema([*RAY_SCHEMA, *fields]))
 
 
 def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import InvalidOption, Unsupported
-from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, make_beams, together
+from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, make_beams
 from penstock.radar.iwrf.packets import BY_ELEVATION, ENDS, MISSING, STARTS, Event, Kind, Record
 from penstock.radar.iwrf.pulses import PulseDecoder, Pulses
 from penstock.radar.pulse_pair import (
@@ -233,9 +233,9 @@ class BeamMaker:
         """Return the beams that these whole packets complete."""
         return self._cut(data, is_end=False)
 
-    def finish(self) -> pa.Table:
-        """Return the beam of the open dwell, at the end of the stream."""
-        return self._cut(b"", is_end=True)
+    def finish(self, data: bytes = b"") -> pa.Table:
+        """Return the beams of the last packets and of the dwell that is open behind them."""
+        return self._cut(data, is_end=True)
 
     def statistics(self) -> BeamStatistics:
         return self._totals
@@ -250,6 +250,8 @@ class BeamMaker:
             log.warning(
                 "%d pulses came before radar_info and ts_processing: no beams of them", now.unready
             )
+        if now.jumps and not before.jumps:
+            log.warning("the radar's clock jumped back %d times: dwells end there", now.jumps)
         self._totals = BeamStatistics(
             pulses=before.pulses + now.pulses - before.open,
             beams=before.beams + now.beams,
@@ -412,7 +414,7 @@ def _beams_of(
         )
         for group in groups
     ]
-    return together(tables).cast(BEAM_SCHEMA) if tables else BEAM_SCHEMA.empty_table()
+    return pa.concat_tables(tables).combine_chunks() if tables else BEAM_SCHEMA.empty_table()
 
 
 def _group(pulses: Pulses, start: int, dwells: int, length: int, options: DwellOptions) -> pa.Table:

@@ -92,6 +92,8 @@ class _Panel(NamedTuple):
     is_even: bool
     #: Kilometres from the radar in the middle to the edge; None: there is none in the middle.
     radius: float | None = None
+    #: Kilometres up to which an RHI is painted.
+    top: float | None = None
 
 
 class _Picture(NamedTuple):
@@ -239,7 +241,16 @@ def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _P
     if is_rhi:
         height, ground = above_ground(slant[None, :], np.radians(edges)[:, None])
         labels = ("distance (km)", "height above the radar (km)")
-        return _Panel(name, f"RHI{angle} azimuth", ground, height, values, labels, is_even=False)
+        return _Panel(
+            name,
+            f"RHI{angle} azimuth",
+            ground,
+            height,
+            values,
+            labels,
+            is_even=False,
+            top=_top_of(height, values),
+        )
     elevation = float(np.median(sweep.column("elevation").to_numpy()))
     _, ground = above_ground(slant[None, :], np.full((len(edges), 1), math.radians(elevation)))
     turned = np.radians(edges)[:, None]
@@ -247,6 +258,13 @@ def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _P
     labels = ("east of the radar (km)", "north of the radar (km)")
     title = f"PPI {number}{angle} elevation"
     return _Panel(name, title, east, north, values, labels, is_even=True, radius=ground.max())
+
+
+def _top_of(height: NDArray[np.float64], values: NDArray[np.float32]) -> float:
+    """Return up to which height there is something to see; the sky above it stays out."""
+    is_there = np.isfinite(values)
+    highest = height[1:, 1:][is_there].max(initial=0.0)
+    return 1.1 * float(highest) or float(height.max())
 
 
 def _edges(
@@ -354,10 +372,13 @@ def _paint_panel(axes: Any, panel: _Panel, picture: _Picture, *, colourblind: bo
         spine.set_visible(False)
     if panel.is_even:
         axes.set_aspect("equal")
+    if panel.top is not None:
+        axes.set_ylim(0, panel.top)
     if panel.radius is None:
         axes.grid(color=_INK, alpha=0.2, linewidth=0.5)
     else:
-        _rings(axes, panel.radius)
+        # All sweeps to the same scale, so that they can be compared.
+        _rings(axes, max(each.radius or 0.0 for each in picture.panels))
     if not np.isfinite(panel.values).any():
         middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
         axes.text(0.5, 0.6, "no values", color="white", fontsize=14, **middle)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from penstock.radar.geometry import above_ground
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["STORMY_DAY", "Cell", "Day", "Weather", "Wind"]
 
-#: km, by which beams seem to be bent: an earth of 4/3 of its radius.
-_BENT: Final = 4 / 3 * 6371.0
 #: Pixels of the random fields that make edges ragged, and km that a field repeats after.
 _PIXELS, _PERIOD = 512, 128.0
 #: km above the radar: where snow melts, and how thick that layer is.
@@ -92,8 +92,7 @@ class Day:
     ) -> Weather:
         """Return the weather along beams (degrees, seconds since the start) at ranges (km)."""
         tilt, turn = np.radians(elevation)[:, None], np.radians(azimuth)[:, None]
-        height = np.sqrt(ranges**2 + _BENT**2 + 2 * ranges * _BENT * np.sin(tilt)) - _BENT
-        ground = _BENT * np.arcsin(ranges * np.cos(tilt) / (_BENT + height))
+        height, ground = above_ground(ranges, tilt)
         east, north = ground * np.sin(turn), ground * np.cos(turn)
         # What moves with the wind is looked at where it was at time 0.
         x = east - self.wind.east * seconds[:, None] / 1000

@@ -41,6 +41,20 @@ def test_volumes_and_grids_become_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_empty_sky_above_an_rhi_is_not_painted(tmp_path: Path) -> None:
+    beams = volume(mode="rhi", sweeps=1, rays=90, gates=100)
+    low = np.where(np.arange(90)[:, None] < 9, 20.0, np.nan).astype(np.float32)
+    values = pa.array(list(np.broadcast_to(low, (90, 100))), pa.list_(pa.float32()))
+    at = beams.schema.get_field_index("DBZ")
+    write_cfradial(tmp_path / "v.nc", beams.set_column(at, beams.schema.field(at), values))
+    plot(str(tmp_path / "v.nc"), "-o", str(tmp_path / "x.svg"))
+    drawn = (tmp_path / "x.svg").read_text()
+    heights = drawn.partition("distance (km)")[2].partition("height above")[0]
+    assert "<!-- 2.0 -->" in heights  # up to 8 degrees, 15 km away
+    assert "<!-- 10 -->" not in heights
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_several_fields_are_painted_and_faint_gates_are_not(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     beams = volume(rays=36, gates=20)

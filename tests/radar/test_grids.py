@@ -11,6 +11,7 @@ import pytest
 from penstock import open_writer
 from penstock.core.errors import InvalidOption, Malformed
 from penstock.radar.beams import batch_from_beams, make_beams
+from penstock.radar.geometry import to_degrees
 from penstock.radar.grids import (
     GridOptions,
     grid_beams,
@@ -18,7 +19,6 @@ from penstock.radar.grids import (
     grid_name,
     grid_row,
     read_grid,
-    to_degrees,
     write_grid,
 )
 from penstock.radar.volume_files import is_grid

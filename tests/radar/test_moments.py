@@ -199,7 +199,9 @@ def test_a_gap_in_the_numbers_ends_a_dwell_and_is_counted() -> None:
     assert maker.statistics().missing == 3
 
 
-def test_a_clock_that_jumps_back_ends_a_dwell_and_is_counted() -> None:
+def test_a_clock_that_jumps_back_ends_a_dwell_and_is_counted_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     iq = samples(16)
     times = [T0 + i * 10**6 - (10**9 if i > 6 else 0) for i in range(16)]
     pulses = [make_pulse(iq[i], time_ns=times[i], pulse_seq_num=i, prt=0.001) for i in range(16)]
@@ -207,6 +209,7 @@ def test_a_clock_that_jumps_back_ends_a_dwell_and_is_counted() -> None:
     beams = pa.concat_tables([maker.feed(b"".join([*metadata(), *pulses])), maker.finish()])
     assert beams.column("samples").to_pylist() == [7, 9]
     assert maker.statistics().jumps == 1
+    assert caplog.text.count("the radar's clock jumped back 1 times") == 1
 
 
 def test_pulses_without_numbers_are_counted() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import open_reader, open_writer
+from penstock import describe, open_reader, open_writer
 from penstock.core.batch import batch_from_messages, messages_from_batch
 from penstock.core.capabilities import Tabular, Worded
 from penstock.core.endpoints import endpoint_of
@@ -358,7 +358,10 @@ def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path
             write(tmp_path, whole)
         assert list(day.iterdir()) == []
         assert not (tmp_path / "_latest_data_info.xml").exists()
+        unwritten = describe(f"cfradial:{tmp_path}").details["unwritten"]
+        assert unwritten == ["volume 1 of GOLDEN, 40 rays"]
     write(tmp_path)  # who comes next finds room
+    assert describe(f"cfradial:{tmp_path}").details["unwritten"] == []
     assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
     assert len(announced(tmp_path)) == 1
 

@@ -9,7 +9,7 @@ As a message a beam is an Arrow stream of one row, which `decode: {format: arrow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,8 @@ __all__ = [
     "beams_from_batch",
     "check_beams",
     "field_names",
+    "first_of",
+    "gates_of",
     "make_beams",
     "together",
     "values_of",
@@ -212,21 +214,21 @@ def check_beams(table: pa.Table) -> pa.Table:
 
     :raises Malformed: a column is missing or has the wrong type.
     """
-    columns, kinds = [], []
-    for field in RAY_SCHEMA:
-        if field.name not in table.column_names:
-            if not field.nullable:
-                raise Malformed("beams", f"column {field.name}", field.type, "no column")
+    schema = table.schema
+    given = dict(zip(schema.names, table.columns, strict=True))
+    fields = [
+        pa.field(name, FIELD_TYPE, metadata=schema.field(name).metadata)
+        for name in field_names(schema)
+    ]
+    columns = []
+    for field in (*RAY_SCHEMA, *fields):
+        if field.name in given:
+            columns.append(_fitted(given[field.name], field))
+        elif field.nullable:
             columns.append(pa.nulls(table.num_rows, field.type))
         else:
-            columns.append(_fitted(table.column(field.name), field))
-        kinds.append(field)
-    for name in field_names(table.schema):
-        old = table.schema.field(name)
-        field = pa.field(name, FIELD_TYPE, metadata=old.metadata)
-        columns.append(_fitted(table.column(name), field))
-        kinds.append(field)
-    return pa.Table.from_arrays(columns, schema=pa.schema(kinds))
+            raise Malformed("beams", f"column {field.name}", field.type, "no column")
+    return pa.Table.from_arrays(columns, schema=pa.schema([*RAY_SCHEMA, *fields]))
 
 
 def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
@@ -253,6 +255,21 @@ def together(parts: Sequence[pa.Table]) -> pa.Table:
     # Each by itself first: what other systems made may differ in its types as well.
     fitted = [check_beams(part) for part in parts]
     return check_beams(pa.concat_tables(fitted, promote_options="default").combine_chunks())
+
+
+def first_of(beams: pa.Table, column: str) -> Any:
+    """Return the first value of a column that is not null, or None."""
+    values = beams.column(column).drop_null()
+    return values[0].as_py() if len(values) else None
+
+
+def gates_of(beams: pa.Table) -> NDArray[np.int64]:
+    """Return the number of gates of each ray, by its longest field."""
+    most = np.zeros(beams.num_rows, np.int64)
+    for name in field_names(beams.schema):
+        lengths = pc.fill_null(pc.list_value_length(beams.column(name)), 0)
+        most = np.maximum(most, lengths.to_numpy())
+    return most
 
 
 def values_of(table: pa.Table, name: str, gates: int) -> NDArray[np.float32]:

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.core.errors import Malformed, Unsupported
-from penstock.radar.beams import FIELDS, Field, field_names, values_of
+from penstock.radar.beams import FIELDS, Field, field_names, first_of, gates_of, values_of
+from penstock.radar.pulse_pair import SPEED_OF_LIGHT
 
 try:
     import netCDF4
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "LIGHT",
     "RADAR_VARIABLES",
     "RAY_VARIABLES",
     "SWEEP_WORDS",
@@ -46,9 +46,6 @@ __all__ = [
     "volume_order",
     "write_cfradial",
 ]
-
-#: Metres a second.
-LIGHT: Final = 299_792_458.0
 
 _SECOND: Final = 1_000_000_000
 _MILLI: Final = 1_000_000
@@ -204,21 +201,6 @@ def _to_millis(time_ns: int) -> dt.datetime:
 
 def _stamp(time: dt.datetime) -> str:
     return f"{time:%Y%m%d_%H%M%S}.{time.microsecond // 1000:03d}"
-
-
-def first_of(beams: pa.Table, column: str) -> Any:
-    """Return the first value of a column that is not null, or None."""
-    values = beams.column(column).drop_null()
-    return values[0].as_py() if len(values) else None
-
-
-def gates_of(beams: pa.Table) -> NDArray[np.int64]:
-    """Return the number of gates of each ray, by its longest field."""
-    most = np.zeros(beams.num_rows, np.int64)
-    for name in field_names(beams.schema):
-        lengths = pc.fill_null(pc.list_value_length(beams.column(name)), 0)
-        most = np.maximum(most, lengths.to_numpy())
-    return most
 
 
 def write_cfradial(path: Path, beams: pa.Table, comment: str = "") -> None:
@@ -399,7 +381,7 @@ class _File:
             frequency = self._variable("frequency", "f4", ("frequency",))
             frequency.setncatts({"long_name": "transmission_frequency", "units": "s-1"})
             frequency.meta_group = "instrument_parameters"
-            frequency[:] = LIGHT / wavelength
+            frequency[:] = SPEED_OF_LIGHT / wavelength
         for each in RADAR_VARIABLES:
             variable = self._variable(each.name, "f4", (), fill=_FILL)
             variable.setncatts({"long_name": each.long_name, "units": each.units})

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import InvalidOption, Unsupported
-from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, make_beams, together
-from penstock.radar.iwrf.packets import MISSING, Event, Kind, Record
+from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, make_beams
+from penstock.radar.iwrf.packets import BY_ELEVATION, ENDS, MISSING, STARTS, Event, Kind, Record
 from penstock.radar.iwrf.pulses import PulseDecoder, Pulses
 from penstock.radar.pulse_pair import (
     SPEED_OF_LIGHT,
@@ -47,10 +47,6 @@ DEFAULT_PULSES: Final = 64
 _MOST_PULSES: Final = 4096
 #: Dwells worked on at once.
 _AT_ONCE: Final = 8
-_STARTS: Final = int(Event.START_OF_SWEEP | Event.START_OF_VOLUME)
-_ENDS: Final = int(Event.END_OF_SWEEP | Event.END_OF_VOLUME)
-#: Scans that move in elevation: RHI, elevation surveillance, and both by hand or at the sun.
-_BY_ELEVATION: Final = (3, 9, 14, 16, 17)
 #: xmit_rcv_mode: H and V in turns, and both at once.
 _ALTERNATING, _SIMULTANEOUS = (2, 3, 4, 9), (5, 6)
 _VERTICAL: Final = (8, 10)
@@ -200,7 +196,7 @@ def cut(data: NDArray[np.uint8], options: DwellOptions, *, is_start: bool, is_en
         if known is None:
             return Cut(BEAM_SCHEMA.empty_table(), data.tobytes(), None, books)
         first = known
-    if not is_end and last > first and not flags[-1] & _ENDS:
+    if not is_end and last > first and not flags[-1] & ENDS:
         last -= 1
     head = b"" if not first else data[: pulses.places[starts[first], 0]].tobytes()
     # From behind the last pulse that is done: what stands there tells of those to come.
@@ -237,9 +233,9 @@ class BeamMaker:
         """Return the beams that these whole packets complete."""
         return self._cut(data, is_end=False)
 
-    def finish(self) -> pa.Table:
-        """Return the beam of the open dwell, at the end of the stream."""
-        return self._cut(b"", is_end=True)
+    def finish(self, data: bytes = b"") -> pa.Table:
+        """Return the beams of the last packets and of the dwell that is open behind them."""
+        return self._cut(data, is_end=True)
 
     def statistics(self) -> BeamStatistics:
         return self._totals
@@ -254,6 +250,8 @@ class BeamMaker:
             log.warning(
                 "%d pulses came before radar_info and ts_processing: no beams of them", now.unready
             )
+        if now.jumps and not before.jumps:
+            log.warning("the radar's clock jumped back %d times: dwells end there", now.jumps)
         self._totals = BeamStatistics(
             pulses=before.pulses + now.pulses - before.open,
             beams=before.beams + now.beams,
@@ -288,8 +286,8 @@ def _segments(pulses: Pulses, options: DwellOptions, *, is_start: bool) -> _Segm
     for name in _ALIKE:
         begins[1:] |= later[name] != earlier[name]
     flags = headers["event_flags"]
-    begins |= (flags & _STARTS) != 0
-    begins[1:] |= (flags[:-1] & _ENDS) != 0
+    begins |= (flags & STARTS) != 0
+    begins[1:] |= (flags[:-1] & ENDS) != 0
 
     times = pulses.times
     is_jump = times[1:] < times[:-1]
@@ -364,7 +362,7 @@ def _index_of(
     """Return the dwell number of each pulse."""
     if options.degrees is None:
         return numbers // (options.pulses or DEFAULT_PULSES)
-    by_elevation = np.isin(headers["scan_mode"], _BY_ELEVATION)
+    by_elevation = np.isin(headers["scan_mode"], BY_ELEVATION)
     angle = np.where(by_elevation, headers["elevation"], headers["azimuth"]).astype(np.float64)
     # A beam of index i looks at i times the width, and is that wide.
     index: NDArray[np.int64] = np.floor(angle / options.degrees + 0.5).astype(np.int64)
@@ -416,7 +414,7 @@ def _beams_of(
         )
         for group in groups
     ]
-    return together(tables).cast(BEAM_SCHEMA) if tables else BEAM_SCHEMA.empty_table()
+    return pa.concat_tables(tables).combine_chunks() if tables else BEAM_SCHEMA.empty_table()
 
 
 def _group(pulses: Pulses, start: int, dwells: int, length: int, options: DwellOptions) -> pa.Table:
@@ -485,12 +483,12 @@ def _columns(pulses: Pulses, start: int, headers: Record, state: Metadata) -> di
     first, last = headers[:, 0], headers[:, -1]
     flags = np.bitwise_or.reduce(headers["event_flags"], axis=1)
     mode = int(first["scan_mode"][0])
-    fixed = first["fixed_az" if mode in _BY_ELEVATION else "fixed_el"].astype(np.float64)
+    fixed = first["fixed_az" if mode in BY_ELEVATION else "fixed_el"].astype(np.float64)
     turn = (last["azimuth"].astype(np.float64) - first["azimuth"] + 180) % 360 - 180
     rise = last["elevation"].astype(np.float64) - first["elevation"]
     seconds = (times[:, -1] - times[:, 0]) / 1e9
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = (rise if mode in _BY_ELEVATION else turn) / seconds
+        rate = (rise if mode in BY_ELEVATION else turn) / seconds
 
     def number(kind: Kind, name: str, factor: float = 1.0) -> list[float | None]:
         found = state.number(kind, name)

@@ -34,8 +34,8 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.radar.beams import batch_from_rows, check_beams, field_names
-from penstock.radar.cfradial import file_name, gates_of, write_cfradial
+from penstock.radar.beams import batch_from_rows, check_beams, field_names, gates_of
+from penstock.radar.cfradial import file_name, write_cfradial
 from penstock.radar.grids import (
     Grid,
     GridOptions,
@@ -209,7 +209,7 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
             raise NotFound(f"there is no {path}")
         files = list(files_below(path))
         times = [file.stat().st_mtime_ns for file in files]
-        waiting = [] if path.is_file() else VolumeStore(path, _Volumes()).open_volumes()
+        store = None if path.is_file() else VolumeStore(path, _Volumes())
         return StreamInfo(
             url=url.text,
             layout=url.scheme,
@@ -226,7 +226,8 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
             blocking=False,
             details={
                 "newest": str(max(files, default="")) or None,
-                "open": [str(volume) for volume in waiting],
+                "open": [str(volume) for volume in store.open_volumes()] if store else [],
+                "unwritten": [str(volume) for volume in store.unwritten_volumes()] if store else [],
             },
         )
 

@@ -1,8 +1,7 @@
 """How do beams become a grid, and a grid a CF-1.8 NetCDF file?
 
-A gate's place follows from its range and angles, with the beam bent as over an earth of 4/3 of its
-radius. The grid is azimuthal equidistant around any point. A cell takes the nearest gate, or the
-mean of the gates around it, weighted by their distance.
+The grid is azimuthal equidistant around any point. A cell takes the nearest gate, or the mean of
+the gates around it, weighted by their distance.
 """
 
 from __future__ import annotations
@@ -20,8 +19,17 @@ from scipy.spatial import KDTree
 
 from penstock.core.errors import Malformed
 from penstock.core.options import Options
-from penstock.radar.beams import FIELD_TYPE, FIELDS, Field, field_names, values_of
-from penstock.radar.cfradial import first_of, free_name, gates_of, new_netcdf
+from penstock.radar.beams import (
+    FIELD_TYPE,
+    FIELDS,
+    Field,
+    field_names,
+    first_of,
+    gates_of,
+    values_of,
+)
+from penstock.radar.cfradial import free_name, new_netcdf
+from penstock.radar.geometry import EARTH, above_ground, around, to_degrees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,9 +54,6 @@ __all__ = [
 ]
 
 _WORDS: Final = ("long_name", "standard_name", "units")
-#: Kilometres.
-_EARTH: Final = 6371.0
-_BENT: Final = 4 / 3 * _EARTH
 _SECOND: Final = 1_000_000_000
 _FILL: Final = np.float32(-9999)
 _MOST_CELLS: Final = 50_000_000
@@ -170,7 +175,8 @@ def grid_beams(beams: pa.Table, options: GridOptions = GridOptions()) -> Grid:  
     gates = int(gates_of(beams).max())
     places = _places(beams, gates, (position[2] or 0.0) / 1000)
     if (latitude, longitude) != (position[0], position[1]):
-        places[:, :2] = _moved(places[:, :2], position[0], position[1], latitude, longitude)
+        there = to_degrees(places[:, 0], places[:, 1], position[0], position[1])
+        places[:, 0], places[:, 1] = around(*there, latitude, longitude)
     axes = options.z.places(), options.y.places(), options.x.places()
     values = {name: values_of(beams, name, gates).reshape(-1) for name in names}
     fields = _gridded(places, values, axes, options)
@@ -222,42 +228,9 @@ def _places(beams: pa.Table, gates: int, altitude: float) -> NDArray[np.float64]
     )
     azimuth, elevation = np.radians(azimuth), np.radians(elevation)
     slant = (start + spacing * np.arange(gates)) / 1000
-    height = np.sqrt(slant**2 + _BENT**2 + 2 * slant * _BENT * np.sin(elevation)) - _BENT
-    ground = _BENT * np.arcsin(slant * np.cos(elevation) / (_BENT + height))
+    height, ground = above_ground(slant, elevation)
     x, y = ground * np.sin(azimuth), ground * np.cos(azimuth)
     return np.stack([x.reshape(-1), y.reshape(-1), (height + altitude).reshape(-1)], axis=1)
-
-
-def _moved(
-    places: NDArray[np.float64], from_lat: float, from_lon: float, to_lat: float, to_lon: float
-) -> NDArray[np.float64]:
-    """Return x and y around another point."""
-    latitude, longitude = to_degrees(places[:, 0], places[:, 1], from_lat, from_lon)
-    lat0, lat = math.radians(to_lat), np.radians(latitude)
-    east = np.radians(longitude - to_lon)
-    cosine = np.sin(lat0) * np.sin(lat) + np.cos(lat0) * np.cos(lat) * np.cos(east)
-    angle = np.arccos(np.clip(cosine, -1, 1))
-    scale = _EARTH / np.sinc(angle / np.pi)
-    x = scale * np.cos(lat) * np.sin(east)
-    y = scale * (np.cos(lat0) * np.sin(lat) - np.sin(lat0) * np.cos(lat) * np.cos(east))
-    return np.stack([x, y], axis=1)
-
-
-def to_degrees(
-    x: NDArray[np.float64], y: NDArray[np.float64], latitude: float, longitude: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return latitude and longitude of places around a point, kilometres away from it."""
-    away = np.hypot(x, y)
-    angle, lat0 = away / _EARTH, math.radians(latitude)
-    along = np.where(away > 0, y / np.maximum(away, 1e-12), 0.0)
-    lat = np.arcsin(
-        np.clip(np.cos(angle) * np.sin(lat0) + along * np.sin(angle) * np.cos(lat0), -1, 1)
-    )
-    lon = np.arctan2(
-        x * np.sin(angle),
-        away * np.cos(lat0) * np.cos(angle) - y * np.sin(lat0) * np.sin(angle),
-    )
-    return np.degrees(lat), longitude + np.degrees(lon)
 
 
 def _gridded(
@@ -428,7 +401,7 @@ def _fill(file: netCDF4.Dataset, grid: Grid, comment: str) -> None:
             "latitude_of_projection_origin": grid.latitude,
             "false_easting": 0.0,
             "false_northing": 0.0,
-            "earth_radius": _EARTH * 1000,
+            "earth_radius": EARTH * 1000,
         }
     )
     for name, values in grid.fields.items():

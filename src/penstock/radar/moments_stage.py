@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.core.batch import numbers_of
 from penstock.core.errors import PenstockError
-from penstock.radar.beams import BEAM_SCHEMA, together
+from penstock.radar.beams import BEAM_SCHEMA
 from penstock.radar.dwells import BeamMaker, DwellOptions, cut
 from penstock.radar.iwrf.pulses import bytes_of
 
@@ -189,11 +189,23 @@ def _stream_of(beams: pa.Table) -> bytes:
 
 
 def _join(rows: Iterable[tuple[int, int, int, bytes]], maker: BeamMaker) -> Iterator[bytes]:
-    """Yield the beams of parts in their order, those across their borders among them."""
+    """Yield the beams of parts in their order, those across their borders among them.
+
+    All other tasks wait for this one, so that the packets at a border are worked on once, together.
+    """
+    border: list[bytes] = []
     for _, _, kind, payload in sorted(rows, key=lambda row: row[:2]):
         if kind != _GOES_ON:  # the dwell before is at its end
-            yield _stream_of(maker.finish())
-        yield payload if kind == _BEAMS else _stream_of(maker.feed(payload))
+            yield _stream_of(maker.finish(b"".join(border)))
+            border = []
+        if kind == _BEAMS:
+            yield payload
+            continue
+        border.append(payload)
+        if sum(map(len, border)) > _AT_ONCE:
+            yield _stream_of(maker.feed(b"".join(border)))
+            border = []
+    yield _stream_of(maker.feed(b"".join(border)))
 
 
 def _join_stream(
@@ -223,5 +235,4 @@ def _beams(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Take the beams out of their streams."""
     for batch in batches:
         for payload in batch.column("payload"):
-            table = pa.ipc.open_stream(payload.as_buffer()).read_all()
-            yield from together([table]).to_batches()
+            yield from pa.ipc.open_stream(payload.as_buffer())

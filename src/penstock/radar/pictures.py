@@ -15,9 +15,10 @@ from penstock.core.endpoints import endpoint_of, open_reader
 from penstock.core.errors import InvalidOption, NotFound, Unsupported
 from penstock.core.position import Position
 from penstock.core.url import URL
-from penstock.radar.beams import FIELDS, Field, field_names, values_of
-from penstock.radar.cfradial import first_of, gates_of, volume_order
+from penstock.radar.beams import FIELDS, Field, field_names, first_of, gates_of, values_of
+from penstock.radar.cfradial import volume_order
 from penstock.radar.file_endpoints import FilesEndpoint, files_below
+from penstock.radar.geometry import above_ground
 from penstock.radar.grids import Grid, read_grid
 from penstock.radar.volume_files import is_grid, read_volume
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["file_of", "plot"]
 
-_BENT: Final = 4 / 3 * 6371.0
 _ACROSS: Final = 3
 _INCHES: Final = 6.0
 #: A gap between two rays that is wider than so many of the usual ones is not painted over.
@@ -92,6 +92,8 @@ class _Panel(NamedTuple):
     is_even: bool
     #: Kilometres from the radar in the middle to the edge; None: there is none in the middle.
     radius: float | None = None
+    #: Kilometres up to which an RHI is painted.
+    top: float | None = None
 
 
 class _Picture(NamedTuple):
@@ -237,11 +239,20 @@ def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _P
     fixed = first_of(sweep, "fixed_angle")
     angle = "" if fixed is None else f" at {fixed:.1f}°"
     if is_rhi:
-        height, ground = _above_ground(slant[None, :], np.radians(edges)[:, None])
+        height, ground = above_ground(slant[None, :], np.radians(edges)[:, None])
         labels = ("distance (km)", "height above the radar (km)")
-        return _Panel(name, f"RHI{angle} azimuth", ground, height, values, labels, is_even=False)
+        return _Panel(
+            name,
+            f"RHI{angle} azimuth",
+            ground,
+            height,
+            values,
+            labels,
+            is_even=False,
+            top=_top_of(height, values),
+        )
     elevation = float(np.median(sweep.column("elevation").to_numpy()))
-    _, ground = _above_ground(slant[None, :], np.full((len(edges), 1), math.radians(elevation)))
+    _, ground = above_ground(slant[None, :], np.full((len(edges), 1), math.radians(elevation)))
     turned = np.radians(edges)[:, None]
     east, north = ground * np.sin(turned), ground * np.cos(turned)
     labels = ("east of the radar (km)", "north of the radar (km)")
@@ -249,11 +260,11 @@ def _panel(sweep: pa.Table, name: str, number: int, min_snr: float | None) -> _P
     return _Panel(name, title, east, north, values, labels, is_even=True, radius=ground.max())
 
 
-def _above_ground(
-    slant: NDArray[np.float64], elevation: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    height = np.sqrt(slant**2 + _BENT**2 + 2 * slant * _BENT * np.sin(elevation)) - _BENT
-    return height, _BENT * np.arcsin(slant * np.cos(elevation) / (_BENT + height))
+def _top_of(height: NDArray[np.float64], values: NDArray[np.float32]) -> float:
+    """Return up to which height there is something to see; the sky above it stays out."""
+    is_there = np.isfinite(values)
+    highest = height[1:, 1:][is_there].max(initial=0.0)
+    return 1.1 * float(highest) or float(height.max())
 
 
 def _edges(
@@ -361,10 +372,13 @@ def _paint_panel(axes: Any, panel: _Panel, picture: _Picture, *, colourblind: bo
         spine.set_visible(False)
     if panel.is_even:
         axes.set_aspect("equal")
+    if panel.top is not None:
+        axes.set_ylim(0, panel.top)
     if panel.radius is None:
         axes.grid(color=_INK, alpha=0.2, linewidth=0.5)
     else:
-        _rings(axes, panel.radius)
+        # All sweeps to the same scale, so that they can be compared.
+        _rings(axes, max(each.radius or 0.0 for each in picture.panels))
     if not np.isfinite(panel.values).any():
         middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
         axes.text(0.5, 0.6, "no values", color="white", fontsize=14, **middle)

@@ -13,12 +13,8 @@ import pyarrow as pa
 
 from penstock.core.errors import Malformed, NotFound, StorageError
 from penstock.radar.beams import field_names, make_beams, together
-from penstock.radar.cfradial import (
-    LIGHT,
-    RADAR_VARIABLES,
-    RAY_VARIABLES,
-    SWEEP_WORDS,
-)
+from penstock.radar.cfradial import RADAR_VARIABLES, RAY_VARIABLES, SWEEP_WORDS
+from penstock.radar.pulse_pair import SPEED_OF_LIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,7 +141,7 @@ class _CfRadial:
         ):
             columns[column] = self._all(str(getattr(self._file, attribute, "")) or None)
         frequency = self._one("frequency")
-        columns["wavelength"] = self._all(LIGHT / frequency if frequency else None)
+        columns["wavelength"] = self._all(SPEED_OF_LIGHT / frequency if frequency else None)
         columns["calibration"] = self._all(self._calibration() or None)
         fields = {name: self._field(name) for name in self._field_names()}
         if not fields:

@@ -35,8 +35,7 @@ from penstock.queue.classic.device import lock_held, open_lock_file
 from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import Limits
 from penstock.queue.storage import storage_errors
-from penstock.radar.beams import together
-from penstock.radar.cfradial import gates_of
+from penstock.radar.beams import gates_of, together
 from penstock.radar.grids import is_grid_row
 
 if TYPE_CHECKING:
@@ -225,6 +224,10 @@ class VolumeStore:
     def open_volumes(self) -> list[Volume]:
         """Return the open volumes."""
         return self._stored().open
+
+    def unwritten_volumes(self) -> list[Volume]:
+        """Return those that have ended, and whose file could not be written yet."""
+        return self._stored().writing
 
     # --- into volumes ------------------------------------------------------------------------
 

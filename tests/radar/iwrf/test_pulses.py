@@ -142,6 +142,25 @@ def test_pulses_become_columns_with_one_buffer_of_samples() -> None:
     assert np.isfinite(lists.values.to_numpy()).all()
 
 
+def test_memory_of_samples_is_used_again_when_nobody_has_them() -> None:
+    iq = np.full((2, 1000), 1 + 1j, np.complex64)
+    data = b"".join(make_pulse((k + 1) * iq, pulse_seq_num=k) for k in range(100))
+    decoder = PulseDecoder()
+    first = decoder.feed(data)
+    kept = first.to_arrow().column("iq")  # the table alone keeps the samples
+    place = first.iq.ctypes.data
+    del first
+    second = decoder.feed(data)
+    assert second.iq.ctypes.data != place
+    assert kept[99].values.to_numpy().tolist() == [100.0] * 4000
+    del kept
+    part = second.iq[-10:]
+    del second
+    third = decoder.feed(data)  # where the first was; a part of the second is still held
+    assert third.iq.ctypes.data == place
+    assert part.tolist() == [100.0] * 10
+
+
 def test_angles_are_brought_into_their_range() -> None:
     iq = np.ones((1, 1), np.complex64)
     packets = [

@@ -216,6 +216,23 @@ def test_damage_is_counted_and_the_rest_is_read(
     assert run("cat", f"iwrf:{tmp_path}").returncode == 3
 
 
+def test_each_stretch_of_damage_is_lost_where_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packets = scan(60, every=1000)
+    for at, length in ((30, 2**31 - 1), (20, -5), (10, 9_000_000)):
+        hostile = bytearray(packets[at])
+        hostile[4:8] = (length & 0xFFFFFFFF).to_bytes(4, "little")
+        packets.insert(at, bytes(hostile))
+    (tmp_path / "1.iwrf_ts").write_bytes(b"".join(packets))
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert len(payloads_of(reader)) == 64
+        books = reader.statistics()
+    assert [loss.first for loss in books.losses] == [10, 20, 30]
+    assert books.lost == 3
+    assert "bytes of 1.iwrf_ts in 3 places are no packet" in caplog.text
+
+
 def test_what_is_no_packet_is_not_written(tmp_path: Path) -> None:
     with open_writer(f"iwrf:{tmp_path}/ts") as writer:
         writer.write_many(scan(3))

@@ -15,32 +15,34 @@ import time
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from penstock.core.batch import BATCH_SCHEMA, messages_from_batch, numbers_of
-from penstock.core.capabilities import Replayable, Worded
-from penstock.core.errors import Closed, Malformed, NotFound
-from penstock.core.interfaces import Bounds, Reader
+from penstock.core.batch import numbers_of
+from penstock.core.capabilities import Replayable
+from penstock.core.errors import Malformed, NotFound
+from penstock.core.interfaces import Bounds
 from penstock.core.options import Duration, Options
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
+from penstock.core.statistics import Loss
 from penstock.queue.storage import storage_error, storage_errors
-from penstock.radar.iwrf.framing import frame
-from penstock.radar.iwrf.messages import PacketWriter, Reminder, batch_of, packets_of, words_of
-from penstock.radar.iwrf.packets import ID_BASE, Encoding, Kind, read, time_ns_of
+from penstock.radar.iwrf.framing import Framing, frame
+from penstock.radar.iwrf.messages import (
+    PacketReader,
+    PacketWriter,
+    Reminder,
+    batch_of,
+    packets_of,
+)
+from penstock.radar.iwrf.packets import BY_ELEVATION, ID_BASE, Encoding, Kind, read, time_ns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from penstock.core.batch import Batch
-    from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.radar.iwrf.pulses import Metadata
 
@@ -58,8 +60,6 @@ _LOOK_AROUND: Final = 0.25
 _REMEMBERED: Final = 10_000
 #: What files begin with that an RVP8 wrote, which are of another format.
 _RVP8: Final = b"rvp"
-#: Scans that move in elevation.
-_BY_ELEVATION: Final = (3, 9, 14, 16, 17)
 #: Degrees that nobody means.
 _ABSURD: Final = 1e6
 _SENT: Final = {
@@ -75,11 +75,6 @@ _PACKING: Final[dict[int, str]] = {
     Encoding.SCALED_SI16: "scaled",
     Encoding.DBM_PHASE_SI16: "dbm_phase",
     Encoding.SIGMET_FL16: "sigmet",
-}
-_CANNOT_CARRY: Final = {
-    "subtype": "left out: packets have a kind",
-    "stream": "left out: packets have a radar_id",
-    "attributes": "left out",
 }
 
 
@@ -119,12 +114,12 @@ class _Counted:
             read = _read_chunk(self.path, self.end, is_end=not is_last)
             if read is None:
                 return
-            batch, end, skipped, is_over = read
+            batch, end, found, is_over = read
             if batch.num_rows:
                 time_ns = int(numbers_of(batch, "time_ns")[0])
                 self.marks.append((self.packets, self.end, time_ns))
             self.packets += batch.num_rows
-            self.skipped += skipped
+            self.skipped += found.skipped_bytes
             self.is_done = is_over and not is_last
             if end == self.end:
                 return
@@ -133,8 +128,8 @@ class _Counted:
 
 def _read_chunk(
     path: Path, start: int, *, is_end: bool, first_seq: int = 0
-) -> tuple[Batch, int, int, bool] | None:
-    """Read packets from an offset of a file; return where they end, and what was skipped.
+) -> tuple[Batch, int, Framing, bool] | None:
+    """Read packets from an offset of a file; return where they end, and where packets are.
 
     The last value says whether the file ended. None: the file was removed.
     """
@@ -160,7 +155,7 @@ def _read_chunk(
         found = frame(data, is_end=is_over and is_end)
         if found.end or is_over:
             batch = batch_of(data, found.runs, first_seq)
-            return batch, start + found.end, found.skipped_bytes, is_over
+            return batch, start + found.end, found, is_over
         size *= 2  # a packet larger than that
 
 
@@ -206,20 +201,14 @@ class Sizes(NamedTuple):
 # --- reading --------------------------------------------------------------------------------------
 
 
-class IwrfFileReader(Replayable, Worded, Reader):
-    """Reads the packets of files, the oldest first, and follows the last as it grows.
+class IwrfFileReader(Replayable, PacketReader):
+    """Reads the packets of files, the oldest first, and follows the last as it grows."""
 
-    A stretch of bytes that belongs to no packet counts as one lost message.
-    """
-
-    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
     _longest_pause = _LOOK
 
     def __init__(self, url: str, place: Path, start: Position, options: FileOptions) -> None:
-        super().__init__(url)
+        super().__init__(url, options.type)
         self._place = place
-        self._wanted = options.type
-        self._is_closed = False
         deadline = time.monotonic() + options.wait
         while not place.exists() and time.monotonic() < deadline:
             time.sleep(_LOOK)
@@ -228,46 +217,9 @@ class IwrfFileReader(Replayable, Worded, Reader):
         #: Files with a name before that of the newest when they came: they are not read.
         self._late: dict[Path, _Counted] = {}
         self._looked = time.monotonic()
-        #: Which file, how far in it, and the number of the packet there.
-        self._index = self._offset = self._next = 0
-        #: Packets that were read, and not handed out.
-        self._ready: Batch | None = None
-        self._messages = self._bytes = self._filtered = 0
-        #: Bytes that belong to no packet.
-        self.skipped_bytes = 0
-        self._damaged = LossLedger()
+        #: Which file, and how far in it.
+        self._index = self._offset = 0
         self.seek(start)
-
-    # --- reading ------------------------------------------------------------------------------
-
-    def _take(self, limit: int) -> list[Message]:
-        return list(messages_from_batch(self._take_batch(limit)))
-
-    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
-        if n > 0:
-            batch = self._take_batch(n)
-            if batch.num_rows or timeout == 0:
-                return batch
-        return super().read_batch(n, timeout)
-
-    def _take_batch(self, limit: int) -> Batch:
-        self._check_open()
-        while self._ready is not None or self._fill():
-            ready = self._ready
-            assert ready is not None
-            some = ready.slice(0, limit)
-            self._ready = ready.slice(limit) if ready.num_rows > limit else None
-            if self._wanted is not None:
-                rows = some.num_rows
-                kind = pa.scalar(self._wanted, pa.int32())
-                some = some.filter(pc.equal(some.column("type"), kind))
-                self._filtered += rows - some.num_rows
-                if not some.num_rows:
-                    continue
-            self._messages += some.num_rows
-            self._bytes += int(pc.sum(pc.binary_length(some.column("payload"))).as_py())
-            return some
-        return _NONE
 
     def _fill(self) -> bool:
         """Read more packets; False if there are none now."""
@@ -276,13 +228,12 @@ class IwrfFileReader(Replayable, Worded, Reader):
                 return False
             is_last = self._index == len(self._files) - 1
             path = self._files[self._index]
-            found = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
-            if found is None:
+            read = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
+            if read is None:
                 self._miss(path)
                 continue
-            batch, end, skipped, _ = found
-            if skipped:
-                self._skip(path, skipped)
+            batch, end, found, _ = read
+            self._note_skipped(found, path.name)
             is_new = end > self._offset
             self._offset = end
             if batch.num_rows:
@@ -296,11 +247,6 @@ class IwrfFileReader(Replayable, Worded, Reader):
                 self._offset = 0
             elif not self._look_around():
                 return False
-
-    def _skip(self, path: Path, count: int) -> None:
-        log.warning("%s: %d bytes of %s are no packet", self.url, count, path.name)
-        self.skipped_bytes += count
-        self._damaged.add(Loss(self._next, self._next, DropReason.DAMAGED))
 
     def _miss(self, path: Path) -> None:
         """Skip and count a file that was removed before it was read."""
@@ -344,9 +290,6 @@ class IwrfFileReader(Replayable, Worded, Reader):
         return self._index < len(self._files) - 1 or (
             self._index < len(self._files) and not self._offset
         )
-
-    def in_words(self, message: Message) -> str:
-        return words_of(message.payload)
 
     # --- where it stands ----------------------------------------------------------------------
 
@@ -424,29 +367,9 @@ class IwrfFileReader(Replayable, Worded, Reader):
                 return
             self._ready = None
 
-    def statistics(self) -> ReaderStatistics:
-        waiting = 0 if self._ready is None else self._ready.num_rows
-        return ReaderStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            lost=self._damaged.total,
-            filtered=self._filtered,
-            restarts=0,
-            next_seq=self._next - waiting,
-            backlog=waiting,
-            losses=self._damaged.ranges(),
-        )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed(f"{self.url} was closed")
-
     def close(self) -> None:
         self._is_closed = True
         self._ready = None
-
-
-_NONE: Final = pa.RecordBatch.from_pylist([], BATCH_SCHEMA)
 
 
 def _epoch_of(files: list[Path]) -> int:
@@ -464,7 +387,7 @@ def file_name(time_ns: int, state: Metadata, pulse: np.void | None = None) -> st
     name = f"{moment:%Y%m%d_%H%M%S}.{nanos // 1_000_000:03d}"
     packing = ""
     if pulse is not None:
-        is_rhi = int(pulse["scan_mode"]) in _BY_ELEVATION
+        is_rhi = int(pulse["scan_mode"]) in BY_ELEVATION
         angles = (pulse["fixed_az"], pulse["elevation"]), (pulse["fixed_el"], pulse["azimuth"])
         fixed, moving = angles[0] if is_rhi else angles[1]
         name += f"_{_number(float(fixed) * 10)}_{_number(float(moving))}"
@@ -500,8 +423,6 @@ class IwrfFileWriter(PacketWriter):
     A file begins with sync words and all metadata. Both are repeated from time to time, so that a
     reader can resynchronise after damage.
     """
-
-    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
 
     def __init__(self, url: str, directory: Path, options: FileOptions) -> None:
         super().__init__(url)

@@ -104,6 +104,13 @@ class Framing(NamedTuple):
         return sum(run.number for run in self.runs)
 
     @property
+    def packets_before_skipped(self) -> list[int]:
+        """How many packets stand before each stretch that was skipped."""
+        return [
+            sum(run.number for run in self.runs if run.start < start) for start, _ in self.skipped
+        ]
+
+    @property
     def skipped_bytes(self) -> int:
         return sum(end - start for start, end in self.skipped)
 

@@ -7,16 +7,21 @@ repeat metadata for late joiners, and sync words.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.core.batch import BATCH_SCHEMA
-from penstock.core.errors import Malformed
-from penstock.core.interfaces import BookedWriter
+from penstock.core.batch import BATCH_SCHEMA, messages_from_batch
+from penstock.core.capabilities import Worded
+from penstock.core.errors import Closed, Malformed
+from penstock.core.interfaces import BookedWriter, Reader
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.radar import _pulses
 from penstock.radar.iwrf.framing import Framing, Run, frame, places_of
 from penstock.radar.iwrf.packets import (
@@ -35,15 +40,18 @@ from penstock.radar.iwrf.packets import (
 from penstock.radar.iwrf.pulses import Metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
+    from penstock.core.message import Message
     from penstock.core.stream_id import StreamId
 
 __all__ = [
+    "CANNOT_CARRY",
+    "PacketReader",
     "PacketWriter",
     "Reminder",
     "batch_of",
@@ -53,6 +61,8 @@ __all__ = [
     "type_of",
     "words_of",
 ]
+
+log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
 _INFO: Final = dtype_of("iwrf_packet_info_t")
@@ -178,11 +188,111 @@ class Reminder:
         return first + sorted(self.state.packets.items())
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- readers and writers --------------------------------------------------------------------------
+
+#: What packets have no place for.
+CANNOT_CARRY: Final = {
+    "subtype": "left out: packets have a kind",
+    "stream": "left out: packets have a radar_id",
+    "attributes": "left out",
+}
+_NO_MESSAGES: Final = pa.RecordBatch.from_pylist([], BATCH_SCHEMA)
+
+
+class PacketReader(Worded, Reader):
+    """Base of readers whose packets stand back to back; a subclass has the source.
+
+    A stretch of bytes that belongs to no packet counts as one lost message.
+    """
+
+    cannot_carry: ClassVar[Mapping[str, str]] = CANNOT_CARRY
+
+    def __init__(self, url: str, wanted: int | None) -> None:
+        """Start at packet 0.
+
+        :param wanted: the kind of the packets to deliver; None: all
+        """
+        super().__init__(url)
+        self._wanted = wanted
+        self._is_closed = False
+        #: Packets that were read and not handed out, and the number of the one behind them.
+        self._ready: Batch | None = None
+        self._next = 0
+        self._messages = self._bytes = self._filtered = 0
+        #: Bytes that belong to no packet.
+        self.skipped_bytes = 0
+        self._damaged = LossLedger()
+
+    @abstractmethod
+    def _fill(self) -> bool:
+        """Read the next packets into `_ready`; False if there are none now."""
+
+    def _take(self, limit: int) -> list[Message]:
+        return list(messages_from_batch(self._take_batch(limit)))
+
+    def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
+        if n > 0:
+            batch = self._take_batch(n)
+            if batch.num_rows or timeout == 0:
+                return batch
+        return super().read_batch(n, timeout)
+
+    def _take_batch(self, limit: int) -> Batch:
+        self._check_open()
+        while self._ready is not None or self._fill():
+            ready = self._ready
+            assert ready is not None
+            some = ready.slice(0, limit)
+            self._ready = ready.slice(limit) if ready.num_rows > limit else None
+            if self._wanted is not None:
+                rows = some.num_rows
+                kind = pa.scalar(self._wanted, pa.int32())
+                some = some.filter(pc.equal(some.column("type"), kind))
+                self._filtered += rows - some.num_rows
+                if not some.num_rows:
+                    continue
+            self._messages += some.num_rows
+            self._bytes += int(pc.sum(pc.binary_length(some.column("payload"))).as_py())
+            return some
+        return _NO_MESSAGES
+
+    def _note_skipped(self, found: Framing, file: str = "") -> None:
+        """Count and say the bytes that belong to no packet, before the packets are numbered."""
+        if not found.skipped:
+            return
+        places = len(found.skipped)
+        where = (f" of {file}" if file else "") + (f" in {places} places" if places > 1 else "")
+        log.warning("%s: %d bytes%s are no packet", self.url, found.skipped_bytes, where)
+        self.skipped_bytes += found.skipped_bytes
+        for packets in found.packets_before_skipped:
+            seq = self._next + packets
+            self._damaged.add(Loss(seq, seq, DropReason.DAMAGED))
+
+    def in_words(self, message: Message) -> str:
+        return words_of(message.payload)
+
+    def statistics(self) -> ReaderStatistics:
+        waiting = 0 if self._ready is None else self._ready.num_rows
+        return ReaderStatistics(
+            messages=self._messages,
+            bytes=self._bytes,
+            lost=self._damaged.total,
+            filtered=self._filtered,
+            restarts=0,
+            next_seq=self._next - waiting,
+            backlog=waiting,
+            losses=self._damaged.ranges(),
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.url} was closed")
 
 
 class PacketWriter(BookedWriter):
     """Base of writers of packets; a subclass has the target."""
+
+    cannot_carry: ClassVar[Mapping[str, str]] = CANNOT_CARRY
 
     @abstractmethod
     def _write(self, payloads: list[bytes]) -> None:
@@ -222,6 +332,9 @@ class PacketWriter(BookedWriter):
         self._headers_dropped += dropped - batch.column("attributes").null_count
         self._write(batch.column("payload").to_pylist())
         return self._last_seq if len(batch) else None
+
+
+# --- for people -----------------------------------------------------------------------------------
 
 
 def words_of(payload: bytes) -> str:

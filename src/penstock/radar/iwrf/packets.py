@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "BY_ELEVATION",
+    "ENDS",
     "ID_BASE",
     "INFO_KINDS",
     "LARGEST",
     "LAST_KIND",
     "MISSING",
     "PACKET_SIZE",
+    "STARTS",
     "STRUCTS",
     "SYNC_WORDS",
     "VALUE_BYTES",
@@ -120,6 +123,14 @@ class Event(IntFlag):
     START_OF_VOLUME = 8
     START_OF_BLOCK = 16
     END_OF_BLOCK = 32
+
+
+#: Events that begin or end a sweep or a volume.
+STARTS: Final = int(Event.START_OF_SWEEP | Event.START_OF_VOLUME)
+ENDS: Final = int(Event.END_OF_SWEEP | Event.END_OF_VOLUME)
+#: Values of `scan_mode` whose sweeps move in elevation: RHI, elevation surveillance, and both by
+#: hand or at the sun.
+BY_ELEVATION: Final = (3, 9, 14, 16, 17)
 
 
 class Struct(NamedTuple):

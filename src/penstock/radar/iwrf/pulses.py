@@ -7,6 +7,8 @@ one buffer, without a Python loop over pulses.
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,10 +20,11 @@ from penstock.core.errors import Malformed
 from penstock.radar import _pulses
 from penstock.radar.iwrf.framing import Run, frame, places_of
 from penstock.radar.iwrf.packets import (
+    ENDS,
     INFO_KINDS,
     PACKET_SIZE,
+    STARTS,
     Encoding,
-    Event,
     Kind,
     Record,
     dtype_of,
@@ -53,8 +56,6 @@ __all__ = [
 
 _COMMON: Final = 56
 _PULSE: Final = dtype_of("iwrf_pulse_header_t")
-_STARTS: Final = int(Event.START_OF_SWEEP | Event.START_OF_VOLUME)
-_ENDS: Final = int(Event.END_OF_SWEEP | Event.END_OF_VOLUME)
 #: Azimuth surveillance that looks up is vertical pointing.
 _SURVEILLANCE, _VERTICAL, _UP = 8, 4, (85.0, 95.0)
 
@@ -170,6 +171,54 @@ class DecoderStatistics(NamedTuple):
     pulses: int
 
 
+class _Memory:
+    """Memory for samples, lent again when nobody has the samples any more.
+
+    To copy into pages that are new takes ten times as long as into those that were used before, and
+    allocators soon give large blocks back to the system.
+    """
+
+    #: Blocks of fewer values are not worth it, and the others are multiples of so many.
+    _STEP: Final = 1 << 18
+    #: How many times as large as asked for a block may be.
+    _ROOM: Final = 4
+
+    def __init__(self, most: int) -> None:
+        """Start with nothing.
+
+        :param most: bytes to keep
+        """
+        self._most = most
+        self._free: list[NDArray[np.float32]] = []
+        self._turn = threading.Lock()
+
+    def lend(self, values: int) -> NDArray[np.float32]:
+        """Return memory for so many values; it comes back with the last view of it."""
+        if values < self._STEP:
+            return np.empty(values, np.float32)
+        block = self._fitting(values)
+        # Views keep an array that is not the block itself.
+        lent = np.frombuffer(block, np.float32, values)
+        weakref.finalize(lent, self._take_back, block).atexit = False
+        return lent
+
+    def _fitting(self, values: int) -> NDArray[np.float32]:
+        with self._turn:
+            for index, block in enumerate(self._free):
+                if values <= len(block) <= self._ROOM * values:
+                    return self._free.pop(index)
+            self._free.clear()
+        return np.empty(-(-values // self._STEP) * self._STEP, np.float32)
+
+    def _take_back(self, block: NDArray[np.float32]) -> None:
+        # Without the lock: this runs wherever the last view goes, in `_fitting` as well.
+        if sum(each.nbytes for each in [*self._free, block]) <= self._most:
+            self._free.append(block)
+
+
+_memory: Final = _Memory(128 << 20)
+
+
 class PulseDecoder:
     """Decodes the packets of one radar, and keeps the radar's state."""
 
@@ -229,8 +278,7 @@ class PulseDecoder:
         starts = np.zeros(len(places) + 1, np.int64)
         channels, gates = (headers[name].astype(np.int64) for name in ("n_channels", "n_gates"))
         np.cumsum(2 * channels * gates, out=starts[1:])
-        # Arrow keeps memory that was freed; that of numpy is fetched anew, page by page.
-        iq = np.frombuffer(pa.allocate_buffer(int(starts[-1]) * 4), np.float32)
+        iq = _memory.lend(int(starts[-1]))
         for part in _alike(headers, is_swapped, state_of):
             order = self._iq_order if is_swapped[part.start] else "<"
             lying = Lying(data, places[part] + PACKET_SIZE[Kind.PULSE], 0, order)
@@ -284,8 +332,8 @@ class PulseDecoder:
             previous = _numbers(headers[index - 1]) if index else last
             told = int(flags[index]) | (0 if previous is None else previous[2])
             events = _events_of(notice) & ~told
-            flags[index] |= events & _STARTS
-            ends = events & _ENDS
+            flags[index] |= events & STARTS
+            ends = events & ENDS
             if not ends:
                 continue
             same = previous is not None and _numbers(following)[:2] == previous[:2]
@@ -304,7 +352,7 @@ class PulseDecoder:
         told = 0 if self._last is None else self._last[2]
         events = 0
         for notice in self._notices:
-            events |= _events_of(notice) & ~told & _ENDS
+            events |= _events_of(notice) & ~told & ENDS
         self._notices = []
         return events
 

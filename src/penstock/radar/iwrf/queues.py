@@ -19,7 +19,14 @@ from penstock.core.options import Duration, Options
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.lrose.ds_message import DsMessage, Part
-from penstock.radar.iwrf.messages import PacketWriter, Reminder, packets_of, type_of, words_of
+from penstock.radar.iwrf.messages import (
+    CANNOT_CARRY,
+    PacketWriter,
+    Reminder,
+    packets_of,
+    type_of,
+    words_of,
+)
 from penstock.radar.iwrf.packets import ID_BASE, Kind, is_known_id, read, time_ns_of
 
 if TYPE_CHECKING:
@@ -52,11 +59,7 @@ class QueueOptions(Options):
 class IwrfQueueReader(Replayable, Worded, Reader):
     """Reads the packets in an LROSE queue, a message of it at a time."""
 
-    cannot_carry: ClassVar[Mapping[str, str]] = {
-        "subtype": "left out: packets have a kind",
-        "stream": "left out: packets have a radar_id",
-        "attributes": "left out",
-    }
+    cannot_carry: ClassVar[Mapping[str, str]] = CANNOT_CARRY
 
     def __init__(self, url: str, queue: Reader, wanted: int | None = None) -> None:
         """Take over the reader of the queue.
@@ -156,8 +159,6 @@ def _packets_in(message: Message) -> Message:
 
 class IwrfQueueWriter(PacketWriter):
     """Writes packets into an LROSE queue; they are stored when a call returns."""
-
-    cannot_carry = IwrfQueueReader.cannot_carry
 
     def __init__(self, url: str, queue: Writer, options: QueueOptions) -> None:
         super().__init__(url)

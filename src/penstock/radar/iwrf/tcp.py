@@ -12,36 +12,33 @@ import socket
 import time
 from collections import deque
 from threading import Condition
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import numpy as np
 from pydantic import Field
 
-from penstock.core.batch import messages_from_batch
-from penstock.core.capabilities import Worded
 from penstock.core.errors import (
-    Closed,
     ConnectionLost,
     Malformed,
     PositionError,
     WriteTimeout,
 )
-from penstock.core.interfaces import Reader
 from penstock.core.options import Duration, Options
-from penstock.core.overflow import DropReason
 from penstock.core.position import Position
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.connection import is_readable, tune
 from penstock.protocols.server import Limits, Server, Session, listen_tcp
 from penstock.radar.iwrf.framing import frame
-from penstock.radar.iwrf.messages import PacketWriter, Reminder, batch_of, packets_of, words_of
+from penstock.radar.iwrf.messages import (
+    PacketReader,
+    PacketWriter,
+    Reminder,
+    batch_of,
+    packets_of,
+)
 from penstock.radar.iwrf.packets import Kind, make, read, time_ns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.core.batch import Batch
-    from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.protocols.connection import Connection
 
@@ -54,11 +51,6 @@ _CHUNK: Final = 1 << 20
 _WAITING: Final = 16 << 20
 #: A session looks this often (seconds) whether its client has left.
 _LOOK: Final = 0.1
-_CANNOT_CARRY: Final = {
-    "subtype": "left out: packets have a kind",
-    "stream": "left out: packets have a radar_id",
-    "attributes": "left out",
-}
 
 
 class TcpOptions(Options):
@@ -75,23 +67,14 @@ class TcpOptions(Options):
     clients: Annotated[int, Field(ge=1, le=1000)] = 16
 
 
-class IwrfTcpReader(Worded, Reader):
+class IwrfTcpReader(PacketReader):
     """Receives packets from a server. Not replayable."""
 
-    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
-
     def __init__(self, url: str, host: str, port: int, options: TcpOptions) -> None:
-        super().__init__(url)
+        super().__init__(url, options.type)
         self._address = (host, port)
         self._options = options
-        self._is_closed = False
         self._rest = np.empty(0, np.uint8)
-        self._ready: Batch | None = None
-        self._next = 0
-        self._messages = self._bytes = self._filtered = 0
-        #: Bytes that belong to no packet.
-        self.skipped_bytes = 0
-        self._damaged = LossLedger()
         self._has_ended = False
         self._socket = self._connected()
 
@@ -109,7 +92,7 @@ class IwrfTcpReader(Worded, Reader):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def _take(self, limit: int) -> list[Message]:
+    def _take_batch(self, limit: int) -> Batch:
         """Return what has come.
 
         :raises ConnectionLost: the server has gone; the next call reconnects.
@@ -119,27 +102,15 @@ class IwrfTcpReader(Worded, Reader):
             self._socket.close()
             self._socket = self._connected()
             self._has_ended = False
-        while self._ready is not None or self._receive():
-            assert self._ready is not None
-            messages = list(messages_from_batch(self._ready.slice(0, limit)))
-            self._ready = self._ready.slice(limit) if self._ready.num_rows > limit else None
-            if self._options.type is not None:
-                chosen = [message for message in messages if message.type == self._options.type]
-                self._filtered += len(messages) - len(chosen)
-                messages = chosen
-            if messages:
-                self._messages += len(messages)
-                self._bytes += sum(message.size for message in messages)
-                return messages
-        if self._has_ended:
+        batch = super()._take_batch(limit)
+        if self._has_ended and not batch.num_rows:
             raise ConnectionLost(self._server, "it has ended the connection")
-        return []
+        return batch
 
     def _pause(self, seconds: float) -> None:
         is_readable(self._socket, seconds)
 
-    def _receive(self) -> bool:
-        """Receive bytes; False if no packet is complete."""
+    def _fill(self) -> bool:
         while not self._has_ended and is_readable(self._socket):
             try:
                 data = self._socket.recv(_CHUNK)
@@ -149,8 +120,7 @@ class IwrfTcpReader(Worded, Reader):
             self._has_ended = not data
             some = np.concatenate((self._rest, np.frombuffer(data, np.uint8)))
             found = frame(some, is_end=self._has_ended)
-            if found.skipped:
-                self._skip(found.skipped_bytes)
+            self._note_skipped(found)
             self._rest = some[found.end :].copy()
             if found.runs:
                 self._ready = batch_of(some, found.runs, self._next, time.time_ns())
@@ -158,34 +128,9 @@ class IwrfTcpReader(Worded, Reader):
                 return True
         return False
 
-    def _skip(self, count: int) -> None:
-        log.warning("%s: %d bytes are no packet", self.url, count)
-        self.skipped_bytes += count
-        self._damaged.add(Loss(self._next, self._next, DropReason.DAMAGED))
-
-    def in_words(self, message: Message) -> str:
-        return words_of(message.payload)
-
     def seek(self, position: PositionLike) -> None:
         if Position.of(position) not in {Position.START, Position.END}:
             raise PositionError(f"{self.url}: packets come as they are sent, not from {position}")
-
-    def statistics(self) -> ReaderStatistics:
-        waiting = 0 if self._ready is None else self._ready.num_rows
-        return ReaderStatistics(
-            messages=self._messages,
-            bytes=self._bytes,
-            lost=self._damaged.total,
-            filtered=self._filtered,
-            restarts=0,
-            next_seq=self._next - waiting,
-            backlog=waiting,
-            losses=self._damaged.ranges(),
-        )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
         if not self._is_closed:
@@ -204,7 +149,6 @@ class _Outlet(Session):
         self._hub = hub
         self.waiting: deque[bytes] = deque()
         self.bytes = 0
-        self.is_welcome = False
 
     def serve(self) -> bool:
         self.connection.welcome()
@@ -291,8 +235,6 @@ class _Hub:
 
 class IwrfTcpWriter(PacketWriter):
     """Sends packets to all clients; it waits for the first client."""
-
-    cannot_carry: ClassVar[Mapping[str, str]] = _CANNOT_CARRY
 
     def __init__(self, url: str, host: str, port: int, options: TcpOptions) -> None:
         super().__init__(url)

@@ -155,7 +155,7 @@ def test_a_target_that_does_not_sync_is_not_taken_to_have_what_was_flushed(tmp_p
     relayed(source, target.url, state=state)
     fill(source, 50, first=100)
     noted: list[bytes] = []
-    relayed(source, target.url, lambda _: noted.append(state.read_bytes()), state=state)
+    relayed(source, target.url, lambda _: noted.append(state.read_bytes()), state=state, batch=10)
     state.write_bytes(noted[-1])  # as a relay that is killed leaves it
     target.forget_all_but(120)
     with contextlib.closing(QueueFile.open(f"{tmp_path}/target/stream", writable=True)) as file:

@@ -430,7 +430,7 @@ def mcap_file(compression: str, *, size: int, said: int | None = None) -> bytes:
     inside = RecordBuilder()
     Channel(1, "/x", "", {}, 0).write(inside)
     Record(channel_id=1, log_time=1, data=bytes(size), publish_time=1, sequence=0).write(inside)
-    plain = inside.end()
+    plain: bytes = inside.end()  # type: ignore[no-untyped-call]
     if compression == "lz4":
         packed = lz4.frame.compress(plain, store_size=False)
     else:
@@ -441,7 +441,8 @@ def mcap_file(compression: str, *, size: int, said: int | None = None) -> bytes:
     DataEnd(0).write(file)
     Footer(0, 0, 0).write(file)
     magic = b"\x89MCAP0\r\n"
-    return magic + file.end() + magic
+    records: bytes = file.end()  # type: ignore[no-untyped-call]
+    return magic + records + magic
 
 
 def test_one_file_has_one_identity(tmp_path: Path) -> None:

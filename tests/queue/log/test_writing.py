@@ -376,6 +376,7 @@ def test_a_full_segment_that_could_not_be_synced_counts_as_synced_only_when_it_i
         writer.flush()
         assert not any(_boot_id(first))
         assert first.read_bytes()[4096:] == before[4096:]
+        writer.write(b"8")
     assert stored(path) == [b"%d" % i for i in range(9)]
 
 

@@ -174,7 +174,7 @@ def test_a_c_producer_notices_that_its_queue_was_removed(
 ) -> None:
     create(f"fmq:{queue_path}{options}")
     producer = start(programs.producer, f"{queue_path}.fmq", 0, 100)
-    until(lambda: list_queue(f"{queue_path}.fmq").header.head > 0)
+    until(lambda: describe(f"fmq:{queue_path}").count > 0)
     Path(f"{queue_path}.fmq").unlink()
     done = outcome(producer)
     assert (done.code, "the queue was removed" in done.error) == (1, True)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from cli.command import run
+from penstock.core.capabilities import Replayable
 from penstock.core.endpoints import describe, identity, open_reader, open_writer
 from penstock.core.errors import (
     ConnectionLost,
@@ -194,11 +195,13 @@ def test_numbers_behind_a_file_that_came_late_are_of_another_epoch(
     with open_reader(f"iwrf:{folder}") as reader:
         before = reader.bounds()
         reader.read_many(len(packets))
+        assert isinstance(reader, Replayable)
         first = reader.epoch
     (folder / "2.iwrf_ts").write_bytes(b"".join(packets))
     with open_reader(f"iwrf:{folder}") as reader:
         now = reader.bounds()
     assert now.successor(before.epoch, before.end) is None
+    assert first is not None
     assert now.successor(first, len(packets)) == len(packets), "these are as they were"
     assert copied() == 4 * len(packets)
     assert "was created anew since it was copied" in caplog.text

@@ -4,7 +4,7 @@
  *     ./consumer /dev/shm/beams.fmq 1000 2.5
  *
  * It ends after that many messages (0: never), or when none came for that many seconds, or when
- * the queue is sealed. crc32c is that of all payloads, one behind the other, as they are stored.
+ * the queue is sealed or removed. crc32c is that of all payloads, one behind the other, as they are stored.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -60,14 +60,18 @@ static int64_t now(void)
 }
 
 /* Take what comes, until there is nothing more to wait for. Returns 0, or an errno. */
-static int follow(consumer *c, const penstock_ring *ring, uint64_t count, int64_t patience)
+static int follow(consumer *c, const penstock_ring *ring, int fd, uint64_t count, int64_t patience)
 {
-    int64_t idle_since = now();
+    int64_t idle_since = now(), removed_at = 0;
     while (count == 0 || c->messages < count) {
         penstock_code code = take(c, ring);
         if (code == PENSTOCK_EMPTY) {
-            bool sealed = penstock_state(ring->header) != PENSTOCK_LIVE;
-            if (sealed && c->next >= penstock_head(ring))
+            if (removed_at == 0 && penstock_is_removed(fd))
+                removed_at = now();
+            /* A writer notices within a second that the queue was removed. */
+            bool is_over = penstock_state(ring->header) != PENSTOCK_LIVE ||
+                           (removed_at != 0 && now() - removed_at > 2 * SECOND);
+            if (is_over && c->next >= penstock_head(ring))
                 return 0;
             int64_t left = idle_since + patience - now();
             if (left <= 0)
@@ -117,7 +121,7 @@ int main(int argc, char **argv)
 
     consumer c = {0};
     uint64_t first = c.next = penstock_tail(&ring);
-    int error = follow(&c, &ring, count, patience);
+    int error = follow(&c, &ring, fd, count, patience);
     printf("first=%" PRIu64 " next=%" PRIu64 " messages=%" PRIu64 " bytes=%" PRIu64 " lost=%" PRIu64
            " damaged=%" PRIu64 " crc32c=%08" PRIx32 "\n",
            first, c.next, c.messages, c.payload_bytes, c.lost, c.damaged, c.crc);

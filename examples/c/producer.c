@@ -35,6 +35,8 @@ static const char *refusal(penstock_code code)
         return "the queue was sealed, or replaced by another";
     case PENSTOCK_GUARDED:
         return "what it would overwrite was synced, and the disk does not answer";
+    case PENSTOCK_REMOVED:
+        return "the queue was removed: open the path again";
     case PENSTOCK_EMPTY:
         return "another writer kept the lock for 10 s";
     default:

@@ -34,6 +34,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -89,7 +90,8 @@ typedef enum {
     PENSTOCK_CHANGED,   /* named readers joined or left: update `held` */
     PENSTOCK_NO_SPACE,  /* a sparse queue needs disk space there first */
     PENSTOCK_CLOSED,    /* the queue was sealed or replaced: it takes no more */
-    PENSTOCK_GUARDED    /* synced messages would be overwritten: sync a new guard first */
+    PENSTOCK_GUARDED,   /* synced messages would be overwritten: sync a new guard first */
+    PENSTOCK_REMOVED    /* the file was removed, or another took its name: open the path again */
 } penstock_code;
 
 typedef struct {
@@ -397,6 +399,17 @@ static inline void penstock_unmap(penstock_ring *ring, int fd) {
     close(fd); /* drops the liveness locks */
 }
 
+/* Whether the file of a queue was removed, or another file took its name: what is written to it now is
+ * for those only who have it open. A memfd never had a name. Call it about once a second. */
+static inline bool penstock_is_removed(int fd) {
+    struct stat status;
+    if (fstat(fd, &status) != 0 || status.st_nlink != 0)
+        return false;
+    char link[32], name[8] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, name, sizeof name - 1) < 0 || strcmp(name, "/memfd:") != 0;
+}
+
 /* Copy n bytes. When the target begins up to 256 bytes behind the source, counted within a page,
  * processors mistake what the C library's copy loads for what it has just stored: it gets two to
  * ten times slower. Steps of 64 bytes do not have that, and are quicker for small sizes anyway. */
@@ -526,6 +539,7 @@ typedef struct {
     uint64_t guard; /* as in the header; the largest number: none */
     /* A sparse queue has disk space for positions and slots below these. */
     uint64_t ready_position, ready_seq;
+    int64_t looked; /* when penstock_write last checked that the file is not removed */
 } penstock_writer;
 
 static inline struct flock penstock_byte(uint64_t byte) {
@@ -831,9 +845,16 @@ static inline int penstock_drop_guard(penstock_writer *w) {
 }
 
 /* Append one message of plain bytes: OK, TOO_LARGE, FULL, DAMAGED, CLOSED, GUARDED when a sync
- * fails (see errno), or EMPTY when another writer kept the lock for 10 s. */
+ * fails (see errno), EMPTY when another writer kept the lock for 10 s, or REMOVED. That is checked once a
+ * second, before the message is placed; those of the last second may be in the removed file. */
 static inline penstock_code penstock_write(penstock_writer *w, const void *payload, uint64_t length,
                                            int32_t type, int32_t subtype) {
+    int64_t now = penstock_clock(CLOCK_MONOTONIC_COARSE);
+    if (w->looked == 0 || now - w->looked > PENSTOCK_SECOND) {
+        if (penstock_is_removed(w->fd))
+            return PENSTOCK_REMOVED;
+        w->looked = now;
+    }
     if (w->number != 0) {
         int error;
         while ((error = penstock_lock(w, 10000000000)) == EINTR)

@@ -43,6 +43,18 @@ def test_create_put_cat_and_info_work_together(queue_path: str) -> None:
     assert b"seq 0 to 1" in run("info", url).stdout
 
 
+def test_info_does_not_say_that_a_writer_waits_for_whoever_has_a_name(queue_path: str) -> None:
+    url = f"fmq:{queue_path}"
+    with open_writer(url) as writer:
+        writer.write(b"x")
+        assert json.loads(run("info", url, "--json").stdout)["blocking"] is False
+        with open_reader(f"{url}?hold=archive"):  # which this writer does not know
+            assert json.loads(run("info", url, "--json").stdout)["blocking"] is None
+            shown = run("info", url).stdout
+    assert b"as its writer says" in shown
+    assert b"the writer waits for its reader" not in shown
+
+
 def test_put_takes_files_and_json_lines(queue_url: str, tmp_path: Path) -> None:
     binary = tmp_path / "beam.bin"
     binary.write_bytes(bytes(range(256)))

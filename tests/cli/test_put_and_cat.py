@@ -277,7 +277,41 @@ def test_what_was_not_shown_comes_the_next_time(
     assert numbers(named) == list(range(shown[-1] + 1, 10))
 
 
+def test_an_empty_range_of_an_overwritten_queue_is_no_loss(tmp_path: Path) -> None:
+    url, copy = f"fmq:{tmp_path}/q?slots=8", f"log:{tmp_path}/copy"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(100)])
+    for ends in (["5", "3"], ["5", "5"], ["2020-01-02T00:00Z", "2020-01-01T00:00Z"]):
+        done = run("cat", url, "--from", ends[0], "--to", ends[1])
+        assert (done.returncode, done.stdout) == (0, b"")
+        assert (
+            f"has no message from {ends[0]} to {ends[1]}: it has 92 to 99" in done.stderr.decode()
+        )
+        assert b"lost" not in done.stderr
+    # `--to` of cp is the last that is copied.
+    done = run("cp", url, copy, "--from", "5", "--to", "3")
+    assert (done.returncode, done.stdout) == (0, b"0 messages copied (0 B)\n")
+    assert b"lost" not in done.stderr
+    assert run("cat", url, "--from", "5", "--to", "6").returncode == 3
+
+
 # --- what is wrong is said with what to do --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--file", "none"], ["--file", "."], ["--jsonl", "none"], ["--text", "a", "--file", "none"]],
+)
+def test_a_file_that_cannot_be_read_leaves_no_new_queue(tmp_path: Path, option: list[str]) -> None:
+    done = run("put", f"fmq:{tmp_path}/q", *option)
+    assert done.returncode == 1
+    assert b"0 messages written (0 B)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_a_file_too(url: str) -> None:
+    assert shell('"$P" put "$URL" --file <(printf one)', URL=url).returncode == 0
+    assert payloads(url) == [b"one"]
 
 
 def test_what_is_said_of_a_queue_that_is_too_small_helps(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from penstock.core.supervision import (
     Restart,
     Supervisor,
 )
+from support.unprivileged import run_without_rights
 from support.until import until
 
 QUICKLY = Backoff(initial=0.01, maximum=0.02)
@@ -265,3 +266,53 @@ def test_a_program_that_nobody_could_start_does_not_end_the_supervision(bad: Pro
         assert first is not None
         os.kill(first, signal.SIGKILL)
         until(lambda: supervisor.statistics()["good"].starts == 2)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> str:
+    """A program that becomes root whoever starts it, as sudo does, and sleeps for a minute."""
+    if os.geteuid() != 0:
+        pytest.skip("only root makes a program that becomes root")
+    source, program = tmp_path / "foreign.c", tmp_path / "foreign"
+    source.write_text(
+        "#include <unistd.h>\n"
+        'int main(void) { if (setuid(0)) return 1; write(1, "here\\n", 5); sleep(60); return 0; }\n'
+    )
+    subprocess.run(["cc", str(source), "-o", str(program)], check=True)
+    program.chmod(0o4755)
+    for folder in [tmp_path, *tmp_path.parents]:  # everybody may start it
+        if folder.stat().st_mode & 0o005 != 0o005:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    return str(program)
+
+
+def test_a_program_of_another_user_that_cannot_be_ended_ends_no_supervision(foreign: str) -> None:
+    said: list[str] = []
+
+    def check() -> None:
+        program = Program(name="foreign", command=(foreign,), grace=0.2)
+        with Supervisor(
+            [program, shell("good", "sleep 60")], on_output=lambda _, line: said.append(line)
+        ) as supervisor:
+            until(lambda: said == ["here"])
+            supervisor.restart("foreign")
+            assert supervisor.wait(["foreign"], timeout=20)
+            books = supervisor.statistics()
+            assert books["good"].state is ProgramState.RUNNING
+            assert "still runs" in (books["foreign"].last_end or "")
+            assert books["foreign"].starts == 1, "no second one beside it"
+            pids.write_text(f"{books['foreign'].last_pid}")
+        process = Process([foreign])
+        pids.write_text(f"{pids.read_text()} {process.pid}")
+        until(lambda: Path(f"/proc/{process.pid}/status").read_text().count("Uid:\t0\t0\t0"))
+        assert process.end(0.1) is None
+        process.close()
+
+    pids = Path(foreign).with_name("pids")
+    pids.touch(0o666)
+    pids.chmod(0o666)
+    try:
+        run_without_rights(check)
+    finally:
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)

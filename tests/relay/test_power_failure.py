@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock import open_reader, open_writer
+from penstock.queue.wide.arrow import slots_of
+from penstock.queue.wide.file import QueueFile
 from penstock.relay import Relay, RelayStatistics, relay_options
 from penstock.relay.journal import TargetCut
 from protocols.flight.serving import served, server_process
@@ -144,6 +146,41 @@ def test_a_target_gets_its_last_messages_again_when_the_relay_comes_back(
     found = numbers(target.url)
     assert sorted(set(found)) == list(range(160))
     assert len(found) - len(set(found)) == books.in_doubt == 100
+
+
+def test_a_target_that_does_not_sync_is_not_taken_to_have_what_was_flushed(tmp_path: Path) -> None:
+    source, state = f"log:{tmp_path}/source", tmp_path / "state"
+    target = Machine("fmq", tmp_path / "target")
+    fill(source, 100)
+    relayed(source, target.url, state=state)
+    fill(source, 50, first=100)
+    noted: list[bytes] = []
+    relayed(source, target.url, lambda _: noted.append(state.read_bytes()), state=state, batch=10)
+    state.write_bytes(noted[-1])  # as a relay that is killed leaves it
+    target.forget_all_but(120)
+    with contextlib.closing(QueueFile.open(f"{tmp_path}/target/stream", writable=True)) as file:
+        slots_of(file)[:60] = 0  # pages get to the disk in any order
+    books = relayed(source, target.url, state=state)
+    found = numbers(target.url)
+    assert sorted(set(found)) == list(range(150))
+    assert len(found) - len(set(found)) == books.in_doubt == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "sync", "syncs"),
+    [("log", {}, True), ("fmq", {}, False), ("log", {"sync": "none"}, False),
+     ("fmq", {"sync": "1s"}, True)],
+)  # fmt: skip
+def test_a_writer_tells_whether_it_syncs_also_from_another_machine(
+    tmp_path: Path, kind: str, sync: dict[str, str], syncs: bool
+) -> None:
+    with open_writer(f"{kind}:{tmp_path}/here", **sync) as writer:
+        assert writer.syncs is syncs
+    with (
+        served(tmp_path) as server,
+        open_writer(f"flight://127.0.0.1:{server.port}/there?kind={kind}", **sync) as writer,
+    ):
+        assert writer.syncs is syncs
 
 
 def test_what_arrived_after_the_last_note_on_the_disk_does_not_come_twice(tmp_path: Path) -> None:

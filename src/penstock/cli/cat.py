@@ -217,6 +217,9 @@ def _show(
         if isinstance(reader, Grouped):
             note(f"{url}: what is shown is taken away from the readers that share the queue")
         within.resolve(reader)
+        if within.is_nothing:
+            within.explain(url)
+            return
         shown.know(reader, within.time_of)
         beyond = _print(reader, within, left, shown, out, stop, follow=follow)
         out.flush()
@@ -310,10 +313,14 @@ class _Range:
         self._text = f"from {start}" + (f" to {end}" if end else "")
         self._is_asked = start != "start" or end is not None
         self._is_empty = True
+        #: The range ends before it begins: what is missing there is no loss.
+        self.is_nothing = False
         first, self._end = position_of(start), None if end is None else position_of(end)
         self._by = by
         asked = [each for each in (first, self._end) if isinstance(each, Position)]
         is_by_time = any(each.anchor == "time" for each in asked)
+        if len(asked) == 2 and all(each.anchor == "time" for each in asked):  # noqa: PLR2004
+            self.is_nothing = asked[0].value >= asked[1].value
         #: The time to show of a message: the one that the range refers to.
         self.time_of: Callable[[Message], int] = _HAPPENED
         if by == "origin":
@@ -334,6 +341,9 @@ class _Range:
             self._end = Position.sequence(0 if newest is None else max(0, newest + 1 - self._end))
         elif self._end is not None and self._end.anchor in {"start", "last"}:
             raise PositionError(f"--to {self._end} ends nothing", hint="give a number or a time")
+        end, next_seq = self._end, reader.statistics().next_seq
+        if end is not None and end.anchor == "seq" and next_seq is not None:
+            self.is_nothing = self.is_nothing or next_seq >= end.value
 
     def find(self, reader: Reader) -> bool:
         """Skip messages of other times, if the stream has an index; False: no more match."""
@@ -377,9 +387,8 @@ class _Range:
 
     def explain(self, url: str) -> None:
         """Print what the stream has if it had no message in the requested range."""
-        if not (self._is_empty and self._is_asked):
-            return
-        tell_range(url, self._text)
+        if self._is_empty and self._is_asked:
+            tell_range(url, self._text)
 
 
 def _before(is_in: list[bool], messages: Sequence[Message]) -> tuple[Sequence[Message], int | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from penstock.core.batch import BATCH_SCHEMA, batch_from_messages
 from penstock.core.decoding import Rows, decoder_for, decoding_from_text, parse_decoding
 from penstock.core.errors import InvalidOption
-from penstock.core.json_lines import plain_json
+from penstock.core.json_lines import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,4 +59,4 @@ class DecodedPayloads:
     @staticmethod
     def line(row: Mapping[str, Any]) -> bytes:
         """Return a row as a line of JSON."""
-        return json.dumps(row, default=plain_json).encode() + b"\n"
+        return json_text(row).encode() + b"\n"

@@ -163,6 +163,7 @@ def put(
     if null and delimiter is not None:
         raise typer.BadParameter("give --null or --delimiter")
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
+    _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
     is_new = not _is_there(url)
     with (
         writer_to(url, register) as writer,
@@ -314,13 +315,33 @@ def _written(so_far: WriterStatistics) -> str:
     return f"{so_far.messages} message{plural} written ({format_size(so_far.bytes)})"
 
 
+def _check_inputs(paths: list[Path]) -> None:
+    """Check that files can be read, before a stream is created for them.
+
+    They are not opened: one may be a pipe.
+
+    :raises StorageError: one cannot be read.
+    """
+    for path in paths:
+        problem = None
+        if str(path) == "-":
+            problem = errno.EBADF if sys.stdin is None else None
+        elif not path.exists():
+            problem = errno.ENOENT
+        elif path.is_dir():
+            problem = errno.EISDIR
+        elif not os.access(path, os.R_OK):
+            problem = errno.EACCES
+        if problem is not None:
+            closed = "standard input is closed" if str(path) == "-" else os.strerror(problem)
+            error = StorageError("reading", str(path), OSError(problem, closed))
+            error.add_note("0 messages written (0 B)")
+            raise error
+
+
 def _read_file(path: Path) -> bytes:
     try:
-        if str(path) == "-":
-            if sys.stdin is None:
-                raise OSError(errno.EBADF, "standard input is closed")  # noqa: TRY301
-            return sys.stdin.buffer.read()
-        return path.read_bytes()
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise StorageError("reading", str(path), error) from error
 

@@ -159,7 +159,7 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
 
 def _is_delicate(seen: StreamInfo) -> bool:
     """Tell whether reading would unblock the writer, which waits for its one reader."""
-    is_so = seen.layout == "classic" and seen.blocking
+    is_so = seen.layout == "classic" and bool(seen.blocking)
     if is_so:
         note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
     return is_so

@@ -29,6 +29,11 @@ _OF_EACH_WRITER = {
 }
 
 
+_BLOCKING = {
+    True: "yes: the writer waits for its reader",
+    False: "no",
+    None: "as its writer says: with hold=NAME it waits for that reader",
+}
 #: Details of a stream shown as tables.
 _TABLES = {"readers", "cursors", "groups"}
 #: Details in bytes, and in seconds.
@@ -116,8 +121,7 @@ def _info_table(found: StreamInfo) -> Table:
         table.add_row("buffer", f"{buffer} {held}")
     table.add_row("messages", _range(found))
     table.add_row("appended", _times(found))
-    blocking = "yes: the writer waits for its reader" if found.blocking else "no"
-    table.add_row("blocking", blocking)
+    table.add_row("blocking", _BLOCKING[found.blocking])
     for name, value in found.details.items():
         if value not in (None, [], {}) and name not in _TABLES:
             table.add_row(_title(name), escape(_shown(name, value)), style="dim")

@@ -19,6 +19,7 @@ from penstock.cli.messages import LOST
 from penstock.cli.output import bar, note
 from penstock.cli.signals import stop_on_signal
 from penstock.core.errors import InvalidOption
+from penstock.core.json_lines import json_text
 from penstock.pipeline import load_pipelines
 from penstock.pipeline import plan as plan_of
 
@@ -252,7 +253,7 @@ class _Json(_Silent):
         rows, are_all = _first_of(frame)
         for row in rows:
             fields = {"event": "row", "sink": name, "row": row.asDict(recursive=True)}
-            typer.echo(json.dumps(fields, default=_plain))
+            typer.echo(json_text(fields, default=_plain))
         if not are_all:
             typer.echo(json.dumps({"event": "more_rows", "sink": name, "shown": len(rows)}))
 

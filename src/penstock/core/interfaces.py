@@ -106,8 +106,8 @@ class StreamInfo:
     youngest_time_ns: int | None
     #: The fuller of slots and buffer, 0 to 1.
     fill: float
-    #: True when the writer waits for its reader.
-    blocking: bool
+    #: Whether the writer waits for its readers; None: as it was opened, which nobody else knows.
+    blocking: bool | None
     #: What only this kind of stream has.
     details: dict[str, Any]
 
@@ -391,6 +391,11 @@ class Writer(_Endpoint):
 
     def flush(self) -> None:
         """Flush everything written so far; a no-op where nothing is buffered."""
+
+    @property
+    def syncs(self) -> bool:
+        """Whether a power failure of this stream's machine takes nothing that was flushed."""
+        return True
 
 
 class BookedWriter(Writer):

@@ -10,8 +10,10 @@ import contextlib
 import datetime as dt
 import errno
 import json
+import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import SYSTEM_CLOCK
@@ -20,16 +22,16 @@ from penstock.core.message import CopiedMessage, Message
 from penstock.core.stream_id import StreamId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "JSON_KEYS",
     "chunks_of",
     "json_line",
+    "json_text",
     "message_from_json",
     "payload_value",
     "pieces_of",
-    "plain_json",
     "read_lines",
 ]
 
@@ -148,7 +150,11 @@ def json_line(message: Message) -> bytes:
     value = payload_value(message.payload)
     if value is not None:
         fields["payload"] = value
-    return json.dumps(fields).encode() + b"\n"
+    try:
+        return json.dumps(fields, allow_nan=False).encode() + b"\n"
+    except ValueError:  # 1e400
+        fields["payload"] = message.payload.decode()
+        return json.dumps(fields).encode() + b"\n"
 
 
 def payload_value(payload: bytes) -> Any:
@@ -159,17 +165,54 @@ def payload_value(payload: bytes) -> Any:
         return None
     if text[:1] in {"{", "["}:
         try:
-            return json.loads(text)
+            return json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
             pass
     return text
 
 
-def plain_json(value: Any) -> str:
-    """Format values that JSON has no type for: bytes as hex, decimals and times as text."""
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _plain(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if isinstance(value, dt.date) else str(value)
+
+
+def json_text(
+    value: Any,
+    *,
+    default: Callable[[Any], str] = _plain,
+    ensure_ascii: bool = True,
+    compact: bool = False,
+) -> str:
+    """Format a value as JSON; `default` for what JSON has no type for: bytes as hex, or text.
+
+    JSON has no `NaN` and no `Infinity` either, and most parsers refuse a line with one. They become
+    text, as in protobuf's JSON and in Spark: null would be one for three, and for a missing value.
+    """
+    style: dict[str, Any] = {
+        "default": default,
+        "ensure_ascii": ensure_ascii,
+        "separators": (",", ":") if compact else None,
+    }
+    try:
+        return json.dumps(value, allow_nan=False, **style)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, **style)
+
+
+def _finite(value: Any) -> Any:
+    """Replace the numbers that JSON does not have by their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
 
 
 def message_from_json(line: bytes, path: str, number: int, type: int, subtype: int) -> Message:

@@ -112,6 +112,8 @@ class Process:
         except ValueError as error:  # no program, folder or variable can have this name
             raise NotStarted(command[0], OSError(errno.EINVAL, str(error))) from error
         self.pid = self._process.pid
+        #: It runs as another user, and cannot be ended from here: sudo, a setuid program.
+        self.is_foreign = False
         self.stdin = self._process.stdin
         self.stdout = self._process.stdout
         try:
@@ -120,7 +122,8 @@ class Process:
         except OSError as error:  # no descriptor left
             self.descriptor = -1
             self.signal(signal.SIGKILL)
-            self._process.wait()
+            if not self.is_foreign:
+                self._process.wait()
             self.close()
             raise NotStarted(command[0], error) from error
 
@@ -138,20 +141,26 @@ class Process:
         return self.status
 
     def signal(self, number: int) -> bool:
-        """Send a signal to the process group; False: the group has ended."""
+        """Send a signal to the process group; False: the group has ended, or is foreign."""
         # The group exists while any process in it does, also when its first process has ended.
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             return False
+        except PermissionError:
+            self.is_foreign = True
+            return False
         return True
 
-    def end(self, grace: float) -> int:
-        """End its process group, after `grace` seconds by force; return its status."""
-        if self.signal(signal.SIGTERM):
-            self.wait(grace)
-            self.signal(signal.SIGKILL)
-        return self._process.wait()
+    def end(self, grace: float) -> int | None:
+        """End its process group, after `grace` seconds by force; return its status.
+
+        None: it is foreign, and still runs.
+        """
+        self.signal(signal.SIGTERM)
+        self.wait(grace)
+        self.signal(signal.SIGKILL)
+        return self.status if self.is_foreign else self._process.wait()
 
     def close(self) -> None:
         """Close its descriptors, after its end. Idempotent."""
@@ -500,6 +509,8 @@ class _Child:
             self.start()
         elif self.state is ProgramState.STOPPING:
             self._process.signal(signal.SIGKILL)
+            if self._process.is_foreign and self._process.status is None:
+                self._give_up(self._process)
         elif self._check is None:
             self._begin_check()
         else:
@@ -534,6 +545,24 @@ class _Child:
         if status is None:
             return
         process.signal(signal.SIGKILL)  # its remaining children
+        self._let_go(process)
+        why, self._why_ended = self._why_ended, None
+        said = describe_status(status)
+        self._end_run(
+            f"{said}: {why}" if why else said,
+            has_failed=why is _UNWELL or (why is None and status != 0),
+        )
+
+    def _give_up(self, process: Process) -> None:
+        """Leave a program alone that cannot be ended; a second one beside it is not started."""
+        self._let_go(process)
+        why, self._why_ended = self._why_ended, None
+        self._is_wanted = False
+        said = f"still runs as process {process.pid}, of another user: {why}, and cannot be ended"
+        self._end_run(said, has_failed=True)
+
+    def _let_go(self, process: Process) -> None:
+        """Pass on the rest of its output, and close its descriptors."""
         self._supervisor.unwatch(process.descriptor)
         assert process.stdout is not None
         while not process.stdout.closed:
@@ -548,12 +577,6 @@ class _Child:
         self._process, self._last_pid = None, process.pid
         if self._check is not None:
             self._drop_check()
-        why, self._why_ended = self._why_ended, None
-        said = describe_status(status)
-        self._end_run(
-            f"{said}: {why}" if why else said,
-            has_failed=why is _UNWELL or (why is None and status != 0),
-        )
 
     def _end_run(self, said: str, *, has_failed: bool) -> None:
         program = self.program

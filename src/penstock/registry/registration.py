@@ -162,6 +162,10 @@ class RegisteredWriter(Writer):
     def flush(self) -> None:
         self._writer.flush()
 
+    @property
+    def syncs(self) -> bool:
+        return self._writer.syncs
+
     def statistics(self) -> WriterStatistics:
         return self._writer.statistics()
 

@@ -82,7 +82,7 @@ class Feed:
             self._end = None if newest is None else Position.sequence(newest)
         if not options.follow and self._end is None:
             self._newest = reader.newest_seq()
-        self._is_over = self._during is None and options.end is not None and self._end is None
+        self._is_over = self._is_nothing()
         self._limit = min(options.batch, _FIRST_READ)
         self._largest = 1.0
         self._restarts = reader.statistics().restarts
@@ -90,6 +90,18 @@ class Feed:
         self.epoch = self._epoch_now()
         #: The reader's statistics after the last call.
         self.books: ReaderStatistics = reader.statistics()
+
+    def _is_nothing(self) -> bool:
+        """Tell whether the range ends before it begins: what is missing there is no loss."""
+        if self._during is not None:
+            return self._during[0] >= self._during[1]
+        start, end = self._options.start, self._end
+        if end is None:
+            return self._options.end is not None  # the end of an empty stream
+        if end.anchor == "seq":
+            next_seq = self._reader.statistics().next_seq
+            return next_seq is not None and next_seq > end.value
+        return start.anchor == end.anchor == "time" and start.value > end.value
 
     def next(self) -> Batch | None:
         """Return the next batch; None: the end is reached, or the relay is told to stop.

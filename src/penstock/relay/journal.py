@@ -156,13 +156,14 @@ class Journal(Closable):
         self._write(self._generation % 2, note)
         self._note = note
 
-    def sync(self, note: Note) -> None:
-        """Write a note of what the target has on disk, and sync the journal.
+    def sync(self, on_disk: Note | None) -> None:
+        """Sync the journal, with a note of what the target has on disk; None: that is unknown.
 
         :raises StorageError: the operating system refuses.
         """
-        self._write(_SYNCED, note)
-        self.synced = note
+        if on_disk is not None:
+            self._write(_SYNCED, on_disk)
+            self.synced = on_disk
         with storage_errors("writing", str(self.path)):
             os.fdatasync(self._fd)
 

@@ -214,7 +214,7 @@ class Relay:
                     self._copy()
                 else:
                     self._copy_through(self._queue)
-                self._note_end(is_synced=self._flush())
+                self._note_end(is_flushed=self._flush())
             self._abandon_held()
         return self.statistics()
 
@@ -413,7 +413,7 @@ class Relay:
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now
             if self._flush():
-                self._journal.sync(self._note_behind(piece))
+                self._journal.sync(self._on_disk(self._note_behind(piece)))
 
     def _flush(self) -> bool:
         """Flush the target; tell whether that succeeded."""
@@ -513,13 +513,17 @@ class Relay:
         behind = piece.column("seq")[-1].as_py() + 1
         return Note(self._feed.epoch or 0, behind, self._tail)
 
-    def _note_end(self, *, is_synced: bool) -> None:
+    def _note_end(self, *, is_flushed: bool) -> None:
         """Record that nothing is in transit, so later writes of others do not matter."""
         if self._journal is not None and self._journal.note is not None:
             note = self._journal.note._replace(runs=(), target=self._tail)
             self._journal.put(note)
-            if is_synced:
-                self._journal.sync(note)
+            if is_flushed:
+                self._journal.sync(self._on_disk(note))
+
+    def _on_disk(self, note: Note) -> Note | None:
+        """Return a note of flushed messages if they are on the target's disk, else None."""
+        return note if self._writer.syncs else None
 
     def _note_outage(self, attempt: int, error: Exception, delay: float) -> None:
         del delay

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import struct
+import tracemalloc
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -283,6 +286,61 @@ def test_columns_of_csv_may_be_text(tmp_path: Path) -> None:
     assert read(f"csv:{tmp_path}/c?types=text")[0].payload == b'{"id":"007","name":"x"}'
 
 
+def test_columns_of_csv_lose_no_digit(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text(
+        "id,value,size\n12345678901234567891,1.5,9007199254740992\n,-2e300,0.25\n"
+        "1,12345678901234567000000,1\n"
+    )
+    found = [json.loads(message.payload) for message in read(f"csv:{tmp_path}/c")]
+    assert found == [
+        {"id": "12345678901234567891", "value": "1.5", "size": 9007199254740992.0},
+        {"value": "-2e300", "size": 0.25},
+        {"id": "1", "value": "12345678901234567000000", "size": 1.0},
+    ]
+    assert [type(row["size"]) for row in found] == [float] * 3
+
+
+def test_a_number_with_more_digits_than_those_before_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.files.text._BLOCK", 1 << 12)
+    lines = "".join(f"{i}.5\n" for i in range(1000))
+    (tmp_path / "c").write_text(f"value\n{lines}12345678901234567891\n")
+    with pytest.raises(Malformed) as caught:
+        read(f"csv:{tmp_path}/c")
+    assert caught.value.hint == "add ?types=text"
+    assert len(read(f"csv:{tmp_path}/c?types=text")) == 1001
+
+
+def test_numbers_that_json_does_not_have_are_text(tmp_path: Path) -> None:
+    table = pa.table({"a": [1.5, math.nan, math.inf], "b": [[0.5], [-math.inf], []]})
+    pq.write_table(table, tmp_path / "p")
+    expected = [
+        {"a": 1.5, "b": [0.5]},
+        {"a": "NaN", "b": ["-Infinity"]},
+        {"a": "Infinity", "b": []},
+    ]
+    assert [strict(message.payload) for message in read(f"parquet:{tmp_path}/p")] == expected
+    with open_writer(f"jsonl:{tmp_path}/j", decode="struct:<d") as writer:
+        writer.write_many([struct.pack("<d", value) for value in (1.5, math.nan)])
+    rows = [strict(line) for line in (tmp_path / "j").read_text().splitlines()]
+    assert [row["f0"] for row in rows] == [1.5, "NaN"]
+    written(f"jsonl:{tmp_path}/k", [Message(0, 1, 1, 0, 0, None, None, b) for b in NO_JSON])
+    rows = [strict(line) for line in (tmp_path / "k").read_text().splitlines()]
+    assert [row["payload"] for row in rows] == [text.decode() for text in NO_JSON]
+    assert [each.payload for each in read(f"jsonl:{tmp_path}/k")] == NO_JSON
+
+
+NO_JSON = [b'{"a": NaN}', b"[1e400]"]
+
+
+def strict(text: str | bytes) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -342,6 +400,49 @@ def test_csv_refuses_a_line_that_it_could_not_read_again(
         pytest.raises(MessageTooLarge),
     ):
         writer.write(bytes(101))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_chunk_that_does_not_tell_its_size_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(mcap_file(compression, size=20_000_000))
+    assert [len(message.payload) for message in read(f"mcap:{path}")] == [20_000_000]
+    monkeypatch.setattr("penstock.protocols.files.mcap_files.LARGEST", 100_000)
+    path.write_bytes(mcap_file(compression, size=20_000_000, said=1000))
+    tracemalloc.start()
+    with pytest.raises(Malformed):
+        read(f"mcap:{path}")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 5_000_000
+
+
+def mcap_file(compression: str, *, size: int, said: int | None = None) -> bytes:
+    """Return a file with one message in a chunk, which says to be of another size."""
+    import lz4.frame
+    import zstandard
+    from mcap.data_stream import RecordBuilder
+    from mcap.records import Channel, Chunk, DataEnd, Footer, Header
+    from mcap.records import Message as Record
+
+    inside = RecordBuilder()
+    Channel(1, "/x", "", {}, 0).write(inside)
+    Record(channel_id=1, log_time=1, data=bytes(size), publish_time=1, sequence=0).write(inside)
+    plain: bytes = inside.end()  # type: ignore[no-untyped-call]
+    if compression == "lz4":
+        packed = lz4.frame.compress(plain, store_size=False)
+    else:
+        packed = zstandard.ZstdCompressor(write_content_size=False).compress(plain)
+    file = RecordBuilder()
+    Header("", "").write(file)
+    Chunk(compression, packed, 1, 1, 0, len(plain) if said is None else said).write(file)
+    DataEnd(0).write(file)
+    Footer(0, 0, 0).write(file)
+    magic = b"\x89MCAP0\r\n"
+    records: bytes = file.end()  # type: ignore[no-untyped-call]
+    return magic + records + magic
 
 
 def test_one_file_has_one_identity(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_writer_sends_what_a_forwarder_would() -> None:
             writer.write_batch(batch_from_messages(messages))
         assert [sock.recv(100), sock.recv(100)] == [STATUS + b"one", stream_of("two") + b"two"]
         books = writer.statistics()
-        assert (books.messages, books.refused, books.headers_dropped) == (4, 1, 1)
+        assert (books.messages, books.refused, books.headers_dropped) == (4, 2, 1)
         assert books.bytes == len(UP) + 5 + 6
 
 
@@ -93,7 +93,8 @@ def test_a_message_without_a_stream_cannot_be_sent() -> None:
         with pytest.raises(InvalidOption, match="no stream"):
             writer.write(UP)
         with pytest.raises(InvalidOption, match="no stream"):
-            writer.write_batch(batch_from_messages([Message(0, 0, 0, 0, 0, None, None, b"x")]))
+            writer.write_batch(batch_from_messages([Message(0, 0, 0, 0, 0, None, None, b"x")] * 3))
+        assert (writer.statistics().messages, writer.statistics().refused) == (0, 4)
 
 
 def test_a_stream_is_copied_to_a_queue_and_back(tmp_path: Path) -> None:

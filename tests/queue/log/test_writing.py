@@ -351,6 +351,39 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+def test_a_full_segment_that_could_not_be_synced_counts_as_synced_only_when_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, is_broken = os.fdatasync, True
+
+    def sync(descriptor: int) -> None:
+        if is_broken and Path(f"/proc/self/fd/{descriptor}").readlink() == first:
+            raise OSError(errno.EIO, "the disk is broken")
+        real(descriptor)
+
+    with log_writer(path, f"{SIZES}&sync=batch") as writer:
+        writer.write_many([b"%d" % i for i in range(8)])
+        (first,) = segment_files(path)
+        before = first.read_bytes()
+        monkeypatch.setattr("os.fdatasync", sync)
+        with pytest.raises(StorageError):
+            writer.write(b"8")
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                writer.flush()
+            assert any(_boot_id(first)), "a crash now needs recovery"
+        is_broken = False
+        writer.flush()
+        assert not any(_boot_id(first))
+        assert first.read_bytes()[4096:] == before[4096:]
+        writer.write(b"8")
+    assert stored(path) == [b"%d" % i for i in range(9)]
+
+
+def _boot_id(segment: Path) -> bytes:
+    return segment.read_bytes()[400:416]
+
+
 def test_a_full_disk_refuses_the_message_and_what_is_stored_stays(small_disk: Path) -> None:
     path = small_disk / "log"
     piece = bytes(range(256)) * 40

@@ -168,6 +168,54 @@ def test_a_c_writer_says_on_the_disk_that_it_writes_before_its_first_message(
     assert (done.code, done.says) == (0, {"syncs": 1, "boots": 1, "heads": 1})
 
 
+@pytest.mark.parametrize("options", ["", "?writers=many"])
+def test_a_c_producer_notices_that_its_queue_was_removed(
+    programs: Programs, queue_path: str, options: str
+) -> None:
+    create(f"fmq:{queue_path}{options}")
+    producer = start(programs.producer, f"{queue_path}.fmq", 0, 100)
+    until(lambda: describe(f"fmq:{queue_path}").count > 0)
+    Path(f"{queue_path}.fmq").unlink()
+    done = outcome(producer)
+    assert (done.code, "the queue was removed" in done.error) == (1, True)
+
+
+def test_a_c_writer_of_a_removed_queue_is_told_each_time(tmp_path: Path, queue_path: str) -> None:
+    create(f"fmq:{queue_path}")
+    source = tmp_path / "writer.c"
+    source.write_text(
+        """
+        #define _GNU_SOURCE
+        #include <penstock/ring.h>
+        int main(int count, char **words) {
+            int fd, memory = memfd_create("queue", 0);
+            penstock_ring ring;
+            penstock_writer writer;
+            if (count != 2 || penstock_map(words[1], true, &ring, &fd) != NULL)
+                return 1;
+            if (penstock_writer_open(&writer, ring, fd) != 0 || penstock_is_removed(memory))
+                return 2;
+            unlink(words[1]);
+            for (int i = 0; i < 2; i++) /* silent for long: not even the first gets there */
+                if (penstock_write(&writer, "x", 1, 0, 0) != PENSTOCK_REMOVED)
+                    return 3;
+            return 0;
+        }
+        """
+    )
+    run("cc", *STRICT, "-I", INCLUDE, source, "-o", tmp_path / "writer")
+    assert run(tmp_path / "writer", f"{queue_path}.fmq").code == 0
+
+
+def test_a_c_consumer_ends_when_its_queue_was_removed(programs: Programs, queue_path: str) -> None:
+    with open_writer(f"fmq:{queue_path}") as writer:
+        writer.write(b"the last")
+    consumer = start(programs.consumer, f"{queue_path}.fmq", 0, 10 * LONG)
+    until(lambda: list_queue(f"{queue_path}.fmq").header.sleeping == 1)
+    Path(f"{queue_path}.fmq").unlink()
+    assert outcome(consumer).says["messages"] == 1
+
+
 # --- Python writes, C reads -----------------------------------------------------------------------
 
 

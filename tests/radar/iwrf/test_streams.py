@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from cli.command import run
+from penstock.core.capabilities import Replayable
 from penstock.core.endpoints import describe, identity, open_reader, open_writer
 from penstock.core.errors import (
     ConnectionLost,
@@ -36,6 +37,7 @@ from penstock.radar.iwrf.messages import Reminder, packets_of, words_of
 from penstock.radar.iwrf.packets import ID_BASE, Kind, make
 from penstock.radar.iwrf.pulses import PulseDecoder
 from penstock.radar.iwrf.tcp import IwrfTcpWriter
+from penstock.relay import Relay, relay_options
 from support.pulses import VECTORS, metadata, scan, vector
 from support.until import until
 
@@ -169,6 +171,40 @@ def test_a_file_that_comes_too_late_is_said_once_and_its_packets_are_counted(
         assert found.column("payload").to_pylist() == packets
         assert {loss.reason for loss in reader.statistics().losses} == {DropReason.EXPIRED}
     assert caplog.text.count("came too late") == 1
+
+
+def test_numbers_behind_a_file_that_came_late_are_of_another_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packets, folder = scan(20, every=1000), tmp_path / "radar"
+    folder.mkdir()
+    for name in "13":
+        (folder / f"{name}.iwrf_ts").write_bytes(b"".join(packets))
+    target, state = f"log:{tmp_path}/copy", tmp_path / "state"
+
+    def copied() -> int:
+        options = relay_options(
+            source=f"iwrf:{folder}", target=target, state=state, follow=False, batch=7
+        )
+        with open_reader(options.source) as reader, open_writer(target) as writer:
+            return Relay(reader, writer, options).run().copied
+
+    assert copied() == 2 * len(packets)
+    (folder / "4.iwrf_ts").write_bytes(b"".join(packets))
+    assert copied() == len(packets), "a file at the end shifts no number"
+    with open_reader(f"iwrf:{folder}") as reader:
+        before = reader.bounds()
+        reader.read_many(len(packets))
+        assert isinstance(reader, Replayable)
+        first = reader.epoch
+    (folder / "2.iwrf_ts").write_bytes(b"".join(packets))
+    with open_reader(f"iwrf:{folder}") as reader:
+        now = reader.bounds()
+    assert now.successor(before.epoch, before.end) is None
+    assert first is not None
+    assert now.successor(first, len(packets)) == len(packets), "these are as they were"
+    assert copied() == 4 * len(packets)
+    assert "was created anew since it was copied" in caplog.text
 
 
 def test_a_reader_stands_anywhere(tmp_path: Path) -> None:

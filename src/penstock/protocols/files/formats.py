@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.core.batch import BATCH_SCHEMA
 from penstock.core.errors import Malformed
-from penstock.core.json_lines import plain_json
+from penstock.core.json_lines import json_text
 from penstock.core.options import Options
 
 if TYPE_CHECKING:
@@ -126,11 +125,10 @@ def messages_of(path: Path, rows: pa.RecordBatch) -> Batch:
 def json_rows(rows: pa.RecordBatch) -> list[bytes]:
     """Convert rows to JSON objects, without null values."""
     return [
-        json.dumps(
+        json_text(
             {name: value for name, value in row.items() if value is not None},
-            default=plain_json,
             ensure_ascii=False,
-            separators=(",", ":"),
+            compact=True,
         ).encode(errors="surrogatepass")
         for row in python_rows(rows)
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import pyarrow as pa
@@ -198,8 +199,7 @@ def _messages(path: Path, topic: str | None) -> Iterator[Message]:
             reader = StreamReader(within, emit_chunks=True, record_size_limit=LARGEST)
             for outer in reader.records:
                 if isinstance(outer, Chunk):
-                    _check_chunk(path, outer)
-                    records = breakup_chunk(outer, validate_crc=True)
+                    records = breakup_chunk(_within_limit(path, outer), validate_crc=True)
                 else:
                     records = [outer]
                 for record in records:
@@ -241,22 +241,27 @@ class _WithinFile:
         return self._file.read(size)
 
 
-def _check_chunk(path: Path, chunk: Chunk) -> None:
-    """Check that a chunk does not exceed the limit when uncompressed.
+def _within_limit(path: Path, chunk: Chunk) -> Chunk:
+    """Return a chunk that does not exceed the limit when the library decompresses it.
 
     :raises Malformed: it exceeds the limit.
     """
-    claimed = [chunk.uncompressed_size]
-    if chunk.compression == "zstd":
+    size = chunk.uncompressed_size
+    if chunk.compression == "zstd":  # of a frame without a size, the library takes the chunk's
         import zstandard  # noqa: PLC0415 - comes with mcap
 
-        claimed.append(zstandard.frame_content_size(chunk.data))
-    elif chunk.compression == "lz4":
+        size = max(size, zstandard.frame_content_size(chunk.data))
+    elif chunk.compression == "lz4" and size <= LARGEST:
         import lz4.frame  # noqa: PLC0415 - comes with mcap
 
-        claimed.append(lz4.frame.get_frame_info(chunk.data)["content_size"])
-    if max(claimed) > LARGEST:
-        raise Malformed(str(path), "bytes in a chunk", f"at most {LARGEST:,}", max(claimed))
+        # A frame need not tell its size, and the library would take all that comes.
+        unpacking = lz4.frame.LZ4FrameDecompressor()
+        data = unpacking.decompress(chunk.data, max_length=LARGEST + 1)
+        if unpacking.eof or len(data) > LARGEST:
+            chunk, size = replace(chunk, compression="", data=data), len(data)
+    if size > LARGEST:
+        raise Malformed(str(path), "bytes in a chunk", f"at most {LARGEST:,}", size)
+    return chunk
 
 
 def _header(channel: Channel) -> tuple[int, int, StreamId | None]:

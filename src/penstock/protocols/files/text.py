@@ -15,8 +15,8 @@ from penstock.core.errors import Malformed
 from penstock.core.json_lines import (
     JSON_KEYS,
     json_line,
+    json_text,
     message_from_json,
-    plain_json,
     read_lines,
 )
 from penstock.core.message import Message
@@ -30,7 +30,7 @@ from penstock.protocols.files.formats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import BinaryIO
 
@@ -41,6 +41,8 @@ __all__ = ["CsvFormat", "JsonLinesFormat"]
 
 #: Bytes of a CSV file parsed at a time, and the longest line.
 _BLOCK: Final = 64 << 20
+#: An integer that a float may not have.
+_LARGE_INTEGER: Final = r"^\s*[+-]?[0-9]{16,}\s*$"
 #: The largest payload: as base64 and quoted, it still fits in a block.
 _LARGEST_PAYLOAD: Final = 24 << 20
 
@@ -91,15 +93,59 @@ class CsvFormat(FileFormat):
         if options.types == "text" or not {"payload", "payload_b64"} & set(names):
             is_text = options.types == "text"
             known = {name: pa.string() for name in names if is_text}
-        with pacsv.open_csv(
-            path,
-            read_options=pacsv.ReadOptions(block_size=_BLOCK, use_threads=False),
-            parse_options=pacsv.ParseOptions(newlines_in_values=True),
-            convert_options=pacsv.ConvertOptions(
-                column_types=known, strings_can_be_null=True, quoted_strings_can_be_null=False
-            ),
-        ) as reader:
-            yield from reader
+        with _open(path, known) as reader:
+            kinds = reader.schema
+            found = [each.name for each in kinds if pa.types.is_float64(each.type)]
+            found = [
+                name for name in found if kinds.get_field_index(name) >= 0
+            ]  # not two of a name
+            if not found or options.types == "text":
+                yield from reader
+                return
+        # A column with an integer beyond 64 bits looks like one of floats, which have fewer digits.
+        texts: set[str] | None = None
+        with _open(path, known | dict.fromkeys(found, pa.string())) as reader:
+            for rows in reader:
+                if texts is None:
+                    texts = {name for name in found if _loses_digits(rows.column(name))}
+                yield _with_floats(path, rows, [name for name in found if name not in texts])
+
+
+def _open(path: Path, types: Mapping[str, pa.DataType]) -> pacsv.CSVStreamingReader:
+    return pacsv.open_csv(
+        path,
+        read_options=pacsv.ReadOptions(block_size=_BLOCK, use_threads=False),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True),
+        convert_options=pacsv.ConvertOptions(
+            column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    )
+
+
+def _loses_digits(texts: pa.Array) -> bool:
+    """Tell whether one of these numbers is an integer that a float does not have."""
+    large = texts.filter(pc.match_substring_regex(texts, _LARGE_INTEGER))
+    return any(int(text) != int(float(text)) for text in large.to_pylist())
+
+
+def _with_floats(path: Path, rows: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """Return rows in which columns of text are floats.
+
+    :raises Malformed: a float does not have all digits of an integer there.
+    """
+    for name in names:
+        texts = pc.utf8_trim_whitespace(rows.column(name))
+        if _loses_digits(texts):
+            raise Malformed(
+                str(path),
+                f"column {name}",
+                "numbers of at most 15 digits, as before",
+                "a larger integer",
+                hint="add ?types=text",
+            )
+        index = rows.schema.get_field_index(name)
+        rows = rows.set_column(index, name, texts.cast(pa.float64()))
+    return rows
 
 
 def _header(path: Path) -> list[str]:
@@ -165,7 +211,7 @@ class _CsvSink:
             elif self._is_plain and field.name == "attributes":
                 columns["attributes_b64"] = _texts(column, _base64)
             elif pa.types.is_nested(field.type):
-                columns[field.name] = _texts(column, lambda v: json.dumps(v, default=plain_json))
+                columns[field.name] = _texts(column, json_text)
             elif pa.types.is_binary(field.type) or pa.types.is_fixed_size_binary(field.type):
                 columns[field.name] = _texts(column, bytes.hex)
             else:
@@ -227,8 +273,7 @@ class _JsonSink:
         if self._is_plain:
             self._file.writelines([json_line(each) for each in messages_from_batch(rows)])
         else:
-            lines = [json.dumps(row, default=plain_json) + "\n" for row in python_rows(rows)]
-            self._file.writelines([line.encode() for line in lines])
+            self._file.writelines([json_text(row).encode() + b"\n" for row in python_rows(rows)])
 
     def close(self) -> None:
         """Do nothing: the format has no trailer."""

@@ -236,12 +236,13 @@ class Answers:
         self._may_write("write")
         place = self._place(asked, may_make=asked.options.get("create") != "never")
         check_size(asked.options, self._options.max_queue)
-        lacking = self.writers.open(asked.writer, place, asked.options)
+        opened = self.writers.open(asked.writer, place, asked.options)
         log.info("%s writes to %s", peer, place.name)
         return WriterOpened(
             instance=self._instance,
             max_message=self._options.max_message,
-            cannot_carry=lacking,
+            cannot_carry=opened.cannot_carry,
+            syncs=opened.syncs,
         )
 
     def put(self, asked: Put) -> Callable[[Batch, Piece], Outcome]:

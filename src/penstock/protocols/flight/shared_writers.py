@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.endpoints import create, open_writer
@@ -57,6 +57,13 @@ _UNWELL: Final = (Closed, DamagedQueue, StorageError)
 _SHARED: Final = ("hold", "policy", "timeout", "keep", "sync", "retain", "retain_age")
 
 
+class Opened(NamedTuple):
+    """What a client has to know of the writer of its stream; see `Writer`."""
+
+    cannot_carry: dict[str, str]
+    syncs: bool
+
+
 class _Shared:
     """The one writer of a stream for all clients: opened on demand, closed when idle."""
 
@@ -86,9 +93,10 @@ class _Shared:
                     hint="all clients of a stream share one writer: give the same",
                 )
 
-    def cannot_carry(self) -> dict[str, str]:
+    def opened(self) -> Opened:
         with self._lock:
-            return dict(self._ready().cannot_carry)
+            writer = self._ready()
+            return Opened(dict(writer.cannot_carry), writer.syncs)
 
     def append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
         """Append a batch; return how many messages were appended, and the failure if any."""
@@ -310,15 +318,15 @@ class Writers:
     def __len__(self) -> int:
         return len(self._pens)
 
-    def open(self, id: str, place: Place, options: Mapping[str, str]) -> dict[str, str]:
-        """Open a writer for a client; return the fields that the stream cannot carry.
+    def open(self, id: str, place: Place, options: Mapping[str, str]) -> Opened:
+        """Open a writer for a client.
 
         :raises InvalidOption: other clients write with other options.
         :raises PenstockError: the stream cannot be opened or created.
         """
         shared = self._join(place, options)
         try:
-            lacking = shared.cannot_carry()
+            opened = shared.opened()
         except BaseException:
             self._drop(shared)
             raise
@@ -329,7 +337,7 @@ class Writers:
                 _, before = self._pens.popitem(last=False)
         if before is not None:
             self._drop(before.shared)
-        return lacking
+        return opened
 
     def _join(self, place: Place, options: Mapping[str, str]) -> _Shared:
         asked = dict(options)

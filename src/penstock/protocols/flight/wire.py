@@ -460,6 +460,8 @@ class WriterOpened(Record):
     max_message: Annotated[int, Field(ge=1, lt=_INT64)]
     #: Fields of messages that the stream cannot store, and what happens to each.
     cannot_carry: Annotated[dict[_Label, _Text], Field(max_length=16)] = {}
+    #: Whether a flush syncs to the disk.
+    syncs: bool = True
 
 
 class BulkOpened(Record):

@@ -202,6 +202,7 @@ class FlightWriter(BookedWriter):
         if before:
             self._forget(before)
         self.cannot_carry = opened.cannot_carry  # type: ignore[misc]
+        self._syncs = opened.syncs
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -244,6 +245,10 @@ class FlightWriter(BookedWriter):
             yield EMPTY, self._piece(flush=True)  # numbered when it is sent, not before
 
         self._deliver(Call(piece()))
+
+    @property
+    def syncs(self) -> bool:
+        return self._syncs
 
     def _append(
         self, batches: Iterable[Batch], *, exact: bool = False, offered: int | None = None

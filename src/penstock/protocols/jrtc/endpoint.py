@@ -261,6 +261,7 @@ class DatagramWriter(_MessageWriter):
         streams = batch.column("stream")
         if streams.null_count:
             if self._stream is None:
+                self._refused += batch.num_rows
                 raise self._without_stream()
             streams = streams.fill_null(pa.scalar(bytes(self._stream), pa.binary(ID_SIZE)))
         self._headers_dropped += count_headers(batch, "attributes")
@@ -268,7 +269,15 @@ class DatagramWriter(_MessageWriter):
         return self._messages - 1 if self._messages else None
 
     def _send_all(self, streams: pa.Array, payloads: pa.Array) -> None:
-        """Send in order, up to the first that does not fit a datagram."""
+        """Send in order, up to the first that does not fit; the rest counts as refused."""
+        before = self._messages
+        try:
+            self._send_fitting(streams, payloads)
+        except BaseException:
+            self._refused += len(payloads) - (self._messages - before)
+            raise
+
+    def _send_fitting(self, streams: pa.Array, payloads: pa.Array) -> None:
         sizes, largest = payload_sizes(payloads), LARGEST_DATAGRAM - ID_SIZE
         fitting = int(np.append(np.flatnonzero(sizes > largest), len(payloads))[0])
         sent = 0
@@ -287,7 +296,6 @@ class DatagramWriter(_MessageWriter):
             self._count_sent(taken, int(sizes[sent : sent + taken].sum()))
             sent += taken
         if fitting < len(payloads):
-            self._refused += 1
             hint = "a datagram is never cut in two"
             raise MessageTooLarge(int(sizes[fitting]), largest, hint=hint)
 
@@ -319,6 +327,7 @@ class ControlWriter(_MessageWriter):
         try:
             self._socket.sendall(frame)
         except OSError as error:
+            self._refused += 1
             raise ConnectionLost(self.url, error.strerror or str(error)) from error
         self._count_sent(1, len(payload))
 

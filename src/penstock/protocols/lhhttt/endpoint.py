@@ -327,8 +327,16 @@ class LhhtttWriter(BookedWriter):
         return self._messages - 1 if len(batch) else None
 
     def _send(self, messages: Sequence[bytes]) -> None:
-        """Send in order, up to the first that the queue cannot take."""
+        """Send in order, up to the first that the queue cannot take; the rest is refused."""
         self._check_open()
+        before = self._messages
+        try:
+            self._send_fitting(messages)
+        except BaseException:
+            self._refused += len(messages) - (self._messages - before)
+            raise
+
+    def _send_fitting(self, messages: Sequence[bytes]) -> None:
         fault: PenstockError | None = None
         for at, message in enumerate(messages):
             try:
@@ -353,14 +361,12 @@ class LhhtttWriter(BookedWriter):
         """
         largest = self._client.largest
         if len(message) > largest:
-            self._refused += 1
             raise MessageTooLarge(len(message), largest, hint="use lhhttt+tcp://host:port")
         if self._client.is_reliable or message.isascii():
             return
         try:
             message.decode()
         except UnicodeDecodeError as error:
-            self._refused += 1
             raise Malformed(
                 f"message for {self.url}",
                 f"byte {error.start}",

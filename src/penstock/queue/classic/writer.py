@@ -100,6 +100,10 @@ class ClassicWriter(BookedWriter):
                 "blocking", True, "a queue of one slot cannot block", hint="create it with slots=2"
             )
 
+    @property
+    def syncs(self) -> bool:
+        return False  # as LROSE's own queues
+
     def _now(self) -> int:
         return _second(self._now_ns())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -31,7 +32,7 @@ from penstock.queue.storage import LockFile, no_thread, storage_errors
 from penstock.queue.wide import _ring
 from penstock.queue.wide.compression import CompressingWriter
 from penstock.queue.wide.file import protect
-from penstock.queue.wide.layout import HEADER, Compression
+from penstock.queue.wide.layout import HEADER, PAGE, Compression
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.writer import Space, WideWriter
 
@@ -49,6 +50,8 @@ __all__ = ["LogWriter", "open_log_writer"]
 
 log = logging.getLogger(__name__)
 
+#: Bytes of a segment that are written at a time after a failed sync.
+_WRITTEN_AGAIN: Final = 1 << 20
 #: How often (seconds) retention is applied.
 _BETWEEN_TRIMS: Final = 60.0
 
@@ -236,8 +239,12 @@ class LogWriter(WideWriter):
     def flush(self) -> None:
         """Sync all messages so far to disk, unless `sync=none`."""
         self._check_open()
-        if self._options.sync != "none":
+        if self.syncs:
             self.sync()
+
+    @property
+    def syncs(self) -> bool:
+        return self._options.sync != "none"
 
     def _let_go(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -290,6 +297,7 @@ class Unsynced:
         with storage_errors("holding", file.path):
             self._descriptor = os.dup(file.descriptor)
         self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._has_failed = False
 
     @property
     def head(self) -> bytes:
@@ -304,6 +312,33 @@ class Unsynced:
         with storage_errors("syncing", self.path):
             os.fdatasync(self._descriptor)
 
+    def sync_sealed(self) -> None:
+        """Sync a segment that does not change any more, and mark it as synced.
+
+        After a failure the kernel takes the pages that it could not write for written. So the next
+        call writes all of them again.
+
+        :raises StorageError: it fails.
+        """
+        if self._has_failed:
+            with storage_errors("writing again", self.path):
+                self._write_again()
+        self._has_failed = True
+        self.sync()
+        self.mark_synced()
+        self._has_failed = False
+
+    def _write_again(self) -> None:
+        fd = self._descriptor
+        # Of the header only what nobody else writes: its page is dirty then.
+        os.pwrite(fd, os.pread(fd, 16, _BOOT_ID_AT), _BOOT_ID_AT)
+        at = PAGE
+        with contextlib.suppress(_NoMoreData):
+            while True:  # not to the holes of a sparse file
+                at = _seek(fd, at, os.SEEK_DATA)
+                end = min(_seek(fd, at, os.SEEK_HOLE), at + _WRITTEN_AGAIN)
+                at += os.pwrite(fd, os.pread(fd, end - at, at), at)
+
     def mark_synced(self) -> None:
         """Clear the boot id: the segment is synced, and needs no check after a crash."""
         with storage_errors("syncing", self.path):
@@ -311,6 +346,19 @@ class Unsynced:
 
     def close(self) -> None:
         self._close()
+
+
+class _NoMoreData(Exception):
+    """A file has no data from an offset on."""
+
+
+def _seek(fd: int, at: int, what: int) -> int:
+    try:
+        return os.lseek(fd, at, what)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _NoMoreData from None
+        raise
 
 
 class Keeper:
@@ -404,14 +452,12 @@ class Keeper:
             raise
 
     def _sync_sealed(self) -> None:
-        """Sync sealed segments in order, and mark each as synced."""
+        """Sync sealed segments in order, and mark each; one that failed stays the first."""
         while self._sealed:
-            segment = self._sealed.popleft()
-            try:
-                segment.sync()
-                segment.mark_synced()
-            finally:
-                segment.close()
+            segment = self._sealed[0]
+            segment.sync_sealed()
+            del self._sealed[0]
+            segment.close()
 
     def _sync_active(self) -> None:
         with self._rolling:

@@ -220,8 +220,12 @@ class WideWriter(_ring.RingWriter, InPlaceWriter, KeepsOrigin, Writer):
     def flush(self) -> None:
         """Sync, unless `sync=none`. Readers see all messages without it."""
         self._check_open()
-        if self._disk is not None and self._disk.policy != "none":
+        if self.syncs:
             self.sync()
+
+    @property
+    def syncs(self) -> bool:
+        return self._disk is not None and self._disk.policy != "none"
 
     def sync(self) -> None:
         """Sync all messages so far to disk; no effect for a queue in memory.

@@ -12,9 +12,10 @@ import datetime as dt
 import logging
 import os
 import time
-import zlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from pydantic import Field
 from penstock.core.batch import numbers_of
 from penstock.core.capabilities import Replayable
 from penstock.core.errors import Malformed, NotFound
-from penstock.core.interfaces import Bounds
+from penstock.core.interfaces import Ancestor, Bounds
 from penstock.core.options import Duration, Options
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position, check_seek
@@ -40,6 +41,7 @@ from penstock.radar.iwrf.messages import (
 from penstock.radar.iwrf.packets import BY_ELEVATION, ID_BASE, Encoding, Kind, read, time_ns_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.core.batch import Batch
@@ -305,7 +307,16 @@ class IwrfFileReader(Replayable, PacketReader):
     def bounds(self) -> Bounds:
         """Return the bounds of the stream; each file is scanned once for it."""
         self._check_open()
-        return Bounds(_epoch_of(self._files), 0, sum(each.packets for each in self._counts()))
+        ends = accumulate(each.packets for each in self._counts())
+        lineage = [Ancestor(*each) for each in zip(_epochs_of(self._files), ends, strict=True)]
+        if not lineage:
+            return Bounds(0, 0, 0)
+        return Bounds(lineage[-1].epoch, 0, lineage[-1].end, tuple(lineage[:-1]))
+
+    @property
+    def epoch(self) -> int:
+        read = islice(_epochs_of(self._files), self._index + 1)
+        return deque(read, maxlen=1).pop() if self._files else 0
 
     def sizes(self) -> Sizes:
         """Return how much there is."""
@@ -372,9 +383,16 @@ class IwrfFileReader(Replayable, PacketReader):
         self._ready = None
 
 
-def _epoch_of(files: list[Path]) -> int:
-    """Return the epoch: it changes with the oldest file, from which numbers count."""
-    return zlib.crc32(files[0].name.encode(errors="surrogateescape")) or 1 if files else 0
+def _epochs_of(files: list[Path]) -> Iterator[int]:
+    """Yield an epoch for each file, which continues those before.
+
+    A number counts the packets of all files before it. So its epoch is made of their names: where
+    one came late, or is gone, the numbers behind it are of another epoch.
+    """
+    names = blake2b(digest_size=8)
+    for path in files:
+        names.update(path.name.encode(errors="surrogateescape") + b"\0")
+        yield int.from_bytes(names.digest(), "little") >> 1 or 1
 
 
 # --- writing --------------------------------------------------------------------------------------

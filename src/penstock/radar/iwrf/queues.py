@@ -216,6 +216,10 @@ class IwrfQueueWriter(PacketWriter):
     def flush(self) -> None:
         self._queue.flush()
 
+    @property
+    def syncs(self) -> bool:
+        return self._queue.syncs
+
     def statistics(self) -> WriterStatistics:
         return super().statistics()._replace(waited=self._queue.statistics().waited)
 

@@ -31,6 +31,7 @@ from penstock.protocols.flight.wire import (
     Spot,
     Take,
     Told,
+    WriterOpened,
     decode_name,
     encode_name,
     parse_ticket,
@@ -133,6 +134,13 @@ def test_fuzz_a_ticket_with_one_field_changed_is_read_or_malformed(
     fields[field] = data.draw(json_values)
     with contextlib.suppress(Malformed):
         assert isinstance(parse_ticket(json.dumps(fields).encode()), Take)
+
+
+def test_release_0_1_is_sent_no_field_that_it_does_not_know_unless_it_matters() -> None:
+    usual = WriterOpened(instance=ID, max_message=1)
+    assert b"syncs" not in usual.to_bytes()
+    unsynced = usual.model_copy(update={"syncs": False})
+    assert WriterOpened.from_bytes(unsynced.to_bytes()) == unsynced
 
 
 def test_a_record_that_is_too_long_is_not_even_parsed() -> None:

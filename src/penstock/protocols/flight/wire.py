@@ -137,9 +137,13 @@ class Record(_Part):
     v: Literal[1] = 1
     #: Most bytes of one record.
     longest: ClassVar[int] = MAX_RECORD
+    #: Fields that release 0.1 does not know, and rejects: sent only where they say something.
+    later: ClassVar[frozenset[str]] = frozenset()
 
     def to_bytes(self) -> bytes:
-        return self.model_dump_json().encode()
+        fields = type(self).model_fields
+        usual = {name for name in self.later if getattr(self, name) == fields[name].default}
+        return self.model_dump_json(exclude=usual or None).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -400,10 +404,7 @@ class Located(Record):
     newest: Number | None
     #: The epochs that this one continues, each with the number at which it ended.
     lineage: Annotated[tuple[Mark, ...], Field(max_length=1024)] = ()
-
-    def to_bytes(self) -> bytes:
-        # Clients of release 0.1 reject unknown fields; few streams have earlier epochs.
-        return self.model_dump_json(exclude=None if self.lineage else {"lineage"}).encode()
+    later = frozenset({"lineage"})
 
 
 class Told(Record):
@@ -462,6 +463,7 @@ class WriterOpened(Record):
     cannot_carry: Annotated[dict[_Label, _Text], Field(max_length=16)] = {}
     #: Whether a flush syncs to the disk.
     syncs: bool = True
+    later = frozenset({"syncs"})
 
 
 class BulkOpened(Record):

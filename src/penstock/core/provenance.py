@@ -183,12 +183,14 @@ class Commit(NamedTuple):
         """Return a digest of the messages in order, independent of batch boundaries."""
         import pyarrow as pa  # noqa: PLC0415 - not needed to query capabilities
 
+        from penstock.core.batch import integers_in  # noqa: PLC0415 - as above
+
         hashes = {name: (blake2b(digest_size=16), blake2b(digest_size=16)) for name in COMPARED}
         for batch in self.batches():
             for name, (sizes, data) in hashes.items():
                 column = batch.column(name)
                 if pa.types.is_integer(column.type):
-                    data.update(column.to_numpy().tobytes())
+                    data.update(integers_in(column).tobytes())
                     continue
                 values = column.cast(pa.large_binary()).to_pylist()
                 lengths = [None if value is None else len(value) for value in values]

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 #: Names that were here in 0.1, and the modules that have them. They are gone from here in 0.3.
 _MOVED = {
     "penstock.core.batch": "BATCH_SCHEMA batch_from_messages messages_from_batch",
-    "penstock.core.capabilities": "AppendOnce Commit GroupStatistics Held Listable",
+    "penstock.core.capabilities": "AppendOnce GroupStatistics Held Listable",
+    "penstock.core.provenance": "Commit",
     "penstock.core.config": "ConfigModel load_config",
     "penstock.core.dead_letter": "Code DeadLetter",
     "penstock.core.endpoints": "Identity endpoint_of identity",

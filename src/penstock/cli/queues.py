@@ -29,11 +29,6 @@ _OF_EACH_WRITER = {
 }
 
 
-_BLOCKING = {
-    True: "yes: the writer waits for its reader",
-    False: "no",
-    None: "as its writer says: with hold=NAME it waits for that reader",
-}
 #: Details of a stream shown as tables.
 _TABLES = {"readers", "cursors", "groups"}
 #: Details in bytes, and in seconds.
@@ -105,6 +100,15 @@ def _place(found: StreamInfo) -> str:
     return "a file" if found.storage == "file" else found.storage
 
 
+def _blocking(found: StreamInfo) -> str:
+    if not found.blocking:
+        return "no"
+    names = [reader["name"] for reader in found.details.get("readers", ()) if reader["name"]]
+    if not names:
+        return "yes: the writer waits for its reader"
+    return escape(f"by name: a writer with hold=NAME waits for {', '.join(names)}")
+
+
 def _info_table(found: StreamInfo) -> Table:
     table = Table(show_header=False, box=None, title=escape(found.url), title_justify="left")
     table.add_column(style="bold")
@@ -121,7 +125,7 @@ def _info_table(found: StreamInfo) -> Table:
         table.add_row("buffer", f"{buffer} {held}")
     table.add_row("messages", _range(found))
     table.add_row("appended", _times(found))
-    table.add_row("blocking", _BLOCKING[found.blocking])
+    table.add_row("blocking", _blocking(found))
     for name, value in found.details.items():
         if value not in (None, [], {}) and name not in _TABLES:
             table.add_row(_title(name), escape(_shown(name, value)), style="dim")

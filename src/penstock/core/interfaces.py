@@ -106,8 +106,8 @@ class StreamInfo:
     youngest_time_ns: int | None
     #: The fuller of slots and buffer, 0 to 1.
     fill: float
-    #: Whether the writer waits for its readers; None: as it was opened, which nobody else knows.
-    blocking: bool | None
+    #: True when the writer waits for its reader, or would for those that its own `hold` names.
+    blocking: bool
     #: What only this kind of stream has.
     details: dict[str, Any]
 

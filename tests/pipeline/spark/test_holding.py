@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from penstock import InvalidOption, WriteTimeout, create, open_reader, open_writer
 from penstock.core.errors import CursorInUse
 from penstock.core.retry import RetryPolicy
-from penstock.pipeline.source import stream
+from penstock.pipeline.source import inputs
 from support.planner import Planner
 from support.spark_streams import fill
 
@@ -75,7 +75,7 @@ def test_the_hold_goes_over_to_a_queue_created_anew(tmp_path: Path) -> None:
 def test_two_queries_of_one_name_are_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_LEAVING", RetryPolicy(retry_on=(CursorInUse,), max_attempts=1))
+    monkeypatch.setattr(inputs, "_LEAVING", RetryPolicy(retry_on=(CursorInUse,), max_attempts=1))
     url = f"fmq:{tmp_path}/q"
     fill(url, range(5))
     one, two = Planner(url, hold="spark"), Planner(url, hold="spark")

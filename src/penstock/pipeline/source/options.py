@@ -321,7 +321,7 @@ def _all_targets(value: object) -> object:
     """Accept one URL, or a JSON list of URLs."""
     if isinstance(value, str) and value.strip().startswith("["):
         value = _json(value, '["log:/path/one", "log:/path/two"]')
-    return listed(value)
+    return (value,) if isinstance(value, str) else listed(value)
 
 
 class SinkOptions(SparkOptions):

@@ -57,8 +57,8 @@ def _describe(url: str, file: QueueFile) -> StreamInfo:
         oldest_time_ns=first.created_ns if count else None,
         youngest_time_ns=last.created_ns if count else None,
         fill=round(max(count / geometry.slots, used / geometry.buffer_size), 4),
-        # A name is no proof: the writer waits for those that its own `hold` names.
-        blocking=None if any(reader["name"] for reader in readers) else False,
+        # The writer waits for those that its own `hold` names, which only the writer knows.
+        blocking=any(reader["holds"] for reader in readers),
         details={
             "epoch": file.field("epoch"),
             "stream": None if stream is None else str(stream),
@@ -96,6 +96,7 @@ def _readers(file: QueueFile) -> list[dict[str, Any]]:
                 "name": entry.name or None,
                 "pid": entry.pid or None,
                 "alive": entry.alive,
+                "holds": bool(entry.name),
                 "next_seq": entry.seq,
                 "behind": max(0, file.field("head") - entry.seq),
             }

@@ -391,7 +391,9 @@ def _compare(case: Case, count: int, source: random.Random) -> None:
 def test_fuzz_text_and_streams_become_what_they_say_or_fail_alone(
     make: Callable[[], Case], count: int
 ) -> None:
-    _compare(make(), count, random.Random(count))
+    case = make()
+    share = count // 2 if isinstance(case, CsvCase) else count  # half of them with a header
+    _compare(case, share, random.Random(count))
 
 
 @pytest.mark.parametrize("count", SIZES)

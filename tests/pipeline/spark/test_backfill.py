@@ -141,6 +141,7 @@ def test_a_backfill_works_while_the_live_run_does(spark: SparkSession, tmp_path:
     check(tmp_path, set(range(700)))
 
 
+@pytest.mark.full
 def test_by_source_takes_what_happened_then_in_whatever_order(
     spark: SparkSession, tmp_path: Path
 ) -> None:

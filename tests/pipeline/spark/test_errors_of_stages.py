@@ -173,6 +173,7 @@ def _nothing_is_cached(spark: SparkSession) -> bool:
     return bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
 
 
+@pytest.mark.full
 def test_columns_and_cases_know_rows_that_raise(
     spark: SparkSession, tmp_path: Path, module: str
 ) -> None:

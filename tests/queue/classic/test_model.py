@@ -459,7 +459,7 @@ _CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_t
 
 
 def test_any_history_of_a_queue_is_what_the_model_says() -> None:
-    chosen = settings(max_examples=200, stateful_step_count=50, suppress_health_check=_CHECKS)
+    chosen = settings(max_examples=100, stateful_step_count=50, suppress_health_check=_CHECKS)
     run_state_machine_as_test(QueueMachine, settings=chosen)
 
 

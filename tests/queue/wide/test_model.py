@@ -412,7 +412,7 @@ _CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_t
 
 @pytest.mark.timeout(600)  # to find the shortest history that is not, which takes long
 def test_any_history_of_a_wide_queue_is_what_the_model_says() -> None:
-    chosen = settings(max_examples=90, stateful_step_count=40, suppress_health_check=_CHECKS)
+    chosen = settings(max_examples=60, stateful_step_count=40, suppress_health_check=_CHECKS)
     run_state_machine_as_test(QueueMachine, settings=chosen)
 
 

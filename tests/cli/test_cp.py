@@ -157,3 +157,26 @@ def test_a_stream_is_not_copied_to_itself(source: str, more: str) -> None:
     assert done.returncode == 1
     assert b"is the stream that would be copied" in done.stderr
     assert count(source) == 10
+
+
+def test_what_no_importer_took_is_a_loss(source: str) -> None:
+    fill(source, 10)
+    done = run("cp", source, "psi://127.0.0.1:0/Numbers?linger=200ms")
+    assert done.returncode == 3
+    assert b"10 messages copied" in done.stdout
+    assert b"10 taken by nobody" in done.stdout
+    done = run("cp", source, "psi://127.0.0.1:0/Numbers?linger=200ms", "--progress", "json")
+    assert json_lines(done.stdout)[-1]["untaken"] == 10
+    done = run("put", "psi://127.0.0.1:0/Numbers?linger=200ms", "--text", "one")
+    assert done.returncode == 3
+
+
+def test_a_relay_of_a_file_tells_what_no_importer_took(source: str, tmp_path: Path) -> None:
+    fill(source, 10)
+    file = tmp_path / "relays.yaml"
+    target = "psi://127.0.0.1:0/Numbers?linger=200ms"
+    relay = f"{{source: '{source}', target: '{target}', follow: false}}"
+    file.write_text(f"relays:\n  out: {relay}\n")
+    done = run("relay", str(file))
+    assert done.returncode == 3, done.stderr
+    assert b"10 taken by nobody" in done.stdout

@@ -295,6 +295,21 @@ def test_an_empty_range_of_an_overwritten_queue_is_no_loss(tmp_path: Path) -> No
     assert run("cat", url, "--from", "5", "--to", "6").returncode == 3
 
 
+def test_only_what_was_asked_for_can_be_lost(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/q?slots=8"
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(100)])
+    for end, lost in (("50", 45), ("-50", 45), ("95", 87)):
+        done = run("cat", url, "--from", "5", "--to", end)
+        assert done.returncode == 3
+        assert f"{lost} messages lost (seq 5 to {4 + lost})" in done.stderr.decode()
+        assert f"{lost} messages lost in all" in done.stderr.decode()
+    # `--to` of cp is the last that is copied.
+    done = run("cp", url, f"log:{tmp_path}/copy", "--from", "5", "--to", "50")
+    assert (done.returncode, done.stdout) == (3, b"0 messages copied (0 B), 46 lost\n")
+    assert b"46 messages lost (seq 5 to 50)" in done.stderr
+
+
 # --- what is wrong is said with what to do --------------------------------------------------------
 
 

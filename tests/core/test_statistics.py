@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import LoggedLosses, Loss, LossLedger
+from penstock.core.statistics import LoggedLosses, Loss, LossLedger, ReaderStatistics
 
 
 def test_a_loss_counts_both_its_ends() -> None:
@@ -112,3 +112,13 @@ def test_ranges_and_total_agree_and_stay_in_order(
         lost
     )
     assert ledger.total == len(lost) == sum(loss.count for loss in ranges)
+
+
+def test_losses_outside_of_a_range_are_none_of_its_reader() -> None:
+    losses = tuple(Loss(first, first + 9, DropReason.OVERRUN) for first in (0, 20, 40))
+    books = ReaderStatistics(5, 50, 1030, 0, 0, 50, 0, losses)  # 1000 are remembered no more
+    assert books.before(50) == books
+    cut = books.before(25)
+    assert cut.lost == 1015
+    assert cut.losses == (losses[0], Loss(20, 24, DropReason.OVERRUN))
+    assert books.before(0).losses == ()

@@ -320,8 +320,21 @@ def test_a_source_that_was_created_anew_is_copied_from_its_start(
     relay(source, target, state=tmp_path / "state")
     create(source, replace=True)
     fill(source, 10)
-    relay(source, target, state=tmp_path / "state")
+    books = relay(source, target, state=tmp_path / "state")
     assert numbers(target) == [*range(100), *range(10)]
+    assert books.in_doubt == 0  # they are others
+
+
+def test_rows_of_a_file_that_has_grown_are_copied_again_and_counted_as_maybe_twice(
+    target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("payload\n" + "".join(f"message {i}\n" for i in range(100)))
+    relay(f"csv:{file}", target, state=tmp_path / "state")
+    with file.open("a") as rows:
+        rows.write("message 100\n")
+    books = relay(f"csv:{file}", target, state=tmp_path / "state")
+    assert (books.copied, books.in_doubt) == (101, 100)
 
 
 def test_a_target_that_others_write_to_meanwhile_gets_everything_once(

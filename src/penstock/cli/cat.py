@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.cli.where import Condition
     from penstock.core.interfaces import Reader
     from penstock.core.message import Message
+    from penstock.core.statistics import ReaderStatistics
 
 __all__ = ["By", "add_to", "open_at", "position_of"]
 
@@ -210,9 +211,9 @@ def _show(
     options = {} if type is None else {"type": type}
     with (
         open_at(url, within.start, **options) as reader,
-        losses_named(reader, live=follow),
+        losses_named(lambda: within.books(reader), live=follow),
         _output(paged=shown.is_for_people and not follow) as out,
-        stop_on_signal(held_up=lambda: name_losses(reader.statistics())) as stop,
+        stop_on_signal(held_up=lambda: name_losses(within.books(reader))) as stop,
     ):
         if isinstance(reader, Grouped):
             note(f"{url}: what is shown is taken away from the readers that share the queue")
@@ -223,7 +224,7 @@ def _show(
         shown.know(reader, within.time_of)
         beyond = _print(reader, within, left, shown, out, stop, follow=follow)
         out.flush()
-        lost = reader.statistics().lost
+        lost = within.books(reader).lost
         if beyond is not None and isinstance(reader, Replayable):
             reader.seek(beyond)  # a named cursor stays at the first message not shown
             reader.acknowledge()
@@ -344,6 +345,13 @@ class _Range:
         end, next_seq = self._end, reader.statistics().next_seq
         if end is not None and end.anchor == "seq" and next_seq is not None:
             self.is_nothing = self.is_nothing or next_seq >= end.value
+
+    def books(self, reader: Reader) -> ReaderStatistics:
+        """Return the counters of a reader, without losses beyond the range."""
+        books, end = reader.statistics(), self._end
+        if isinstance(end, Position) and end.anchor == "seq":
+            return books.before(end.value)
+        return books
 
     def find(self, reader: Reader) -> bool:
         """Skip messages of other times, if the stream has an index; False: no more match."""

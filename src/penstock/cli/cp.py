@@ -36,6 +36,7 @@ from penstock.relay import (
     fields_lost,
     relay_options,
 )
+from penstock.relay.feed import books_within
 from penstock.relay.outages import connection_options
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def cp(
     first = Position.START if by != "append" and options.start.anchor == "time" else place
     with (
         open_at(source, first, **connection_options(source)) as reader,
-        losses_named(reader, live=follow),
+        losses_named(lambda: books_within(reader, options.end), live=follow),
         _target(options, register, decode) as writer,
     ):
         _tell_fields_lost(reader, writer, strict)
@@ -184,7 +185,7 @@ def cp(
 
         def held_up() -> None:
             tell_interrupted(_copied(played.statistics()))
-            name_losses(reader.statistics())
+            name_losses(books_within(reader, options.end))
 
         with stop_on_signal(held_up=held_up) as stop, _progress(progress) as shown:
             take = _display(progress, shown)
@@ -196,7 +197,8 @@ def cp(
                     reader.seek(Position.START if begins is None else begins)
                 if stop() and not follow and not loop:
                     raise KeyboardInterrupt
-        done, lost = played.statistics(), reader.statistics().lost
+        lost = books_within(reader, options.end).lost
+    done = played.statistics()  # with what nobody took, which is known when the target is closed
     if progress == "json":
         state_now = "stopped" if stop() else "done"
         typer.echo(_json_line("end", RelayStatus("cp", state_now, None, done)))
@@ -321,6 +323,7 @@ def describe(so_far: RelayStatistics) -> str:
         (so_far.held, "not copied yet"),
         (so_far.in_doubt, "maybe twice"),
         (so_far.lost, "lost"),
+        (so_far.untaken, "taken by nobody"),
     ):
         if count:
             parts.append(f"{count:,} {what}")

@@ -148,7 +148,7 @@ def put(
 
     Without --text, --file and --jsonl, a line of standard input is a message. Order: all --text,
     all --file, then --jsonl. Exit code 3: a queue that it made is too small for what was put, and
-    has overwritten some.
+    has overwritten some, or nobody came to take what a server such as psi: was given.
 
     Examples:
       seq 1 100 | penstock put fmq:/tmp/demo/numbers
@@ -185,7 +185,7 @@ def put(
         paced.close()
         written = writer.statistics()
         typer.echo(_written(written))
-    if is_new and _has_overwritten(url, written.messages):
+    if writer.statistics().untaken or (is_new and _has_overwritten(url, written.messages)):
         raise typer.Exit(LOST)
 
 

@@ -24,10 +24,9 @@ from penstock.core.redaction import shown
 from penstock.core.statistics import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO, TextIO
 
-    from penstock.core.interfaces import Reader
     from penstock.core.statistics import ReaderStatistics
 
 __all__ = [
@@ -155,7 +154,7 @@ _NAMED = 20
 
 
 @contextlib.contextmanager
-def losses_named(reader: Reader, *, live: bool) -> Iterator[None]:
+def losses_named(statistics: Callable[[], ReaderStatistics], *, live: bool) -> Iterator[None]:
     """Print the losses of a reader at the end of the block, also after an error.
 
     `live`: keep the reader's own warnings, which come at once but not for every loss.
@@ -168,7 +167,7 @@ def losses_named(reader: Reader, *, live: bool) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(_names_no_loss)
-        name_losses(reader.statistics())
+        name_losses(statistics())
 
 
 def name_losses(statistics: ReaderStatistics) -> None:

@@ -79,6 +79,14 @@ class ReaderStatistics(NamedTuple):
     #: The latest lost ranges, oldest first.
     losses: tuple[Loss, ...]
 
+    def before(self, end: int) -> ReaderStatistics:
+        """Return the counters without the losses from number `end` on, which nobody asked for."""
+        kept = tuple(
+            replace(loss, last=min(loss.last, end - 1)) for loss in self.losses if loss.first < end
+        )
+        beyond = sum(loss.count for loss in self.losses) - sum(loss.count for loss in kept)
+        return self._replace(lost=self.lost - beyond, losses=kept)
+
 
 class WriterStatistics(NamedTuple):
     """Counters of a writer. Every message offered was written or refused with an error."""
@@ -95,6 +103,9 @@ class WriterStatistics(NamedTuple):
     waited: float
     #: Sequence number of the last message written; None before the first.
     last_seq: int | None
+    #: Messages written that no receiver took before the writer was closed: they are gone. Only of
+    #: writers that are servers; known when it is closed.
+    untaken: int = 0
 
 
 #: Interval (seconds) at which a reader logs repeated overruns.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.relay.config import RelayOptions
     from penstock.relay.outages import StoppableClock
 
-__all__ = ["Feed", "Left", "payload_bytes", "shifted"]
+__all__ = ["Feed", "Left", "books_within", "payload_bytes", "shifted"]
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ class Feed:
         self._restarts = reader.statistics().restarts
         #: The epoch of the source's sequence numbers; None: it cannot be read again.
         self.epoch = self._epoch_now()
-        #: The reader's statistics after the last call.
-        self.books: ReaderStatistics = reader.statistics()
+        #: The reader's statistics after the last call, without losses beyond the end.
+        self.books: ReaderStatistics = books_within(reader, options.end)
 
     def _is_nothing(self) -> bool:
         """Tell whether the range ends before it begins: what is missing there is no loss."""
@@ -151,7 +151,9 @@ class Feed:
             self._on_outage,
         )
         self._on_return()
-        self.books = self._reader.statistics()  # also without messages: there may be losses
+        self.books = books_within(
+            self._reader, self._options.end
+        )  # also without messages: there may be losses
         if batch.num_rows:
             self._adapt(batch)
             if isinstance(self._reader, Replayable) and (known := self._reader.epoch) is not None:
@@ -197,6 +199,12 @@ class Feed:
             return None
         known = reader.epoch
         return reader.bounds().epoch if known is None else known
+
+
+def books_within(reader: Reader, end: Position | None) -> ReaderStatistics:
+    """Return the counters of a source, without losses beyond `end` if that is a number."""
+    books = reader.statistics()
+    return books.before(end.value + 1) if end is not None and end.anchor == "seq" else books
 
 
 def _times(options: RelayOptions) -> tuple[tuple[int, int], Position | None]:

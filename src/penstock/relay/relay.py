@@ -31,7 +31,7 @@ from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
 from penstock.core.worker import Worker
 from penstock.relay.copy import check_apart
-from penstock.relay.feed import Feed, Left, payload_bytes, shifted
+from penstock.relay.feed import Feed, Left, books_within, payload_bytes, shifted
 from penstock.relay.journal import (
     MOST_RUNS,
     Journal,
@@ -86,6 +86,8 @@ class RelayStatistics(NamedTuple):
     outages: int
     #: Unread messages in the source, at the last check.
     backlog: int
+    #: Copied messages that no receiver took before the target was closed: see `WriterStatistics`.
+    untaken: int = 0
 
     def behind(self, earlier: RelayStatistics) -> RelayStatistics:
         """Return the sum of these counters and those of an earlier relay of the same streams."""
@@ -102,12 +104,13 @@ class RelayStatistics(NamedTuple):
             in_doubt=earlier.in_doubt + self.in_doubt,
             outages=earlier.outages + self.outages,
             backlog=self.backlog,
+            untaken=earlier.untaken + self.untaken,
         )
 
     @property
     def missing(self) -> int:
         """Messages lost unintentionally."""
-        return self.lost + self.dropped.get(DropReason.ABANDONED, 0)
+        return self.lost + self.dropped.get(DropReason.ABANDONED, 0) + self.untaken
 
 
 log = logging.getLogger(__name__)
@@ -164,7 +167,7 @@ class Relay:
         self._tail: Tail | None = None
         self._synced_at = clock.monotonic()
         self._is_connected = True
-        self._lost_before = reader.statistics().lost
+        self._lost_before = books_within(reader, options.end).lost
         self._feed: Feed | None = None
         self._lock = threading.Lock()
         self._read = self._copied = self._bytes = self._in_doubt = self._outages = 0
@@ -195,6 +198,7 @@ class Relay:
             in_doubt=in_doubt,
             outages=self._outages,
             backlog=0 if books is None else books.backlog,
+            untaken=self._writer.statistics().untaken,
         )
 
     def run(self) -> RelayStatistics:

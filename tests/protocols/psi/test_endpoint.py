@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,10 +29,12 @@ from penstock.protocols.psi import (
     Transport,
     qualify,
 )
+from penstock.protocols.psi.endpoint import PsiWriter
 from penstock.protocols.psi.exporter.server import RemoteExporter
 from penstock.protocols.psi.handshake import encode_burst
 from penstock.relay.copy import copy, fields_lost
 from support.mosquitto import free_port
+from support.until import until
 
 NOW = 1_700_000_000_000_000_000
 
@@ -107,14 +110,56 @@ def test_urls_positions_and_streams_that_do_not_fit_are_refused() -> None:
             open_reader(f"{url}/A", nonsense=1)
 
 
-def test_what_nobody_came_for_is_told_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
-    with open_writer("psi://127.0.0.1:0/Bytes") as writer:
+def test_what_nobody_came_for_is_counted_and_told_after_the_time_to_come(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    began = time.monotonic()
+    with open_writer("psi://127.0.0.1:0/Bytes", linger="300ms") as writer:
         writer.write_many([b"1", b"2", b"3"])
-    assert "before anybody came: 3 messages are gone" in caplog.text
+        assert writer.statistics().untaken == 0  # somebody may still come
+    assert time.monotonic() - began >= 0.3
+    assert writer.statistics().untaken == 3
+    assert "3 messages are gone that nobody took" in caplog.text
+
+
+def test_who_comes_while_a_writer_closes_gets_everything() -> None:
+    url = f"psi://127.0.0.1:{free_port()}/Bytes"
+    writer = open_writer(url, linger=20)
+    writer.write_many([b"1", b"2", b"3"])
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    with open_reader(url) as reader:
+        found = [reader.read(10) for _ in range(3)]
+    closing.join(10)
+    assert not closing.is_alive()
+    assert [message and message.payload for message in found] == [b"1", b"2", b"3"]
+    assert writer.statistics().untaken == 0
+
+
+def test_only_messages_that_no_client_got_are_counted() -> None:
+    url = f"psi://127.0.0.1:{free_port()}"
+    with open_writer(f"{url}/A", linger=0) as a, open_writer(f"{url}/B", linger=0) as b:
+        b.write(b"1")
+        a.write_many([b"1", b"2", b"3"])
+        with open_reader(f"{url}/A") as reader:
+            assert all(reader.read(10) for _ in range(3))
+        assert isinstance(a, PsiWriter)
+        until(lambda: not a.exporter.statistics().clients)
+        a.write(b"4")
+        b.write_many([b"2", b"3"])
+        with open_reader(f"{url}/A", "end") as live:  # it asks for nothing of the past
+            assert live.read(0.5) is None
+    assert (a.statistics().untaken, b.statistics().untaken) == (1, 2)
+
+
+def test_what_a_store_on_the_disk_keeps_is_not_gone(tmp_path: Path) -> None:
+    with open_writer("psi://127.0.0.1:0/Bytes", store=tmp_path / "kept") as writer:
+        writer.write_many([b"1", b"2", b"3"])
+    assert writer.statistics().untaken == 0
 
 
 def test_a_writer_keeps_its_books_and_takes_nothing_when_it_is_closed() -> None:
-    with open_writer("psi://127.0.0.1:0/Bytes") as writer:
+    with open_writer("psi://127.0.0.1:0/Bytes", linger=0) as writer:
         assert writer.statistics().last_seq is None
         assert writer.write_many([]) is None
         assert writer.write(b"one", attributes=b"x") == 1

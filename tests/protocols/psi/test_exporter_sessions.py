@@ -34,7 +34,9 @@ def test_a_client_that_cannot_be_told_of_a_stream_has_to_come_again_and_loses_no
         for number in range(10):
             store.append(stream.id, number.to_bytes(4, "little"))
         session = sessions.Session(ClientHello.everything(), "somebody", 0)
-        sender = sessions.Sender(session, store, send, None, lambda: None, lambda: False)
+        sender = sessions.Sender(
+            session, store, send, sessions.Taken(), None, lambda: None, lambda: False
+        )
         sender.run(threading.Event())
         assert session.is_over.is_set()
         assert (sent, sender.messages, sender.next_seq) == ([], 0, 0)

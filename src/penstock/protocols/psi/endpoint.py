@@ -83,7 +83,7 @@ class PsiWriterOptions(ExporterOptions):
     store: str | None = None
     slots: Annotated[int, Field(ge=2)] = 16384
     size: Annotated[Size, Field(ge=4096)] = 16 << 20
-    #: Seconds that clients get for the rest when it is closed.
+    #: Seconds that clients get for the rest when it is closed, and to come if none did.
     linger: Duration = 5.0
 
 
@@ -509,7 +509,8 @@ class PsiWriter(BookedWriter):
         return self._stream.store.last_sequence(self._stream.id)
 
     def statistics(self) -> WriterStatistics:
-        return super().statistics()._replace(waited=self.exporter.statistics().waited)
+        books = super().statistics()._replace(waited=self.exporter.statistics().waited)
+        return books._replace(untaken=self.exporter.untaken(self._stream.id))
 
     def close(self) -> None:
         if self._is_closed:

@@ -16,7 +16,7 @@ from penstock.core.options import Duration, Options, parse_options
 from penstock.core.quota import PsiQuota, TokenBucket, parse_quota
 from penstock.core.url import URL
 from penstock.core.worker import Worker
-from penstock.protocols.psi.exporter.session import ExporterStatistics, Sender, Session
+from penstock.protocols.psi.exporter.session import ExporterStatistics, Sender, Session, Taken
 from penstock.protocols.psi.exporter.streams import Exporter
 from penstock.protocols.psi.exporter.transports import (
     StreamAcceptor,
@@ -145,6 +145,9 @@ class RemoteExporter(Closable):
         self._sent_to: dict[str, int] = {}
         self._began_at = self.store.newest_seq() + 1 if self.store.is_writable else None
         self._past: Counter[str] = Counter()
+        self._taken = Taken()
+        #: By stream, the messages that went with the store; empty until it is closed.
+        self._untaken: dict[int, int] = {}
         self._is_closed = False
         self._pressure = self._make_pressure()
         try:
@@ -299,7 +302,7 @@ class RemoteExporter(Closable):
         quota = self._quota
         if isinstance(quota, PsiQuota):
             quota = PsiQuota(quota.rate, quota.window)  # psi's formula is per client
-        sender = Sender(session, self.store, send, quota, progress, has_gone)
+        sender = Sender(session, self.store, send, self._taken, quota, progress, has_gone)
         with self._lock:
             if session.sender is not None and not session.sender.is_over:
                 return  # another connection came first
@@ -380,43 +383,62 @@ class RemoteExporter(Closable):
                 sums["skipped"],
                 sums["lost"],
                 self._pressure.waited if self._pressure else 0.0,
+                sum(self._untaken.values()),
             )
 
+    def untaken(self, id: int) -> int:
+        """Return how many messages of a stream no client got until the exporter was closed.
+
+        0 before that, and of a store on the disk, which keeps them.
+        """
+        return self._untaken.get(id, 0)
+
     def drain(self, timeout: float) -> bool:
-        """Wait until every client has all messages that it asked for; False after the timeout."""
+        """Wait until every client has all messages that it asked for; False after the timeout.
+
+        Without clients, wait for one while there are messages in memory that nobody got.
+        """
         deadline = time.monotonic() + timeout
         while True:
             end = self.store.newest_seq() + 1
             with self._lock:
                 sessions = list(self._sessions.values())
-            if all(
+            has_all = [
                 session.records_sent >= len(self.store.records)
                 and session.sender is not None
                 and session.sender.is_placed
                 and session.sender.next_seq >= end
                 for session in sessions
-            ):
+            ]
+            if all(has_all) if has_all else not self._left_in_memory():
                 return True
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.01)
 
-    def _say_what_goes(self, *, is_drained: bool) -> None:
-        """Log how many messages of a store in memory are lost because no client got them."""
-        messages = self.store.newest_seq() + 1
-        if not self.store.is_volatile or not messages:
-            return
-        if not self._seen:
+    def _left_in_memory(self) -> dict[int, int]:
+        """Return the messages that no client got and that go with the store, by stream."""
+        if not self.store.is_volatile:
+            return {}
+        left = {
+            each.id: each.messages - self._taken.count(each.id) for each in self.store.streams()
+        }
+        return {id: count for id, count in left.items() if count > 0}
+
+    def _tell_losses(self, *, is_drained: bool) -> None:
+        """Log how many messages of a store in memory are lost because clients did not get them."""
+        if self._untaken:
             log.warning(
-                "%s is closed before anybody came: %s messages are gone with it; store=DIRECTORY "
-                "keeps them",
+                "%s is closed: %s messages are gone that nobody took; linger= waits longer for "
+                "somebody, store=DIRECTORY keeps them",
                 self.address,
-                f"{messages:,}",
+                f"{sum(self._untaken.values()):,}",
             )
-        elif not is_drained:
+        elif self.store.is_volatile and not is_drained:
             with self._lock:
                 places = [session.sender or session for session in self._sessions.values()]
-            lacking = messages - min((place.next_seq for place in places), default=messages)
+            end = self.store.newest_seq() + 1
+            lacking = end - min((place.next_seq for place in places), default=end)
             log.warning(
                 "%s is closed before all clients got everything: up to %s messages are gone; "
                 "linger= waits longer",
@@ -427,6 +449,7 @@ class RemoteExporter(Closable):
     def close(self, linger: float = 2.0) -> None:
         """Stop. An owned store is ended: clients are told, and get `linger` seconds for the rest.
 
+        So long it also waits for somebody to come for messages in memory that nobody got.
         Idempotent.
         """
         if self._is_closed:
@@ -435,7 +458,9 @@ class RemoteExporter(Closable):
             self._pressure.open()
         if self.owns_store:
             self.exporter.close()
-            self._say_what_goes(is_drained=self.drain(linger))
+            is_drained = self.drain(linger)
+            self._untaken = self._left_in_memory()
+            self._tell_losses(is_drained=is_drained)
         self._stop.set()
         # The data connections end first: psi's importer reconnects when its meta connection ends,
         # and then asks for what follows the messages that it has taken.

@@ -18,6 +18,7 @@ from penstock.core.quota import PsiQuota
 from penstock.protocols.psi.metadata import StreamMetadata
 from penstock.protocols.psi.store.catalog import psi_message
 from penstock.protocols.psi.ticks import MIN_NS
+from penstock.queue.groups.settled import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.protocols.psi.metadata import Record
     from penstock.protocols.psi.store.catalog import StoreStreams
 
-__all__ = ["ExporterStatistics", "Sender", "Session"]
+__all__ = ["ExporterStatistics", "Sender", "Session", "Taken"]
 
 #: Seconds between checks whether the client is still there.
 _LOOK: Final = 0.2
@@ -61,6 +62,42 @@ class ExporterStatistics(NamedTuple):
     lost: int
     #: Seconds that writers of the store waited for clients.
     waited: float
+    #: Messages of a store in memory that no client got until it was closed.
+    untaken: int
+
+
+class Taken:
+    """Which messages of each stream at least one client got. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: By stream, the ranges (first, end) of sequence numbers, in order and disjoint.
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, messages: Iterable[PsiMessage]) -> None:
+        """Note that a client got these messages."""
+        sequences: dict[int, list[int]] = {}
+        for message in messages:
+            sequences.setdefault(message.source_id, []).append(message.sequence_id)
+        with self._lock:
+            for id, numbers in sequences.items():
+                self._ranges[id] = _merged(self._ranges.get(id, []), runs_of(numbers))
+
+    def count(self, id: int) -> int:
+        """Return the number of messages of a stream that somebody got."""
+        with self._lock:
+            return sum(end - first for first, end in self._ranges.get(id, ()))
+
+
+def _merged(some: list[tuple[int, int]], more: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of ranges (first, end), in order and disjoint."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(some + more):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((first, end))
+    return merged
 
 
 class Session:
@@ -127,6 +164,7 @@ class Sender:
         session: Session,
         store: StoreStreams,
         send: Callable[[list[PsiMessage]], int],
+        taken: Taken,
         quota: Quota | None,
         on_progress: Callable[[], None],
         has_gone: Callable[[], bool],
@@ -134,6 +172,7 @@ class Sender:
         self.session = session
         self._store = store
         self._send = send
+        self._taken = taken
         self._quota = quota
         self._on_progress = on_progress
         self._has_gone = has_gone
@@ -261,4 +300,5 @@ class Sender:
                 self.progress_at = time.monotonic()  # the quota waits, not the client
         self.bytes += self._send(batch)
         self.messages += len(batch)
+        self._taken.add(batch)
         self.progress_at = time.monotonic()

@@ -70,6 +70,14 @@ def shown(server: DsServer, *options: str, **environment: str) -> str:
     return done.stdout
 
 
+def test_the_map_is_asked_at_the_port_that_lroses_environment_names(server: DsServer) -> None:
+    done = penstock("map", "--host", "127.0.0.1", "--plain", DMAP_PORT=str(server.port))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("2\nmdv mdv/radar vm")
+    assert shown(server, "--plain", DMAP_PORT="1") == done.stdout, "--port goes first"
+    assert penstock("map", DMAP_PORT="many").exit_code == 2
+
+
 def test_plain_is_as_printdatamap_prints_it(server: DsServer) -> None:
     lines = shown(server, "-plain").splitlines()
     assert lines[:2] == [

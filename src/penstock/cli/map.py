@@ -94,7 +94,10 @@ def show_map(
         str,
         typer.Option("--host", help="Where the map is; A:B asks B's through A's."),
     ] = "localhost",
-    port: Annotated[int | None, typer.Option("--port", help="Its port, if not 5434.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", envvar="DMAP_PORT", help="Its port, if not 5434."),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Numbers, for programs.")] = False,
     xml: Annotated[bool, typer.Option("--xml", help="XML, for programs.")] = False,
     odir: Annotated[

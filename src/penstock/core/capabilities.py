@@ -75,6 +75,10 @@ class Replayable(Capability):
     List it before `Reader` among the bases: `Reader.bounds` raises `Unsupported`.
     """
 
+    #: Whether a new epoch may have messages of the one before, under other numbers: those of files
+    #: are counted anew when the files have changed.
+    renumbers: ClassVar[bool] = False
+
     @property
     def epoch(self) -> int | None:
         """The epoch of the next message's sequence number; None: only `bounds` knows it."""

@@ -382,9 +382,11 @@ def resume(
     source = reader.bounds()
     note = _translated(journal.note, source)
     if note is None or (source.epoch == 0 and note.next > source.end):
-        log.warning("%s was created anew since it was copied", reader.url)
         reader.seek(Position.START)
-        return 0
+        again = min(journal.note.next, source.end) if reader.renumbers else 0
+        twice = f"; {again:,} messages may come twice" if again else ""
+        log.warning("%s was created anew since it was copied%s", reader.url, twice)
+        return again
     place, in_doubt = _place(journal, note, reader, target, arrived)
     if journal.is_behind and note.target is not None and target is not None and not in_doubt:
         start = target.successor(*note.target)

@@ -398,6 +398,8 @@ def _storage_errors(doing: str, path: Path) -> Iterator[None]:
 class FileReader(Replayable, Reader):
     """Reads a file from any row on. Rows added later are not read."""
 
+    renumbers = True
+
     def __init__(self, url: str, path: Path, format: FileFormat, options: Any) -> None:
         super().__init__(url)
         self._path = path

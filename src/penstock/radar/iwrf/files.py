@@ -206,6 +206,8 @@ class Sizes(NamedTuple):
 class IwrfFileReader(Replayable, PacketReader):
     """Reads the packets of files, the oldest first, and follows the last as it grows."""
 
+    renumbers = True
+
     _longest_pause = _LOOK
 
     def __init__(self, url: str, place: Path, start: Position, options: FileOptions) -> None:

@@ -20,6 +20,7 @@ from penstock.core.overflow import DropReason
 from penstock.dispatch import Limits, outlets
 from penstock.dispatch.outbox import Entry, Outbox, Reason, log
 from penstock.protocols.uprotocol import UMessage, UStatus, UUri
+from penstock.queue.log.recovery import check_log
 from penstock.queue.wide.writer import WideWriter
 from support.disk_images import Disk, Image, unsynced
 from support.dispatching import World, status
@@ -458,6 +459,28 @@ def test_what_a_writer_synced_is_there_whoever_made_the_log(place: Path) -> None
         with open_reader(f"log:{image}/stream") as reader:
             assert list(reader.available())[-1].payload == b"careful"
         assert describe(f"log:{image}/stream").details["retain"] == 1 << 20
+        shutil.rmtree(image)
+
+
+@pytest.mark.parametrize("sync", ["batch", "1h"])
+def test_a_full_segment_is_sealed_on_the_disk_when_it_was_synced(place: Path, sync: str) -> None:
+    chance = random.Random(0)
+    for _ in range(10):
+        folder = place / "life"
+        folder.mkdir()
+        disk = Disk(folder, chance, 0, 1)
+        url = f"log:{folder}/stream?segment=8k&segment_slots=8&sync={sync}"
+        with disk.watch(), open_writer(url) as writer:
+            assert isinstance(writer, WideWriter)
+            for _ in range(chance.randrange(2, 5)):
+                writer.write_many([b"message"] * 8)
+            writer.sync()
+            disk.take_image()
+        disk.close()
+        shutil.rmtree(folder)
+        image = place / "image"
+        disk.images[0].write(image)
+        assert [one.faults for one in check_log(image / "stream") if one.faults] == []
         shutil.rmtree(image)
 
 

@@ -139,9 +139,10 @@ class LogWriter(WideWriter):
             self._resume()
             self._created_ns = created_ns  # append times never decrease, even if the clock does
             self._space.begin()
-            self._keeper.roll(unsynced)
         finally:
             self._seal_full()
+            # After that: what it syncs is then sealed on the disk, too.
+            self._keeper.roll(unsynced)
         self._retain()
 
     def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:

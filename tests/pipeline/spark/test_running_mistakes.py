@@ -68,7 +68,7 @@ def test_a_missing_stream_and_a_missing_column_are_said_before_anything_starts(
 def test_a_master_of_no_kind_is_said_before_spark_is_started(here: Path) -> None:
     pipeline = base(here).sink("x", from_="a", console=True)
     with pytest.raises(NotStarted, match="the master sprak://host:7077: there is no such kind"):
-        run(plan(pipeline), master="sprak://host:7077")
+        run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
 
 
 def test_state_where_batches_are_shared_is_refused(spark: SparkSession, here: Path) -> None:

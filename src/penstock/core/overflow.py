@@ -56,8 +56,6 @@ class DropReason(StrEnum):
     RECREATED = "recreated"
     #: Its bytes do not follow their format.
     DAMAGED = "damaged"
-    #: A user's rule excluded it: a filter, a quota, a sample period.
-    FILTERED = "filtered"
     #: It happened after the end that its source then declared.
     AFTER_END = "after_end"
     #: Its source delivers once only, and the copy stopped before it was delivered.

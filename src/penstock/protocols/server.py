@@ -214,7 +214,7 @@ class Server(Closable):
         self._room = limits.max_newcomers
         #: Clients that became idle, on their way to the door.
         self._returned: deque[_Client] = deque()
-        self._accepted = self._scarcities = self._bytes_in = self._bytes_out = 0
+        self._accepted = self._bytes_in = self._bytes_out = 0
         self._ends: Counter[End] = Counter()
         self._is_stopping = False
         self._is_shut = False
@@ -264,7 +264,6 @@ class Server(Closable):
             self._bytes_in + sum(each.bytes_in for each in connections),
             self._bytes_out + sum(each.bytes_out for each in connections),
             sum(each.unsent for each in connections if each.reason is None),
-            self._scarcities,
         )
 
     def stop(self, grace: float = 5.0) -> bool:
@@ -348,7 +347,6 @@ class Server(Closable):
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._scarcities += 1
                 wait = self._scarcity.wait_after(error)
                 self._room = max(1, min(self._room, len(self._newcomers) - _LEFT_FOR_OTHERS))
                 if not self._crowd_out(_QUICK) and not self._give_spare():

@@ -133,5 +133,3 @@ class ServerStatistics(NamedTuple):
     bytes_out: int
     #: Unsent bytes of the current sends.
     unsent: int
-    #: How often a connection could not be accepted for want of a descriptor.
-    scarcities: int

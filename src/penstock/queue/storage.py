@@ -26,7 +26,7 @@ _MANY = "there are too many files or threads: end some, or raise ulimit -n and u
 _HINTS = {
     errno.EMFILE: _MANY,
     errno.ENFILE: _MANY,
-    errno.ENOSPC: "free some space, or create a smaller queue",
+    errno.ENOSPC: "free some space, or write to another place",
     errno.EACCES: "check who owns the files and their permissions",
     errno.EPERM: "check who owns the files and their permissions",
     errno.EROFS: "the file system is read-only",

@@ -431,3 +431,13 @@ def test_only_what_may_have_been_missed_is_asked_for() -> None:
     # An exporter whose streams are merged out of order is asked for more.
     arrivals.take("A", message(2, NOW + 100, NOW + 400))
     assert arrivals.resume_ns == NOW + 1000 - 1200
+
+
+def test_payloads_that_are_not_of_their_streams_type_are_counted() -> None:
+    with RemoteExporter(port=0) as exporter:
+        texts = exporter.exporter.write(None, "Texts", "string")
+        texts.post("a text")
+        texts.post_payload(b"no text")
+        with RemoteImporter("127.0.0.1", exporter.port, REPLAY_ALL) as importer:
+            until(lambda: importer.statistics().messages == 2)
+            assert importer.statistics().untrimmed == 1

@@ -63,6 +63,8 @@ class ImporterStatistics(NamedTuple):
     refused: int
     #: Messages of streams that are not wanted.
     unwanted: int
+    #: Messages whose payload is not of their stream's type; they are stored as they came.
+    untrimmed: int
     #: Messages that did not come, by their sequence numbers.
     lost: int
     #: How often a stream was recreated, and counted from 1 again.
@@ -213,6 +215,7 @@ class RemoteImporter(Closable):
             arrivals.repeated,
             self._intake.refused,
             self._intake.unwanted,
+            self._intake.untrimmed,
             arrivals.lost,
             arrivals.restarts,
             self._connections,

@@ -456,15 +456,17 @@ class RemoteExporter(Closable):
             return
         if self._pressure is not None:
             self._pressure.open()
+        is_drained = True
         if self.owns_store:
             self.exporter.close()
             is_drained = self.drain(linger)
-            self._untaken = self._left_in_memory()
-            self._tell_losses(is_drained=is_drained)
         self._stop.set()
         # The data connections end first: psi's importer reconnects when its meta connection ends,
         # and then asks for what follows the messages that it has taken.
         self._data.close()
+        if self.owns_store:  # nobody gets more from here on
+            self._untaken = self._left_in_memory()
+            self._tell_losses(is_drained=is_drained)
         if self._sessions:
             time.sleep(_LAST_WORDS)
         self._is_closed = True

@@ -257,6 +257,7 @@ def test_that_executors_lack_the_package_is_said_in_one_line(tmp_path: Path) -> 
         driver = started.add(running(tmp_path / "errors", file, *options, *master))
         assert driver.process.wait(500) != 0
     said = (tmp_path / "errors").read_text().splitlines()
-    (line,) = [line for line in said if line.startswith("penstock: ")]
+    pages, line = [line for line in said if line.startswith("penstock: ")]
+    assert "Spark's pages are at" in pages
     assert "the package penstock is not installed where the tasks run" in line
     assert "install Penstock in the Python of every node" in line

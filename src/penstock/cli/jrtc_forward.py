@@ -12,7 +12,6 @@ import typer
 from penstock.cli.messages import LOST
 from penstock.cli.options import Host, Quiet
 from penstock.cli.signals import Ending
-from penstock.core.config import load_config
 from penstock.core.endpoints import open_writer
 from penstock.core.errors import InvalidOption
 from penstock.core.stream_id import StreamId
@@ -65,6 +64,7 @@ def forward(
     FILE describes. The exit code is 3 if a message was lost: overwritten before it was sent, or
     impossible to send without --dead.
     """
+    from penstock.core.config import load_config  # noqa: PLC0415 - as needed
     from penstock.protocols.jrtc.config import ForwarderConfig, ForwarderService  # noqa: PLC0415
 
     _log_to_people(quiet)

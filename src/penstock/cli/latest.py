@@ -20,7 +20,6 @@ from penstock.cli.signals import serve_until_stopped, stop_on_signal
 from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import ConnectionLost, InvalidOption, NotFound
 from penstock.core.units import format_duration, format_time, parse_duration, parse_time
-from penstock.registry.latest_files import data_path, relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -261,6 +260,8 @@ def _seconds(text: str | None) -> int:
 
 def _show(info: LatestInfo, place: str, *, as_json: bool) -> None:
     """Print an entry on one line."""
+    from penstock.registry.latest_files import data_path, relative_path  # noqa: PLC0415 - as needed
+
     directory = "" if place.startswith("ldatap:") else place
     found = data_path(info, directory) if directory else None
     if as_json:

@@ -14,7 +14,7 @@ from penstock.cli.messages import LOST
 from penstock.cli.options import Host, MaxClients, Quiet, checked_options
 from penstock.cli.signals import Ending
 from penstock.core.overflow import OverflowPolicy
-from penstock.protocols.lhhttt.server import DEFAULT_PORT, LhhtttServer, ServerOptions
+from penstock.protocols.lhhttt.frames import DEFAULT_PORT
 
 __all__ = ["serve_lhhttt"]
 
@@ -65,6 +65,8 @@ def serve_lhhttt(
     The protocol has no passwords. Without --journal the messages end with the server; if there are
     any then, the exit code is 3.
     """
+    from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions  # noqa: PLC0415
+
     if not quiet:
         logging.getLogger("penstock.protocols.lhhttt").setLevel(logging.INFO)
     given = {

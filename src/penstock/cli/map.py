@@ -22,7 +22,6 @@ from penstock.cli.options import AllowShutdown, Host, MaxClients, Quiet, checked
 from penstock.cli.output import note, one_line
 from penstock.cli.signals import StopSign, serve_until_stopped, stop_on_signal
 from penstock.core.errors import PenstockError
-from penstock.protocols.lrose.datamapper_client import DataMapClient, below_data_dir
 from penstock.queue.storage import storage_errors
 from penstock.registry import data_map_listing as listing
 
@@ -116,6 +115,11 @@ def show_map(
     It asks a DataMapper, LROSE's or that of `penstock serve datamapper`. Options may be written
     as for PrintDataMap, with one dash: -all, -relt, -later_than 600.
     """
+    from penstock.protocols.lrose.datamapper_client import (  # noqa: PLC0415 - as needed
+        DataMapClient,
+        below_data_dir,
+    )
+
     del instance  # of PrintDataMap itself, for LROSE's process map
     if plain and xml:
         raise typer.BadParameter("give at most one of --plain and --xml")

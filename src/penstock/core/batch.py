@@ -68,6 +68,10 @@ def batch_from_messages(messages: Sequence[Message], *, origins: bool = False) -
 
 
 def _array(field: pa.Field, values: Sequence[object]) -> pa.Array:
+    if not values:
+        return pa.nulls(
+            0, field.type
+        )  # the first call of `pa.array` imports pandas, if it is there
     try:
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, OverflowError) as error:

@@ -25,8 +25,9 @@ from penstock.core.interfaces import Closable
 from penstock.core.options import nearest
 from penstock.core.units import parse_duration, parse_size
 from penstock.core.url import URL, escaped
+from penstock.protocols.lhhttt.frames import DEFAULT_PORT
 from penstock.protocols.lhhttt.queue import MessageQueue
-from penstock.protocols.lhhttt.server import DEFAULT_PORT, LhhtttServer, ServerOptions
+from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
 from penstock.relay.faults import FaultRouter, Faults, parse_delay, parse_share
 from penstock.workers.balancer import Balancer, sum_of_books
 from penstock.workers.job import Source, Target

@@ -1,6 +1,9 @@
 """Queues and logs of one machine, read and written from others over Arrow Flight."""
 
+from typing import TYPE_CHECKING
+
 from penstock.core.errors import Unsupported
+from penstock.core.late_names import late_names
 
 try:
     import pyarrow.flight
@@ -10,10 +13,17 @@ except ImportError as error:  # not every build of pyarrow has it
         hint="install the wheel: pip install --force-reinstall pyarrow",
     ) from error
 
-from penstock.core.errors import ConnectionLost, Unacknowledged
-from penstock.protocols.flight.client import Listed, list_streams
-from penstock.protocols.flight.errors import AccessRefused, ServerBusy
-from penstock.protocols.flight.server import FlightServer, FlightServerStatistics, ServerOptions
+if TYPE_CHECKING:
+    from penstock.core.errors import ConnectionLost, Unacknowledged
+    from penstock.protocols.flight.client import Listed, list_streams
+    from penstock.protocols.flight.errors import AccessRefused, ServerBusy
+    from penstock.protocols.flight.server import (
+        FlightServer,
+        FlightServerStatistics,
+        ServerOptions,
+    )
+
+__getattr__ = late_names(__name__)
 
 __all__ = [
     "AccessRefused",

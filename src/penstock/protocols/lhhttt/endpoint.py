@@ -30,7 +30,7 @@ from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.protocols.host_port import host_alone
 from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, StreamLink
-from penstock.protocols.lhhttt.server import DEFAULT_PORT
+from penstock.protocols.lhhttt.frames import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.core.interfaces import BytesLike
 
 __all__ = [
+    "DEFAULT_PORT",
     "LONGEST",
     "FrameDecoder",
     "Frames",
@@ -39,6 +40,8 @@ __all__ = [
     "split_frames",
 ]
 
+#: Of stream-py's queues.
+DEFAULT_PORT: Final = 10000
 #: The longest text that the framing can say, in bytes: fifteen digits.
 LONGEST: Final = 16**15 - 1
 #: What a stream's decoder takes, unless it is told otherwise: a peer may announce anything.

@@ -17,7 +17,7 @@ from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
-from penstock.protocols.lhhttt.frames import FrameDecoder, decode_all, group
+from penstock.protocols.lhhttt.frames import DEFAULT_PORT, FrameDecoder, decode_all, group
 from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics
 from penstock.protocols.lhhttt.queue import MessageQueue
 from penstock.protocols.server import (
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from penstock.protocols.connection import Connection
     from penstock.protocols.datagrams import Address, Datagrams, DatagramStatistics
 
-__all__ = ["DEFAULT_PORT", "LhhtttServer", "LhhtttStatistics", "ServerOptions"]
+__all__ = ["LhhtttServer", "LhhtttStatistics", "ServerOptions"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PORT: Final = 10000
 #: What a datagram of IPv4 can carry.
 LARGEST_DATAGRAM: Final = 65_507
 #: Seconds that answers have to leave: a kernel without room for them loses them.

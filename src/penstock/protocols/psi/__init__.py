@@ -1,81 +1,88 @@
 """psi's remoting: what travels between exporters and importers, and what is in stores."""
 
-from penstock.protocols.psi.chunks import Chunker, Unchunker, UnchunkerStatistics
-from penstock.protocols.psi.clock import ClockSample, RemoteClock, RemoteClockServer, ask_clock
-from penstock.protocols.psi.codecs import (
-    Codec,
-    CodecLibrary,
-    Decoded,
-    known_schemas,
-    make_schema,
-    qualify,
-)
-from penstock.protocols.psi.envelope import (
-    Envelope,
-    MessageDecoder,
-    PsiMessage,
-    decode_message,
-    encode_message,
-    encode_messages,
-)
-from penstock.protocols.psi.errors import (
-    DamagedStore,
-    Truncated,
-    UnknownStream,
-    UnknownType,
-    WrongVersion,
-)
-from penstock.protocols.psi.exporter import (
-    ExportedStream,
-    Exporter,
-    ExporterStatistics,
-    Posted,
-    RemoteExporter,
-)
-from penstock.protocols.psi.handshake import (
-    ClientHello,
-    ClientHelloDecoder,
-    Intermission,
-    MetaDecoder,
-    ServerHello,
-    SessionIdDecoder,
-    Transport,
-    encode_burst,
-)
-from penstock.protocols.psi.importer import (
-    REPLAY_ALL,
-    Gap,
-    ImportedStream,
-    ImporterStatistics,
-    Received,
-    RemoteImporter,
-)
-from penstock.protocols.psi.metadata import (
-    RuntimeInfo,
-    SchemaFlags,
-    SchemaMember,
-    StreamFlags,
-    StreamMetadata,
-    TypeSchema,
-    decode_record,
-    encode_record,
-    frame_record,
-)
-from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
-from penstock.protocols.psi.store import (
-    Catalog,
-    Place,
-    PsiFiles,
-    PsiStoreReader,
-    Store,
-    StoredMessage,
-    StreamInStore,
-    find_store,
-    find_stores,
-    list_places,
-    open_store,
-)
-from penstock.protocols.psi.ticks import DateTime, DateTimeKind, TimeSpan
+from typing import TYPE_CHECKING
+
+from penstock.core.late_names import late_names
+
+if TYPE_CHECKING:
+    from penstock.protocols.psi.chunks import Chunker, Unchunker, UnchunkerStatistics
+    from penstock.protocols.psi.clock import ClockSample, RemoteClock, RemoteClockServer, ask_clock
+    from penstock.protocols.psi.codecs import (
+        Codec,
+        CodecLibrary,
+        Decoded,
+        known_schemas,
+        make_schema,
+        qualify,
+    )
+    from penstock.protocols.psi.envelope import (
+        Envelope,
+        MessageDecoder,
+        PsiMessage,
+        decode_message,
+        encode_message,
+        encode_messages,
+    )
+    from penstock.protocols.psi.errors import (
+        DamagedStore,
+        Truncated,
+        UnknownStream,
+        UnknownType,
+        WrongVersion,
+    )
+    from penstock.protocols.psi.exporter import (
+        ExportedStream,
+        Exporter,
+        ExporterStatistics,
+        Posted,
+        RemoteExporter,
+    )
+    from penstock.protocols.psi.handshake import (
+        ClientHello,
+        ClientHelloDecoder,
+        Intermission,
+        MetaDecoder,
+        ServerHello,
+        SessionIdDecoder,
+        Transport,
+        encode_burst,
+    )
+    from penstock.protocols.psi.importer import (
+        REPLAY_ALL,
+        Gap,
+        ImportedStream,
+        ImporterStatistics,
+        Received,
+        RemoteImporter,
+    )
+    from penstock.protocols.psi.metadata import (
+        RuntimeInfo,
+        SchemaFlags,
+        SchemaMember,
+        StreamFlags,
+        StreamMetadata,
+        TypeSchema,
+        decode_record,
+        encode_record,
+        frame_record,
+    )
+    from penstock.protocols.psi.rendezvous import RendezvousClient, RendezvousServer
+    from penstock.protocols.psi.store import (
+        Catalog,
+        Place,
+        PsiFiles,
+        PsiStoreReader,
+        Store,
+        StoredMessage,
+        StreamInStore,
+        find_store,
+        find_stores,
+        list_places,
+        open_store,
+    )
+    from penstock.protocols.psi.ticks import DateTime, DateTimeKind, TimeSpan
+
+__getattr__ = late_names(__name__)
 
 __all__ = [
     "REPLAY_ALL",

@@ -69,4 +69,28 @@ def test_a_copy_does_not_import_pandas(target: str, tmp_path: Path) -> None:
     imported_by("put", source, "--text", "a")
     imported = imported_by("cp", source, target.format(tmp_path))
     assert "pyarrow" in imported
-    assert "pandas" not in imported
+    assert not imported & {"pandas", "pyarrow.compute", "rich"}
+
+
+@pytest.mark.parametrize("service", ["flight", "fmqp", "ldata"])
+def test_a_server_imports_no_other_and_no_pandas(service: str, tmp_path: Path) -> None:
+    imported = imported_by("serve", service, "--root", f"{tmp_path}/none")  # which is refused
+    others = {
+        "flight": "penstock.protocols.flight.server",
+        "fmqp": "penstock.protocols.lrose.fmq_server",
+        "ldata": "penstock.registry.latest_server",
+        "lhhttt": "penstock.protocols.lhhttt.server",
+        "psi": "penstock.protocols.psi.exporter",
+    }
+    assert others.pop(service) in imported
+    assert not imported & {"pandas", *others.values()}
+
+
+def test_a_client_of_flight_imports_neither_its_server_nor_pandas() -> None:
+    script = "import sys, penstock.protocols.flight.endpoint; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "pyarrow.flight" in imported
+    assert not imported & {"pandas", "penstock.protocols.flight.server"}

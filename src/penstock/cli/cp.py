@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.cat import By, open_at, position_of
-from penstock.cli.console import error_console
 from penstock.cli.messages import (
     LOST,
     Follow,
@@ -23,7 +22,7 @@ from penstock.cli.messages import (
     tell_range,
     writer_to,
 )
-from penstock.cli.output import losses_named, name_losses, note
+from penstock.cli.output import is_terminal, losses_named, name_losses, note
 from penstock.cli.signals import stop_on_signal
 from penstock.core.errors import InvalidOption, Unsupported
 from penstock.core.position import Position
@@ -42,6 +41,8 @@ from penstock.relay.outages import connection_options
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+
+    from rich.progress import Progress
 
     from penstock.core.interfaces import Reader, Writer
     from penstock.relay import RelayOptions
@@ -242,13 +243,17 @@ class _Playback:
         return self._relay.statistics().behind(self._earlier)
 
 
-def _pause_key(shown: Progress, *, enabled: bool) -> AbstractContextManager[Callable[[], bool]]:
+def _pause_key(
+    shown: Progress | None, *, enabled: bool
+) -> AbstractContextManager[Callable[[], bool]]:
     """Let the space bar pause a playback, and show that in the progress line."""
     if not enabled:
         return nullcontext(lambda: False)
     from penstock.cli.display import PauseKey  # noqa: PLC0415 - most are not played
 
     def say(is_paused: bool) -> None:
+        if shown is None:
+            return
         for task in shown.tasks:
             said = str(task.description).removesuffix(_PAUSED)
             shown.update(task.id, description=said + (_PAUSED if is_paused else ""))
@@ -278,20 +283,24 @@ def _tell_fields_lost(reader: Reader, writer: Writer, strict: bool) -> None:
         note(f"penstock: {writer.url}: {what}")
 
 
-def _progress(kind: str) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=error_console,
-        transient=True,
-        disable=kind != "auto" or not error_console.is_terminal,
+def _progress(kind: str) -> AbstractContextManager[Progress | None]:
+    """Return the line that changes; None if there is nowhere to show it."""
+    if kind != "auto" or not is_terminal(sys.stderr):
+        return nullcontext()
+    from rich.progress import (  # noqa: PLC0415 - as needed
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
     )
 
+    from penstock.cli.console import error_console  # noqa: PLC0415
 
-def _display(kind: str, shown: Progress) -> Callable[[RelayStatistics], None] | None:
-    if kind == "none":
-        return None
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=error_console, transient=True)
+
+
+def _display(kind: str, shown: Progress | None) -> Callable[[RelayStatistics], None] | None:
     if kind == "json":
         said = 0.0
 
@@ -303,6 +312,8 @@ def _display(kind: str, shown: Progress) -> Callable[[RelayStatistics], None] | 
                 typer.echo(_json_line("progress", RelayStatus("cp", "running", None, so_far)))
 
         return say
+    if shown is None:
+        return None
     task = shown.add_task("starting", total=None)
 
     def show(so_far: RelayStatistics) -> None:

@@ -30,11 +30,9 @@ def prepare(
     in ~/.cache/penstock (or below XDG_CACHE_HOME). Do it again after an update of Java or PySpark.
     """
     if remove:
-        file = java.archive()
-        if file is None or not file.exists():
+        if (file := java.remove()) is None:
             console.print("there is nothing to remove")
         else:
-            file.unlink(missing_ok=True)
             console.print(f"removed {file}", soft_wrap=True, markup=False)
         return
     began = time.monotonic()

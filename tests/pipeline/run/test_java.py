@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from cli.command import run
@@ -42,6 +43,16 @@ def test_an_archive_that_others_may_write_to_is_not_used() -> None:
     assert java.options() == ""
 
 
+@pytest.mark.usefixtures("cache")
+def test_a_home_that_others_may_write_to_is_not_used() -> None:
+    assert java.home() is None
+    folder = archive().with_suffix(".home")
+    folder.mkdir(mode=0o700, parents=True)
+    assert java.home() == folder
+    folder.chmod(0o770)
+    assert java.home() is None
+
+
 def test_a_folder_that_is_not_absolute_is_not_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     assert archive().is_absolute()
@@ -60,22 +71,30 @@ def test_what_is_kept_is_removed(cache: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"there is nothing to remove\n")
     archive().parent.mkdir(parents=True)
     archive().touch()
+    archive().with_suffix(".home").mkdir(mode=0o700)
     assert run("prepare", "--remove", XDG_CACHE_HOME=str(cache)).returncode == 0
-    assert not archive().exists()
+    assert list((cache / "penstock").iterdir()) == []
 
 
 @pytest.mark.full
 def test_spark_starts_with_the_classes_that_were_kept(cache: Path) -> None:
     assert java.prepare() == archive()
-    assert [file.name for file in (cache / "penstock").iterdir()] == [archive().name]
+    home = archive().with_suffix(".home")
+    assert set((cache / "penstock").iterdir()) == {archive(), home}
     look = (
         "from pathlib import Path\n"
         "from penstock.pipeline.run.spark import spark_session\n"
         "spark = spark_session(master='local[1]')\n"
         "java = spark._jvm.java.lang.ProcessHandle.current().pid()\n"
         "print(Path(f'/proc/{java}/maps').read_text())\n"
+        "def modules(_):\n"
+        "    import pyspark\n"
+        "    yield pyspark.__file__\n"
+        "[found] = spark.sparkContext.parallelize([0], 1).mapPartitions(modules).collect()\n"
+        "print('Python has', found)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, timeout=300, check=True
     )
     assert str(archive()) in done.stdout
+    assert f"Python has {pyspark.__file__}\n" in done.stdout  # and its compiled modules

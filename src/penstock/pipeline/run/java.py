@@ -2,6 +2,10 @@
 
 Java loads and verifies some fifteen thousand classes before Spark does anything. It can store them
 ready for use in a class data sharing (CDS) archive, which it maps at the next start.
+
+Spark lets its Python processes import PySpark from a zip file without compiled modules: each of
+them compiles it again. Seven start with the first query and one with every other. In a home
+without that file, they import the PySpark that is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -33,9 +38,11 @@ __all__ = [
     "NotPrepared",
     "archive",
     "find_java",
+    "home",
     "java_version",
     "options",
     "prepare",
+    "remove",
 ]
 
 _OLDEST: Final = 17
@@ -123,12 +130,54 @@ def options() -> str:
         file = archive()
         if file is None or set(str(file)) & set('"\\'):  # which Spark would take for its own
             return ""
-        found = file.stat()
-    except (MissingJava, OSError):
+    except MissingJava:
         return ""
-    # The archive is code: use none that another user could have written.
-    is_ours = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return f'"-XX:SharedArchiveFile={file}" {_QUIET}' if is_ours else ""
+    return f'"-XX:SharedArchiveFile={file}" {_QUIET}' if _is_ours(file) else ""
+
+
+def home() -> Path | None:
+    """Return the `SPARK_HOME` for a master on this machine; None: this user has none."""
+    try:
+        file = archive()
+    except MissingJava:
+        return None
+    folder = None if file is None else _home_of(file)
+    return folder if folder is not None and _is_ours(folder) else None
+
+
+def _home_of(archive: Path) -> Path:
+    return archive.with_suffix(".home")
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether it exists and no other user could have written it: it is code."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _make_home(folder: Path) -> None:
+    """Link to the programs and the classes of the installed Spark."""
+    place = find_spec("pyspark")
+    assert place is not None
+    assert place.origin is not None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        with suppress(FileExistsError):  # of an earlier time: its name says to which Spark
+            (folder / name).symlink_to(Path(place.origin).with_name(name))
+
+
+def remove() -> Path | None:
+    """Remove what `prepare` has made; return the archive, None if there was none."""
+    file = archive()
+    if file is None:
+        return None
+    shutil.rmtree(_home_of(file), ignore_errors=True)
+    was_there = file.exists()
+    file.unlink(missing_ok=True)
+    return file if was_there else None
 
 
 def prepare() -> Path:
@@ -141,6 +190,9 @@ def prepare() -> Path:
     file = archive()
     if file is None:
         raise NotPrepared("PySpark is not installed", hint="pip install 'penstock[spark]'")
+    with storage_errors("writing", str(file)):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_home(_home_of(file))  # Java keeps the classes of one path: it starts there
     with tempfile.TemporaryDirectory(prefix="penstock-prepare-") as name:
         folder = Path(name)
         with open_writer(f"log:{folder}/in") as writer:
@@ -163,7 +215,6 @@ def prepare() -> Path:
                 hint="it works without, and starts more slowly",
             )
         with storage_errors("writing", str(file)):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = file.with_suffix(f".{os.getpid()}")
             with made.open("rb") as source, os.fdopen(open_new(new, 0o600), "wb") as copy:
                 shutil.copyfileobj(source, copy)

@@ -101,6 +101,7 @@ def spark_session(
     find_java()  # or say now that there is none
     # Tasks must run in the same environment as the driver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _use_prepared_home(master)
     chosen = {
         **_ALWAYS,
         "spark.driver.extraJavaOptions": (
@@ -135,6 +136,12 @@ def spark_session(
     # Spark would find it by itself, but would hide why it cannot load it.
     session.dataSource.register(PenstockSource)
     return session
+
+
+def _use_prepared_home(master: str | None) -> None:
+    """Let the Python processes of this machine start sooner; YARN needs Spark's own home."""
+    if master is not None and master.startswith("local") and (home := java.home()) is not None:
+        os.environ.setdefault("SPARK_HOME", str(home))
 
 
 def _end_quietly(session: SparkSession) -> None:

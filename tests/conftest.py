@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,13 +28,26 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
+#: They take longest, or start Java.
+LONG = {
+    "test_examples.py",
+    "test_graph_run.py",
+    "test_run.py",
+    "test_shell.py",
+    "test_storm_watch.py",
+    "test_walks.py",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what starts Java: it takes longest, and the others fit in beside it."""
-    items.sort(key=lambda item: not _starts_java(item.path))
+    """Begin with the longest files: the others fit in beside them, and all end together."""
+    items.sort(key=lambda item: "spark" not in item.path.parts and item.path.name not in LONG)
 
 
-def _starts_java(path: Path) -> bool:
-    return "spark" in path.parts or path.name in {"test_run.py", "test_storm_watch.py"}
+def pytest_collection_finish() -> None:
+    """Keep modules and tests from the collector, which would look at all of them in every fork."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,11 +55,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let processes share the work: a file stays together, and so do all that share Spark."""
     from xdist.scheduler import LoadScopeScheduling
 
+    @cache
+    def scope_of(file: str) -> str:
+        text = (config.rootpath / file).read_text(encoding="utf-8")
+        return "spark" if "spark: SparkSession" in text else file
+
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            text = (config.rootpath / file).read_text(encoding="utf-8")
-            return "spark" if "spark: SparkSession" in text else file
+            return scope_of(nodeid.partition("::")[0])
 
     return ByFile(config, log)
 

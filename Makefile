@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml setup.py $(NATIVE) tools/system-packages
 
 # The tests start Spark a dozen times. Meanwhile the tests are compiled: each of the processes that
 # run them would do it for itself.
-$(QUICK): $(STAMP)
+$(QUICK): $(STAMP) src/penstock/pipeline/run/java.py
 	@$(BIN)/python -m pytest --collect-only --quiet > $(VENV)/collected.txt & \
 	    $(CACHED) $(BIN)/penstock prepare || echo "the tests of Spark take longer"; wait
 	@touch $@
@@ -38,8 +38,9 @@ $(QUICK): $(STAMP)
 demo: $(STAMP) ## a radar, Spark pipelines, volumes and a picture of the storms, in under two minutes
 	@$(BIN)/python examples/radar/storm_watch.py
 
+# Three processes for each of two cores: a test often waits, for what it has started or for a time.
 test: $(QUICK) ## all tests at small size, below 12 minutes
-	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 4 --dist loadscope --no-loadscope-reorder
+	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 6 --dist loadscope --no-loadscope-reorder
 
 test-again: $(QUICK) ## the tests that failed last time, one after the other
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none

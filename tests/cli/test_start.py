@@ -94,3 +94,18 @@ def test_a_client_of_flight_imports_neither_its_server_nor_pandas() -> None:
     imported = set(done.stdout.split())
     assert "pyarrow.flight" in imported
     assert not imported & {"pandas", "penstock.protocols.flight.server"}
+
+
+def test_a_task_that_writes_rows_does_not_import_pandas() -> None:
+    script = (
+        "import sys, pyarrow as pa\n"
+        "from penstock.pipeline.sink.stream_sink import Targets\n"
+        "rows = pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary())], ['payload'])\n"
+        "[(_, messages)] = Targets(['log:/none'], {}, ['payload']).messages(rows)\n"
+        "print(messages.num_columns, *sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("8 ")
+    assert "pandas" not in done.stdout.split()

@@ -27,6 +27,7 @@ __all__ = [
     "integers_in",
     "messages_from_batch",
     "numbers_of",
+    "same_integers",
     "with_origins",
     "without_origins",
 ]
@@ -68,10 +69,8 @@ def batch_from_messages(messages: Sequence[Message], *, origins: bool = False) -
 
 
 def _array(field: pa.Field, values: Sequence[object]) -> pa.Array:
-    if not values:
-        return pa.nulls(
-            0, field.type
-        )  # the first call of `pa.array` imports pandas, if it is there
+    if not values:  # the first call of `pa.array` imports pandas, if it is there
+        return pa.nulls(0, field.type)
     try:
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, OverflowError) as error:
@@ -140,6 +139,12 @@ def integers_in(column: pa.Array) -> NDArray[Any]:
     if not len(column):
         return np.empty(0, f"i{width}")
     return np.frombuffer(column.buffers()[1], f"i{width}", len(column), width * column.offset)
+
+
+def same_integers(value: int, count: int, kind: pa.DataType) -> pa.Array:
+    """Return an array of one signed integer, repeated. `pa.scalar` would import pandas."""
+    values = np.full(count, value, f"i{kind.bit_width // 8}")
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
 
 
 def bytes_of(column: pa.BinaryArray) -> int:

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from penstock.core.batch import BATCH_SCHEMA
+from penstock.core.batch import BATCH_SCHEMA, same_integers
 from penstock.core.capabilities import AppendOnce, Stages
 from penstock.core.endpoints import Identity, endpoint_of, identity, open_writer
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, Unsupported
@@ -431,12 +431,13 @@ def _batch_of(rows: pa.RecordBatch) -> Batch:
     for field in BATCH_SCHEMA:
         name, column = field.name, given.get(field.name)
         if name in {"seq", "created_ns"}:
-            column = pa.repeat(pa.scalar(0, pa.int64()), count)
+            column = same_integers(0, count, field.type)
         elif name == "time_ns" and column is None:
             name, column = "time", _times(given.get("time"), count)
+        elif column is None and field.nullable:
+            column = pa.nulls(count, field.type)
         elif column is None:
-            empty = pa.scalar(None if field.nullable else 0, field.type)
-            column = pa.repeat(empty, count)
+            column = same_integers(0, count, field.type)
         if not field.nullable and column.null_count:
             raise _bad(name, "a value in every row", "null")
         if column.type != field.type:
@@ -447,7 +448,7 @@ def _batch_of(rows: pa.RecordBatch) -> Batch:
 
 def _times(given: pa.Array | None, count: int) -> pa.Array:
     if given is None:
-        return pa.repeat(pa.scalar(time.time_ns(), pa.int64()), count)
+        return same_integers(time.time_ns(), count, pa.int64())
     try:
         micros = given.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         return pc.multiply_checked(micros, pa.scalar(1000, pa.int64()))

@@ -45,8 +45,8 @@ test: $(QUICK) ## all tests at small size, below 12 minutes
 test-again: $(QUICK) ## the tests that failed last time, one after the other
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none
 
-test-full: $(QUICK) ## every "It must show" at full size
-	@$(CACHED) $(BIN)/python -m pytest --timeout 1800
+test-full: $(QUICK) ## all tests, also at full size: some hours
+	@$(CACHED) $(BIN)/python -m pytest --timeout 2400 --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 lint: $(STAMP) ## ruff, mypy --strict, and which room may import which
 	@$(BIN)/ruff check .
@@ -85,7 +85,7 @@ $(PEERS): $(STAMP)
 	@touch $@
 
 fuzz: $(STAMP) ## the fuzz tests at full size
-	@$(BIN)/python -m pytest --timeout 3600 -k fuzz
+	@$(BIN)/python -m pytest --timeout 3600 --numprocesses 2 --dist loadscope -k fuzz
 
 soak: $(STAMP) ## ten minutes of a small installation whose processes are killed; MINUTES=60
 	@$(BIN)/python tools/soak --minutes $(or $(MINUTES),10)

@@ -114,11 +114,21 @@ def test_an_outage_is_told_from_what_stays_wrong(text: str, expected: bool) -> N
     assert is_outage(RuntimeError(text)) is expected
 
 
-def test_a_planner_that_is_gone_and_a_package_that_is_missing_are_said() -> None:
-    gone = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Broken pipe"
-    assert reason_of(RuntimeError(gone)) == (
+@pytest.mark.parametrize(
+    "first",
+    [
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Broken pipe SQLSTATE: XXKST",
+        "Broken pipe",  # by `exception()`
+    ],
+)
+def test_a_planner_that_is_gone_is_said(first: str) -> None:
+    said = f"{first}\n=== Streaming Query ===\nIdentifier: [id = 1, runId = 2]"
+    assert reason_of(RuntimeError(said)) == (
         "the Python process that plans the query has died (Broken pipe)"
     )
+
+
+def test_a_package_that_is_missing_is_said() -> None:
     missing = "/usr/bin/python3: ... (ModuleNotFoundError: No module named 'pyspark_penstock')"
     assert reason_of(RuntimeError(missing)) == (
         "the package penstock is not installed where the tasks run"

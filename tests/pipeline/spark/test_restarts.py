@@ -104,7 +104,7 @@ settings: {{master: "local[1]", trigger: 200ms}}
         ("java", "penstock: Java, in which Spark runs, has ended: killed by SIGKILL (hint: what "),
         (
             "python_streaming_source_runner",
-            "penstock: p-out: the Python process that plans the query has died (Broken pipe) (hint",
+            "penstock: p-out: the Python process that plans the query has died (",
         ),
     ],
 )

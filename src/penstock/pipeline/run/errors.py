@@ -55,9 +55,11 @@ _LATER = re.compile(
     r"|ConnectionRefused\w*|SafeModeException|RetriableException)\b|exited unexpectedly"
     r"|failed to connect back|Broken pipe|Connection reset|No space left on device"
 )
-#: Spark's message when the Python process that plans a streaming source has died.
+#: Spark's messages when the Python process that plans a streaming source has died: as it raises
+#: them, and as a query keeps them.
 _PLANNER_IS_GONE = re.compile(
-    r"\[STREAM_FAILED\] .* terminated with exception: (Broken pipe|Connection reset\S*|null)"
+    r"(?:\[STREAM_FAILED\] .* terminated with exception: |^)(Broken pipe|Connection reset\S*|null)"
+    r"(?= SQLSTATE|\n=== Streaming Query ===)"
 )
 #: Tasks, or the daemon that starts them, cannot import the package.
 _NOT_THERE = re.compile(r"No module named '?(pyspark_)?penstock\b")

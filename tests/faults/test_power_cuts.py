@@ -492,7 +492,11 @@ def test_an_outbox_loses_nothing_that_was_synced_and_settles_nothing_new(
 
 
 @pytest.mark.parametrize(
-    "images", [3, pytest.param(4000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    "images",
+    [
+        pytest.param(3, marks=pytest.mark.timeout(400)),
+        pytest.param(4000, marks=[pytest.mark.full, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_receivers_that_are_new_lose_nothing_that_was_synced(
     place: Path, images: int, monkeypatch: pytest.MonkeyPatch

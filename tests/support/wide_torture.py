@@ -54,15 +54,15 @@ class _Pool:
         self.shared = [zlib.crc32(p).to_bytes(4, "little") + p for p in small]
 
 
-def write(url: str, report: str, *, seed: int, seconds: float) -> None:
-    """Write for so long, in every way, then one of LAST_TYPE; report how many that were."""
+def write(url: str, report: str, *, seed: int, seconds: float, least: int) -> None:
+    """Write for so long, in every way, and so many; then one of LAST_TYPE; report the count."""
     chance = random.Random(seed)
     pool = _Pool(chance)
     with wide_writer(url) as writer:
         Reporter(report).add(b"r", 0, 0, 0)
         end = time.monotonic() + seconds
         count = 0
-        while time.monotonic() < end:
+        while time.monotonic() < end or count < least:
             count = _write_some(writer, chance, pool, count)
         assert writer.write(b"", LAST_TYPE, subtype=_LAST) == count
         Reporter(report).add(b"e", 0, count + 1, writer.statistics().messages)

@@ -52,12 +52,15 @@ def test_payloads_of_all_sizes_come_whole_or_are_counted_as_lost(
     memory_path: Path,
 ) -> None:
     url = f"fmq:{(tmp_path if storage == 'file' else memory_path) / 'queue'}"
-    slots = 64 if seconds < 10 else 1024  # on a slow machine a short run has few messages
+    slots = 64 if seconds < 10 else 1024
     wide_writer(f"{url}?slots={slots}&size=32M{options}").close()
     written, seen = Report(tmp_path / "writer"), Report(tmp_path / "reader")
-    reader = torturers.start("read", url=url, report=seen.path, seed=1, behind=slots + 2)
+    behind = slots + 2  # so that the reader is overtaken, also where a second has few messages
+    reader = torturers.start("read", url=url, report=seen.path, seed=1, behind=behind)
     seen.wait_for(b"r")
-    writer = torturers.start("write", url=url, report=written.path, seed=2, seconds=seconds)
+    writer = torturers.start(
+        "write", url=url, report=written.path, seed=2, seconds=seconds, least=2 * behind
+    )
     assert writer.end(seconds + 60) == (False, 0)
     assert reader.end() == (False, 0)
     [(_, count, messages)] = written.records(b"e")

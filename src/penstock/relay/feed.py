@@ -150,9 +150,8 @@ class Feed:
             self._on_outage,
         )
         self._on_return()
-        self.books = books_within(
-            self._reader, self._options.end
-        )  # also without messages: there may be losses
+        # Also without messages: there may be losses.
+        self.books = books_within(self._reader, self._options.end)
         if batch.num_rows:
             self._adapt(batch)
             if isinstance(self._reader, Replayable) and (known := self._reader.epoch) is not None:

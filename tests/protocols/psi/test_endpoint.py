@@ -119,7 +119,7 @@ def test_what_nobody_came_for_is_counted_and_told_after_the_time_to_come(
         assert writer.statistics().untaken == 0  # somebody may still come
     assert time.monotonic() - began >= 0.3
     assert writer.statistics().untaken == 3
-    assert "3 messages are gone that nobody took" in caplog.text
+    assert "what nobody took is gone (messages: 3)" in caplog.text
 
 
 def test_who_comes_while_a_writer_closes_gets_everything() -> None:

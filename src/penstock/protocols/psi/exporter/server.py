@@ -429,8 +429,8 @@ class RemoteExporter(Closable):
         """Log how many messages of a store in memory are lost because clients did not get them."""
         if self._untaken:
             log.warning(
-                "%s is closed: %s messages are gone that nobody took; linger= waits longer for "
-                "somebody, store=DIRECTORY keeps them",
+                "%s is closed, and what nobody took is gone (messages: %s); linger= waits longer "
+                "for somebody, store=DIRECTORY keeps them",
                 self.address,
                 f"{sum(self._untaken.values()):,}",
             )

@@ -191,6 +191,19 @@ def test_space_is_free_even_while_a_reader_maps_the_segment(path: Path) -> None:
         reader.close()
 
 
+@pytest.mark.parametrize("compress", ["none", "lz4"])
+def test_a_filter_goes_on_behind_segments_that_were_removed(path: Path, compress: str) -> None:
+    with (
+        log_writer(path, f"{SMALL}&compress={compress}") as writer,
+        log_reader(path, "type=2", start=0) as reader,
+    ):
+        for seq in range(12):
+            writer.write(b"", 2 if seq == 9 else 0)
+        assert trim_log(url_of(path), Limits(retain=0)).messages == 8
+        assert [m.seq for m in reader.available()] == [9]
+        assert reader.statistics().lost == 8
+
+
 def test_a_slow_reader_is_told_what_it_lost_over_many_segments(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,7 +44,7 @@ class CompressedReader(WideReader):
 
     def _take(self, limit: int) -> list[Message]:
         whole: list[Message] = []
-        end, take = self._head, super()._take
+        file, end, take = self._file, self._head, super()._take
         while True:
             try:
                 messages = take(limit - len(whole))
@@ -52,6 +52,8 @@ class CompressedReader(WideReader):
                 if not whole:
                     raise
                 break  # it is for the next call, which meets it again
+            if self._file is not file:  # it has gone over to another segment, or a new queue
+                file, end = self._file, self._head
             whole += self._expanded(messages)
             if not messages or (whole and self._next <= messages[-1].seq):
                 break  # nothing more, or a damaged one, which is for the next call

@@ -66,11 +66,12 @@ def check_five(run: GraphRun, folder: Path, count: int) -> None:
     assert len(found) >= (books.edges["end"].put or 0) >= count
 
 
+@pytest.mark.timeout(300)
 def test_no_message_is_lost_when_workers_are_killed(tmp_path: Path) -> None:
     with running(tmp_path, FIVE) as run:
         put(run, "numbers", range(400))
         until(lambda: run.statistics().edges["joined"].put, PATIENCE)
-        killed = kill_now_and_then(run, 0.25, 5, seed=1)
+        killed = kill_now_and_then(run, 0.25, 5, seed=1, patience=240)
     check_five(run, tmp_path, 400)
     assert sum(vertex.restarts for vertex in run.statistics().vertices.values()) >= killed - 1
 

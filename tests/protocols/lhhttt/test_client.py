@@ -239,7 +239,7 @@ def test_more_messages_than_a_queue_ever_holds_pass_through_it(limit: dict[str, 
         got: list[bytes] = []
         with open_reader(url) as reader:
             while len(got) < len(sent):
-                messages = reader.read_many(20, timeout=10)
+                messages = reader.read_many(20, timeout=60)
                 assert messages
                 got += [message.payload for message in messages]
                 reader.acknowledge()

@@ -13,14 +13,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from penstock.core.capabilities import Listable, Replayable
+from penstock.core.capabilities import Listable
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.core.derived_reader import DerivedReader
 from penstock.core.endpoints import Endpoint, Identity
 from penstock.core.errors import InvalidURL, Malformed, NotFound
-from penstock.core.interfaces import BookedWriter, Bounds, BytesLike, Reader
+from penstock.core.interfaces import BookedWriter, BytesLike, Reader
 from penstock.core.options import Options, Patience, Size, parse_options
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.lrose.ldata_format import (
     ROOT,
     LatestInfo,
@@ -45,7 +45,7 @@ from penstock.registry.latest_files import (
 if TYPE_CHECKING:
     from penstock.core.interfaces import StreamInfo, Writer
     from penstock.core.message import Message
-    from penstock.core.position import Position, PositionLike
+    from penstock.core.position import Position
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
 
@@ -157,7 +157,7 @@ def _content(info: LatestInfo, directory: str, most: int) -> bytes:
     return content
 
 
-class LatestReader(Replayable, Reader):
+class LatestReader(DerivedReader):
     """Reads one message for each new file, in order."""
 
     cannot_carry = ClassicReader.cannot_carry
@@ -165,34 +165,12 @@ class LatestReader(Replayable, Reader):
     def __init__(
         self, url: str, directory: str, start: Position, options: LatestReaderOptions
     ) -> None:
-        super().__init__(url)
         self._directory = os.path.abspath(directory)  # noqa: PTH100 - for programs elsewhere
         self._format = options.format
         self._max_file = options.max_file
-        self._queue = ClassicReader(
-            url,
-            InfoFiles(directory, options.name).queue,
-            start,
-            ClassicOptions(damaged="skip", wait=options.wait),
-        )
-        self._messages = self._bytes = 0
-        self._unreadable = LossLedger()
-
-    def _take(self, limit: int) -> list[Message]:
-        return self._take_within(limit, 0)
-
-    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
-        return self._take_within(limit, timeout)
-
-    def _take_within(self, limit: int, timeout: float | None) -> list[Message]:
-        """Read from the queue, which can wait for a write."""
-        while found := self._queue.read_many(limit, timeout):
-            messages = [made for message in found if (made := self._made_of(message))]
-            if messages:
-                self._messages += len(messages)
-                self._bytes += sum(message.size for message in messages)
-                return messages
-        return []
+        queue = InfoFiles(directory, options.name).queue
+        wanted = ClassicOptions(damaged="skip", wait=options.wait)
+        super().__init__(url, ClassicReader(url, queue, start, wanted))
 
     def _made_of(self, message: Message) -> Message | None:
         lost = DropReason.DAMAGED
@@ -205,34 +183,9 @@ class LatestReader(Replayable, Reader):
                 payload, info = payload_of(message.payload, self._directory, self._format)
         except (Malformed, NotFound) as error:
             log.warning("%s: entry %d: %s", self.url, message.seq, error)
-            self._unreadable.add(Loss(message.seq, message.seq, lost))
+            self._lose(message, lost)
             return None
         return message._replace(payload=payload, time_ns=info.time_ns)
-
-    def seek(self, position: PositionLike) -> None:
-        self._queue.seek(position)
-
-    def newest_seq(self) -> int | None:
-        return self._queue.newest_seq()
-
-    def bounds(self) -> Bounds:
-        return self._queue.bounds()
-
-    def _idle(self) -> bool:
-        return self._queue._idle()  # noqa: SLF001 - called while this reader waits
-
-    def statistics(self) -> ReaderStatistics:
-        books = self._queue.statistics()
-        losses = sorted((*books.losses, *self._unreadable.ranges()), key=lambda loss: loss.first)
-        return books._replace(
-            messages=self._messages,
-            bytes=self._bytes,
-            lost=books.lost + self._unreadable.total,
-            losses=tuple(losses),
-        )
-
-    def close(self) -> None:
-        self._queue.close()
 
 
 class LatestWriter(BookedWriter):

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from pydantic import Field
 
-from penstock.core.capabilities import Replayable, Worded
+from penstock.core.capabilities import Worded
+from penstock.core.derived_reader import DerivedReader
 from penstock.core.errors import Malformed, MessageTooLarge
-from penstock.core.interfaces import Bounds, Reader
 from penstock.core.options import Duration, Options
 from penstock.core.overflow import DropReason
-from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.protocols.lrose.ds_message import DsMessage, Part
 from penstock.radar.iwrf.messages import (
     CANNOT_CARRY,
@@ -32,9 +31,8 @@ from penstock.radar.iwrf.packets import ID_BASE, Kind, is_known_id, read, time_n
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.core.interfaces import Writer
+    from penstock.core.interfaces import Reader, Writer
     from penstock.core.message import Message
-    from penstock.core.position import PositionLike
     from penstock.core.statistics import WriterStatistics
 
 __all__ = ["IwrfQueueReader", "IwrfQueueWriter", "QueueOptions"]
@@ -56,7 +54,7 @@ class QueueOptions(Options):
     repeat: Annotated[Duration, Field(ge=0)] = 1.0
 
 
-class IwrfQueueReader(Replayable, Worded, Reader):
+class IwrfQueueReader(DerivedReader, Worded):
     """Reads the packets in an LROSE queue, a message of it at a time."""
 
     cannot_carry: ClassVar[Mapping[str, str]] = CANNOT_CARRY
@@ -66,34 +64,15 @@ class IwrfQueueReader(Replayable, Worded, Reader):
 
         :param wanted: the type of the messages to deliver
         """
-        super().__init__(url)
-        self._queue = queue
+        super().__init__(url, queue)
         self._wanted = wanted
-        self._messages = self._bytes = self._filtered = 0
-        self._unreadable = LossLedger()
-
-    def _take(self, limit: int) -> list[Message]:
-        return self._take_within(limit, 0)
-
-    def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
-        return self._take_within(limit, timeout)
-
-    def _take_within(self, limit: int, timeout: float | None) -> list[Message]:
-        """Read from the queue; the queue's reader does the waiting."""
-        while found := self._queue.read_many(limit, timeout):
-            messages = [made for message in found if (made := self._made_of(message))]
-            if messages:
-                self._messages += len(messages)
-                self._bytes += sum(message.size for message in messages)
-                return messages
-        return []
 
     def _made_of(self, message: Message) -> Message | None:
         try:
             made = _packets_in(message)
         except Malformed as fault:
             log.warning("%s: message %d: %s", self.url, message.seq, fault)
-            self._unreadable.add(Loss(message.seq, message.seq, DropReason.DAMAGED))
+            self._lose(message, DropReason.DAMAGED)
             return None
         if self._wanted is not None and made.type != self._wanted:
             self._filtered += 1
@@ -102,39 +81,6 @@ class IwrfQueueReader(Replayable, Worded, Reader):
 
     def in_words(self, message: Message) -> str:
         return words_of(message.payload)
-
-    def seek(self, position: PositionLike) -> None:
-        self._queue.seek(position)
-
-    def newest_seq(self) -> int | None:
-        return self._queue.newest_seq()
-
-    @property
-    def epoch(self) -> int | None:
-        return self._queue.epoch if isinstance(self._queue, Replayable) else None
-
-    def bounds(self) -> Bounds:
-        return self._queue.bounds()
-
-    def acknowledge(self) -> None:
-        self._queue.acknowledge()
-
-    def _idle(self) -> bool:
-        return self._queue._idle()  # noqa: SLF001 - for whoever waits for readers
-
-    def statistics(self) -> ReaderStatistics:
-        books = self._queue.statistics()
-        losses = sorted((*books.losses, *self._unreadable.ranges()), key=lambda loss: loss.first)
-        return books._replace(
-            messages=self._messages,
-            bytes=self._bytes,
-            filtered=books.filtered + self._filtered,
-            lost=books.lost + self._unreadable.total,
-            losses=tuple(losses),
-        )
-
-    def close(self) -> None:
-        self._queue.close()
 
 
 def _packets_in(message: Message) -> Message:

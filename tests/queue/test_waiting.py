@@ -268,9 +268,11 @@ def test_an_interruption_is_never_missed(opened: Callable[[int], list[Reader]]) 
 @pytest.mark.parametrize("count", [1, 300])
 def test_control_c_ends_the_wait(count: int, urls: Callable[[int], list[str]]) -> None:
     script = (
-        "import sys, penstock\n"
+        "import signal, sys, penstock\n"
         "from penstock.queue.waiting import wait_any\n"
         "readers = [penstock.open_reader(url) for url in sys.stdin.read().split()]\n"
+        # Also where a shell runs the tests in the background, which ignore it then.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "print('ready', flush=True)\n"
         "try:\n"
         "    wait_any(readers)\n"

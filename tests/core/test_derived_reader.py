@@ -11,6 +11,7 @@ import pytest
 from penstock import open_reader, open_writer
 from penstock.core.derived_reader import DerivedReader
 from penstock.core.overflow import DropReason
+from support.until import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,22 +58,25 @@ def test_what_is_made_keeps_its_number_and_the_rest_is_counted(
     assert [(loss.first, loss.reason) for loss in books.losses] == [(2, DropReason.DAMAGED)]
 
 
+@pytest.mark.parametrize(("pause", "count"), [(0.02, 1), (0.0, 1000)])
+@pytest.mark.parametrize("timeout", [0, 0.3])
 def test_a_read_ends_in_time_though_messages_that_it_passes_over_keep_coming(
-    url: str, reader: LoudReader
+    url: str, reader: LoudReader, timeout: float, pause: float, count: int
 ) -> None:
     is_over = threading.Event()
 
     def chatter() -> None:
         with open_writer(url) as writer:
-            while not is_over.wait(0.02):
-                writer.write(b"no")
+            while not is_over.wait(pause):
+                writer.write_many([b"no"] * count)
 
     thread = threading.Thread(target=chatter)
     thread.start()
     try:
+        until(lambda: reader.newest_seq() is not None, 10)
         began = time.monotonic()
-        assert reader.read(timeout=0.3) is None
-        assert 0.3 <= time.monotonic() - began < 10
+        assert reader.read(timeout) is None
+        assert timeout <= time.monotonic() - began < 10
     finally:
         is_over.set()
         thread.join()

@@ -155,16 +155,21 @@ def test_what_waits_for_a_receiver_that_is_down_is_on_the_disk_and_not_in_memory
     with cast() as roles:
         module = "ring_backlog"
         dispatcher = roles.start(module, "dispatch", state=state, rings=rings, count=count)
-        before = memory_of(dispatcher)
+        before = highest = memory_of(dispatcher)
+
+        def is_queued(number: int) -> bool:
+            nonlocal highest
+            highest = max(highest, memory_of(dispatcher))
+            return bool(dispatcher.ask()["copies"]["queued"] == number)
+
         sender = roles.start(module, "send", rings=rings, count=count, size=1024)
-        until(lambda: dispatcher.ask()["copies"]["queued"] == count, 600)
+        until(lambda: is_queued(count), 600)
         sender.hear()
-        waiting = memory_of(dispatcher)
         on_disk = disk_of(tmp_path / "state")
         receiver = roles.start(module, "receive", rings=rings, count=count)
-        until(lambda: dispatcher.ask()["copies"]["queued"] == 0, 600)
+        until(lambda: is_queued(0), 600)
         got = receiver.hear()
-        highest = max(waiting, memory_of(dispatcher))
+        assert is_queued(0)
         books = json.loads(dispatcher.leave())
     growth = (highest - before) >> 20
     print(f"{count:,} waited; the memory grew by {growth} MiB, repeated {got['repeated']}")  # noqa: T201

@@ -39,9 +39,14 @@ class DerivedReader(Replayable, Reader):
         self._unreadable.add(Loss(message.seq, message.seq, reason))
 
     def _take(self, limit: int) -> list[Message]:
+        newest: int | None = None
         while found := self._queue.read_many(limit):
             if messages := self._all_made_of(found):
                 return messages
+            if newest is None:
+                newest = self._queue.newest_seq()
+            if newest is not None and found[-1].seq >= newest:
+                break  # a busy writer could keep it here for ever
         return []
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:

@@ -115,6 +115,17 @@ def test_a_request_that_is_repeated_is_done_once() -> None:
         assert asker.ask(b"RPUTS:me:x:10").startswith(b"ERR:")
 
 
+@pytest.mark.parametrize("wait", [b"", b":50"], ids=["at once", "after a while"])
+def test_a_request_that_got_no_message_gets_none_when_it_is_repeated(wait: bytes) -> None:
+    with balanced(3) as (server, _), Asker(server.port) as asker:
+        assert asker.ask(b"RGET:me:7" + wait) == b"NONE:7"
+        asker.ask(b"PUT:late")
+        # Its sender waits for the answer to a later one, and would leave this message leased.
+        assert asker.ask(b"RGET:me:7" + wait) == b"NONE:7"
+        assert asker.ask(b"RGET:me:8").endswith(b":late")
+        assert server.statistics().queue.leased == 1
+
+
 def test_who_waits_is_given_what_comes_or_comes_again() -> None:
     with balanced(3, lease=0.2) as (server, _), Asker(server.port) as waiting:
         waiting.send(b"RGET:one:1:5000")

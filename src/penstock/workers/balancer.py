@@ -64,10 +64,13 @@ _MOST_PARKED: Final = 10_000
 
 
 class _Given(NamedTuple):
-    """Which queue answered a client's lease request, and its number there."""
+    """A client's last lease request, which queue answered it (None: all were empty), and as what.
+
+    A repeated request gets the same answer, not more messages.
+    """
 
     seq: int
-    place: int
+    place: int | None
     inner: int
 
 
@@ -220,10 +223,10 @@ class Balancer(Closable):
 
     def _lease(self, request: Lease, asker: _Parked) -> list[bytes] | None:
         before = self._given.get(request.client)
-        if before is not None and request.seq == before.seq:
+        if before is not None and request.seq <= before.seq:
+            if request.seq < before.seq or before.place is None:
+                return [none_reply(request.seq)]
             return [self._lend_at(before.place, before.inner, request, asker)[1]]
-        if before is not None and request.seq < before.seq:
-            return [none_reply(request.seq)]
         waiting = self._parked.get(request.client)
         if waiting is not None and waiting.request.seq == request.seq:
             self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
@@ -235,7 +238,7 @@ class Balancer(Closable):
         if answer is not None:
             return [answer]
         if not request.wait or len(self._parked) >= _MOST_PARKED:
-            return [none_reply(request.seq)]
+            return [self._none(request)]
         until = asker.until + request.wait
         self._parked[request.client] = asker._replace(request=request, until=until)
         self._clock.wake()
@@ -247,12 +250,19 @@ class Balancer(Closable):
             inner = next(self._inner)
             is_some, answer = self._lend_at(place, inner, request, asker)
             if is_some:
-                self._given[request.client] = _Given(request.seq, place, inner)
-                self._given.move_to_end(request.client)
-                if len(self._given) > _MOST_CLIENTS:
-                    self._given.popitem(last=False)
+                self._remember(request.client, _Given(request.seq, place, inner))
                 return answer
         return None
+
+    def _none(self, request: Lease) -> bytes:
+        self._remember(request.client, _Given(request.seq, None, 0))
+        return none_reply(request.seq)
+
+    def _remember(self, client: bytes, given: _Given) -> None:
+        self._given[client] = given
+        self._given.move_to_end(client)
+        if len(self._given) > _MOST_CLIENTS:
+            self._given.popitem(last=False)
 
     def _lend_at(
         self, place: int, inner: int, request: Lease, asker: _Parked
@@ -296,7 +306,7 @@ class Balancer(Closable):
             answer = self._lend(parked.request, parked) if has_any else None
             has_any = answer is not None
             if answer is None and now >= parked.until:
-                answer = none_reply(parked.request.seq)
+                answer = self._none(parked.request)
             if answer is not None:
                 del self._parked[name]
                 late.append((parked.send, answer, parked.peer))

@@ -13,9 +13,15 @@ from penstock import open_reader, open_writer
 from penstock.core.capabilities import Grouped
 from penstock.core.errors import InvalidOption, StorageError
 from penstock.core.overflow import DropReason, OverflowPolicy
-from penstock.protocols.lhhttt import encode_bytes, join_frames, journal, split_frames
+from penstock.protocols.lhhttt import (
+    decode_bytes,
+    encode_bytes,
+    join_frames,
+    journal,
+    split_frames,
+)
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
-from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
+from protocols.lhhttt.queues import HOST, Asker, assert_balanced, served, served_elsewhere
 from support.until import until
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "streampy"
@@ -295,6 +301,30 @@ def test_a_request_that_waits_is_answered_when_a_message_comes_or_its_time_is_ov
         other.ask(b"PUT:x")
         assert asker.answer().startswith(b"MSG:2:")
         assert asker.is_silent()
+
+
+@pytest.mark.parametrize("again", [b"c:7:20000", b"c:8:20000"], ids=["the same", "the next"])
+def test_a_request_that_waits_and_is_repeated_beside_a_message_gets_one_lease(
+    again: bytes,
+) -> None:
+    late: list[tuple[bytes, Any]] = []
+    peer: Any = (HOST, 1)
+    with MessageQueue(QueueSettings(lease=0.3)) as queue:
+
+        def handle(*commands: tuple[bytes, list[bytes]]) -> list[bytes]:
+            asked = [(verb, rests, [peer] * len(rests)) for verb, rests in commands]
+            replies, _ = queue.handle(asked, late.extend, 65_507)
+            return [reply for reply, _ in replies]
+
+        assert handle((b"RGET", [b"c:7:20000"])) == []
+        stored = (b"RPUTS", [b"a:1:" + join_frames([b"one", b"two"])])
+        replies = handle(stored, (b"RGET", [again]))
+        answers = [decode_bytes(reply) for reply in [*replies[1:], *(reply for reply, _ in late)]]
+        given = [answer for answer in answers if answer.startswith(b"MSG:")]
+        assert len(given) == 1, answers
+        assert given[0].split(b":")[1] == again.split(b":")[1]
+        assert queue.statistics().leased == 1
+        until(lambda: queue.statistics().redelivered == 1)  # not leased for ever
 
 
 def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> None:

@@ -373,18 +373,20 @@ class MessageQueue(Closable):
         if client.answered.is_past(request.seq):
             about = b"%d" % request.seq
             return error_reply(about, Code.STALE, f"the last {WINDOW} numbers are remembered")
+        waiting = self._parked.get(request.client)
+        if waiting is not None and waiting.request.seq == request.seq:  # it is answered once
+            self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
+            return None
+        if waiting is not None:
+            # A client waits for the answer to its latest request alone: messages that were leased
+            # by the other would reach nobody.
+            del self._parked[request.client]
+            client.answered.add(waiting.request.seq)
+            self._answer_late(waiting, none_reply(waiting.request.seq))
         reply = self._lend(request, asker.largest)
         if reply is not None:
             return reply
-        if request.wait and (len(self._parked) < _MOST_PARKED or request.client in self._parked):
-            before = self._parked.get(request.client)
-            if before is not None and before.request.seq == request.seq:
-                self._parked[request.client] = before._replace(send=asker.send, peer=asker.peer)
-                return None
-            if before is not None:  # of which it does not wait for an answer any more
-                del self._parked[request.client]
-                client.answered.add(before.request.seq)
-                self._answer_late(before, none_reply(before.request.seq))
+        if request.wait and len(self._parked) < _MOST_PARKED:
             until = asker.until + request.wait
             self._parked[request.client] = asker._replace(request=request, until=until)
             self._come_by(until)

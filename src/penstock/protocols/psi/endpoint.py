@@ -25,6 +25,7 @@ from penstock.core.errors import (
     PositionError,
 )
 from penstock.core.interfaces import BookedWriter, Bounds, Reader, StreamInfo
+from penstock.core.message import Message
 from penstock.core.options import Duration, Options, Size, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics, WriterStatistics
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike, Writer
-    from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.core.stream_id import StreamId
     from penstock.core.url import URL
@@ -239,17 +239,19 @@ class PsiReader(Reader):
             self._held.clear()
             if not found:
                 return []
-            found = self._number(found[:limit], found[limit:])
+            found = self._wanted(found[:limit], found[limit:])
             if found:
                 break
+        payloads = [message.payload for message in found]
         if self._is_bytes:
             decode = self._stream.codec.decode
-            found = [
-                message._replace(payload=bytes(decode(message.payload) or b"")) for message in found
-            ]
+            payloads = [bytes(decode(payload) or b"") for payload in payloads]
         self._messages += len(found)
-        self._bytes += sum(message.size for message in found)
-        return found
+        self._bytes += sum(map(len, payloads))
+        return [
+            Message(message.subtype - 1, *message[1:-1], payload)
+            for message, payload in zip(found, payloads, strict=True)
+        ]
 
     def _take_stored(self, limit: int) -> list[Message]:
         # Messages of the past are in flight; the exporter does not mark their end.
@@ -281,17 +283,17 @@ class PsiReader(Reader):
             raise ConnectionLost(where, f"{told.message_count:,} messages do not come: {reason}")
         log.warning("%s: nothing came yet: %s", self.url, reason)
 
-    def _number(self, found: list[Message], rest: list[Message]) -> list[Message]:
-        """Set the `seq` of messages, and count the missing ones.
+    def _wanted(self, found: list[Message], rest: list[Message]) -> list[Message]:
+        """Return the messages to read now, and count the missing ones.
 
         Messages before a position that was sought are dropped; messages after a recreation of the
         stream wait in `_held`.
         """
-        numbered: list[Message] = []
+        wanted: list[Message] = []
         for index, message in enumerate(found):
             seq = message.subtype - 1
             if self._last is not None and seq <= self._last:
-                if numbered:
+                if wanted:
                     self._held.extend(found[index:])
                     break
                 self._restarts += 1
@@ -303,9 +305,9 @@ class PsiReader(Reader):
                     continue
                 self._lost += seq - self._next
             self._next = seq + 1
-            numbered.append(message._replace(seq=seq))
+            wanted.append(message)
         self._held.extend(rest)
-        return numbered
+        return wanted
 
     def seek(self, position: PositionLike) -> None:
         place = Position.of(position)

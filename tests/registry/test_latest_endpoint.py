@@ -95,10 +95,10 @@ def test_an_entry_that_is_none_is_counted_as_lost(data: str) -> None:
 
 
 def test_a_directory_without_entries_is_waited_for_or_told_of(data: str) -> None:
-    with pytest.raises(NotFound):
-        open_reader(f"latest:{data}")
-    with pytest.raises(NotFound):
-        open_reader(f"latest:{data}?wait=0.05")
+    for url in (f"latest:{data}", f"latest:{data}?wait=0.05"):
+        with pytest.raises(NotFound, match=f"{data} has no latest_data_info yet") as caught:
+            open_reader(url)
+        assert f"penstock latest write {data}" in str(caught.value.hint)
 
 
 def test_a_stream_without_entries_can_be_made_and_read_from_its_beginning(data: str) -> None:

@@ -10,6 +10,7 @@ import glob
 import json
 import logging
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -43,6 +44,8 @@ from penstock.registry.latest_files import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.core.interfaces import StreamInfo, Writer
     from penstock.core.message import Message
     from penstock.core.position import Position
@@ -102,7 +105,8 @@ class LatestEndpoint(Listable, Endpoint):
 
     def describe(self, url: URL) -> StreamInfo:
         name = parse_options(url, LatestReaderOptions).name
-        return describe_queue(url.text, InfoFiles(_directory(url), name).queue)
+        with _named(_directory(url)) as directory:
+            return describe_queue(url.text, InfoFiles(directory, name).queue)
 
     def identity(self, url: URL) -> Identity:
         is_other = url.options.get("name", DEFAULT_NAME) != DEFAULT_NAME
@@ -124,6 +128,18 @@ def _directory(url: URL) -> str:
     if not url.path:
         raise InvalidURL(url.text, "it names no directory", hint="write latest:/dir")
     return url.path
+
+
+@contextmanager
+def _named(directory: str) -> Iterator[str]:
+    """Name the directory, and not the queue in it, when nothing was ever told of a file there."""
+    try:
+        yield directory
+    except NotFound as error:
+        raise NotFound(
+            f"{directory} has no latest_data_info yet",
+            hint=f"penstock latest write {directory} FILE tells of a file; wait=true waits for it",
+        ) from error
 
 
 def payload_of(body: bytes, directory: str, format: str) -> tuple[bytes, LatestInfo]:
@@ -170,7 +186,9 @@ class LatestReader(DerivedReader):
         self._max_file = options.max_file
         queue = InfoFiles(directory, options.name).queue
         wanted = ClassicOptions(damaged="skip", wait=options.wait)
-        super().__init__(url, ClassicReader(url, queue, start, wanted))
+        with _named(directory):
+            reader = ClassicReader(url, queue, start, wanted)
+        super().__init__(url, reader)
 
     def _made_of(self, message: Message) -> Message | None:
         lost = DropReason.DAMAGED

@@ -141,7 +141,7 @@ class QuickHistory(History):
 
 
 @pytest.mark.parametrize(
-    "histories", [8, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    "histories", [8, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 )
 @pytest.mark.parametrize("sink", ["log", "ring", "flight"])
 def test_so_it_is_in_many_more_histories(

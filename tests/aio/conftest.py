@@ -16,7 +16,7 @@ def _no_thread_stays() -> Iterator[None]:
     """Whatever a test did, its threads end soon after."""
     yield
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while threads() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert threads() == []

@@ -237,15 +237,18 @@ def test_cp_follows_until_it_is_told_to_stop(queue_url: str, tmp_path: Path) -> 
         subprocess.Popen([PENSTOCK, "cp", queue_url, copy, "--follow"]) as copying,
         open_reader(copy) as reader,
     ):
-        fill(queue_url, 3)
-        assert [m.payload for m in _wait_for(reader, 3)] == [b"message %d" % i for i in range(3)]
-        copying.terminate()
-        assert copying.wait(timeout=10) == 0
+        try:
+            fill(queue_url, 3)
+            found = [m.payload for m in _wait_for(reader, 3)]
+            assert found == [b"message %d" % i for i in range(3)]
+        finally:
+            copying.terminate()
+        assert copying.wait(timeout=40) == 0
 
 
 def _wait_for(reader: Any, count: int) -> list[Any]:
     messages: list[Any] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while len(messages) < count and time.monotonic() < deadline:
         messages += reader.read_many(count - len(messages), timeout=1)
     return messages

@@ -75,6 +75,7 @@ def is_run(line: str) -> bool:
 PAGES_WITH_LINES = [page for page in PAGES if any(map(is_run, shell_lines(page)))]
 
 
+@pytest.mark.timeout(400)  # some of them have sixty commands
 @pytest.mark.parametrize("page", PAGES_WITH_LINES)
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     with Machine(tmp_path) as machine:

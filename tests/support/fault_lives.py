@@ -495,7 +495,7 @@ def run(scenario: str, folder: str, at: int, on: bool, memory: bool, report: str
         finally:
             found["calls"], found["refused"] = faults.end()
         gc.collect()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 40
         while (left_open := faults.open()) and time.monotonic() < deadline:
             time.sleep(0.01)  # a thread that ends has some
         found["left_open"] = left_open

@@ -16,7 +16,7 @@ __all__ = ["A_WHILE", "SOON", "background", "waits"]
 #: A call that has to wait has not gone on after this time (seconds).
 A_WHILE = 0.15
 #: One that need not wait any more has gone on by then.
-SOON = 5.0
+SOON = 20.0
 
 
 @contextlib.contextmanager

@@ -250,7 +250,7 @@ def test_or_the_query_counts_what_was_in_it_and_goes_on_with_the_next(tmp_path: 
     planner.begin()
     assert planner.run(ReadMaxRows(3)) == list(range(3))
     remove(tmp_path)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 40
     while planner.at[url]["lost"] != 2:
         assert time.monotonic() < until
         planner.plan(ReadMaxRows(0))

@@ -354,7 +354,7 @@ def test_a_named_reader_is_told_what_it_lost_while_it_was_away(url: str, local: 
 def test_a_hold_that_was_idle_too_long_is_taken_again(tmp_path: Path) -> None:
     create(f"fmq:{tmp_path}/a?slots=8&size=4k")
     with (
-        served(tmp_path, idle=0.3) as server,
+        served(tmp_path, idle=1.5) as server,
         open_writer(f"fmq:{tmp_path}/a") as writer,
         open_reader(f"{server.url}a", hold="archive") as reader,
     ):

@@ -307,7 +307,7 @@ def test_files_stay_while_their_commit_waits_for_the_stream(
         waiting.join()
         assert new == [3]
         assert rows_of(url) == [0, 1, 2]
-        until = time.monotonic() + 10  # the threads of the commits may still be ending
+        until = time.monotonic() + 40  # the threads of the commits may still be ending
         while [one for one in gc.get_objects() if type(one) is CommitStaged]:
             assert time.monotonic() < until, "requests stay in memory"
             time.sleep(0.1)

@@ -42,7 +42,7 @@ def test_it_goes_on_when_the_server_is_gone() -> None:
     server = RemoteClockServer(HOST, 0, now_ns=an_hour_ahead)
     with RemoteClock(HOST, server.port, samples=2, every=0.05) as clock:
         server.close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while not clock.failures and time.monotonic() < deadline:
             time.sleep(0.02)
         assert clock.failures

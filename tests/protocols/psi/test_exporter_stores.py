@@ -267,7 +267,7 @@ def test_a_program_that_is_slow_reads_by_its_policy_and_the_books_add_up() -> No
             numbers.close()
             with importer.open_stream("Numbers", policy="throttle") as everything:
                 assert [received.value for received in everything] == list(range(500))
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 40
             while (
                 (books := latest.statistics()) is not None
                 and books.accepted < 500

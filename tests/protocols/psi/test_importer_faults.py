@@ -172,7 +172,7 @@ def test_a_connection_that_is_open_but_silent_is_given_up() -> None:
                 for router in routers:
                     router.pause()
                 stream.post(1)
-                deadline = time.monotonic() + 15
+                deadline = time.monotonic() + 40
                 while importer.connected and time.monotonic() < deadline:
                     time.sleep(0.02)
                 for router in routers:

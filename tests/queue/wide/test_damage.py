@@ -97,7 +97,7 @@ def test_every_message_can_be_damaged_and_skipping_comes_to_an_end(
     for seq in range(64):
         change(queue_path, seq, 8)
     with wide_reader(f"fmq:{queue_path}?damaged=skip") as reader:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while reader.statistics().backlog:
             WAYS[way](reader)
             assert time.monotonic() < deadline

@@ -8,7 +8,7 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from penstock import describe
 from penstock.core.errors import DamagedQueue, Unsupported
 from penstock.core.interfaces import Ancestor
 from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss
 from penstock.queue.log.endpoint import check, segments
 from penstock.queue.log.recovery import Recovery
 from penstock.queue.log.segments import begin_segment, open_segment, path_of
@@ -629,6 +630,50 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
     (path / SETTINGS).write_text(json.dumps(kept | {"version": 3}))
     with pytest.raises(Unsupported, match="version 3"):
         log_writer(path)
+
+
+# --- a flipped bit of the tail: a segment has all of its messages or none -------------------------
+
+
+def flipped_tails(path: Path, number: int) -> Iterator[int]:
+    """Flip each bit of a segment's tail in turn; yield the tail."""
+    file = segment_files(path)[number]
+    at = HEADER.fields["tail"].offset
+    tail, head = field(file, "tail"), field(file, "head")
+    for bit in range(64):
+        if (wrong := tail ^ 1 << bit) != head:  # it would say that all are removed
+            overwrite(file, at, wrong.to_bytes(8, "little"))
+            yield wrong
+            overwrite(file, at, tail.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(("number", "first", "end"), [(0, 0, 8), (1, 8, 16)])
+def test_a_segment_that_says_it_lost_its_first_messages_is_damaged(
+    path: Path, number: int, first: int, end: int
+) -> None:
+    for tail in flipped_tails(path, number):
+        with pytest.raises(DamagedQueue, match=f"tail .* found {tail}"):
+            stored(path)
+        with log_reader(path, "damaged=skip") as reader:
+            assert [m.seq for m in reader.available()] == [*range(first), *range(end, 20)]
+            assert reader.statistics().losses == (Loss(first, end - 1, DropReason.DAMAGED),)
+        assert [fault for checked in check(url_of(path)) for fault in checked.faults]
+    assert len(stored(path)) == 20
+
+
+@pytest.mark.parametrize("prepare", [after_power_failure, lambda _: None], ids=["cut", "whole"])
+def test_a_writer_restores_the_tail_of_the_newest_segment(
+    path: Path, prepare: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for tail in flipped_tails(path, 2):
+        with pytest.raises(DamagedQueue, match=f"tail .* found {tail}"):
+            stored(path)
+        copy = Path(shutil.copytree(path, tmp_path / "copy"))
+        prepare(copy)
+        with log_writer(copy, "") as writer:
+            assert writer.write(b"new") == 20
+        assert stored(copy) == [*PAYLOADS, b"new"]
+        shutil.rmtree(copy)
 
 
 # --- whatever happened --------------------------------------------------------------------------

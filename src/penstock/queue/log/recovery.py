@@ -16,7 +16,14 @@ from penstock.core.errors import CursorInUse, DamagedQueue, NotFound
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.info import list_segments
 from penstock.queue.log.retention import CLOCK, CURSORS
-from penstock.queue.log.segments import look, numbers_of, open_segment, path_of, seal
+from penstock.queue.log.segments import (
+    look,
+    numbers_of,
+    open_segment,
+    path_of,
+    seal,
+    slot_at,
+)
 from penstock.queue.log.settings import SETTINGS, save_settings
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.file import Header, QueueFile, boot_id, check_header
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.queue.log.info import Listed
     from penstock.queue.log.settings import Settings
+    from penstock.queue.wide.file import Geometry
 
 __all__ = [
     "Checked",
@@ -234,6 +242,7 @@ def _open(folder: Path, number: int, settings: Settings) -> QueueFile:
         try:
             size, page = os.fstat(descriptor).st_size, os.pread(descriptor, PAGE, 0)
             geometry = check_header(str(path), page, 1 << 62)
+            _restore_tail(path, number, descriptor, Header(page), geometry)
             if size < geometry.file_size:
                 log.warning("%s has %s bytes of %s", path, f"{size:,}", f"{geometry.file_size:,}")
                 os.ftruncate(descriptor, geometry.file_size)
@@ -247,6 +256,22 @@ def _open(folder: Path, number: int, settings: Settings) -> QueueFile:
         hint = "it is of another log"
         raise DamagedQueue(str(path), "epoch", 16, settings.epoch, found, hint=hint)
     return file
+
+
+def _restore_tail(
+    path: Path, first: int, descriptor: int, header: Header, geometry: Geometry
+) -> None:
+    """Let a segment begin at its first message, whatever its tail says.
+
+    Messages are removed all at once, and their slots with them.
+    """
+    tail, head = header["tail"], header["head"]
+    if tail == first or header["first_seq"] != first:
+        return
+    if tail == head and slot_at(descriptor, geometry, head - 1).seq != head - 1:
+        return  # it has none
+    log.warning("%s: its tail was %s, and is %s again", path, tail, first)
+    os.pwrite(descriptor, first.to_bytes(8, "little"), HEADER.fields["tail"].offset)
 
 
 def _forget_boot(descriptor: int) -> None:

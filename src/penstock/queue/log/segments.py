@@ -26,7 +26,7 @@ from penstock.queue.wide.file import (
     store_state,
     unpack_slot,
 )
-from penstock.queue.wide.layout import PAGE, SLOT, HeaderFlag, State
+from penstock.queue.wide.layout import HEADER, PAGE, SLOT, HeaderFlag, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,7 @@ __all__ = [
     "path_of",
     "remove_segment",
     "seal",
+    "slot_at",
 ]
 
 log = logging.getLogger(__name__)
@@ -149,13 +150,13 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
     page = os.pread(descriptor, PAGE, 0)
     geometry = check_header(str(path), page, status.st_size)
     header = Header(page)
-    _check_first(path, first, header["first_seq"])
+    _check_range(path, first, header)
     tail, head = header["tail"], header["head"]
     oldest = newest = None
     used = 0
     if head > tail:
-        oldest = _slot(descriptor, geometry, tail).created_ns
-        last = _slot(descriptor, geometry, head - 1)
+        oldest = slot_at(descriptor, geometry, tail).created_ns
+        last = slot_at(descriptor, geometry, head - 1)
         newest = last.created_ns
         used = min(last.end, geometry.buffer_size)
     return Segment(
@@ -175,14 +176,25 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
     )
 
 
-def _slot(descriptor: int, geometry: Geometry, seq: int) -> Slot:
-    return unpack_slot(os.pread(descriptor, SLOT.size, geometry.slot_offset(seq)))
+def slot_at(descriptor: int, geometry: Geometry, seq: int) -> Slot:
+    """Read the slot of a message; it is empty behind the end of a file that was cut off."""
+    data = os.pread(descriptor, SLOT.size, geometry.slot_offset(seq))
+    return unpack_slot(data.ljust(SLOT.size, b"\0"))
 
 
-def _check_first(path: Path, first: int, found: int) -> None:
-    if found != first:
+def _check_range(path: Path, first: int, header: Header) -> None:
+    """Check that a segment begins at `first`, and has all of its messages or none.
+
+    :raises DamagedQueue: it does not, and readers would pass over messages.
+    """
+    if header["first_seq"] != first:
         hint = "the file has another's name"
-        raise DamagedQueue(str(path), "first_seq", 96, first, found, hint=hint)
+        raise DamagedQueue(str(path), "first_seq", 96, first, header["first_seq"], hint=hint)
+    # In this order: the tail becomes the head when all are removed, and the head only grows.
+    tail, head = header["tail"], header["head"]
+    if tail not in {first, head} or head < first:
+        offset = HEADER.fields["tail"].offset
+        raise DamagedQueue(str(path), "tail", offset, f"{first}, or {head} if it is empty", tail)
 
 
 def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFile:
@@ -198,7 +210,7 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
     except NotFound:
         raise _missing(path) from None
     try:
-        _check_first(path, first, file.field("first_seq"))
+        _check_range(path, first, file.header)
     except BaseException:
         file.close()
         raise

@@ -167,6 +167,26 @@ def test_no_message_is_lost_on_a_bad_network_before_it() -> None:
         assert_balanced(server.statistics().queue)
 
 
+def test_messages_of_different_queues_with_the_same_number_are_settled_each() -> None:
+    with balanced(2) as (server, queues):
+        url = f"lhhttt://{server.address}"
+        with open_writer(url) as writer:
+            writer.write_many([b"%d" % number for number in range(4)])
+        with open_reader(url) as reader:
+            assert isinstance(reader, Grouped)
+            first, second = reader.read_many(2), reader.read_many(2)
+            assert [message.seq for message in first] == [message.seq for message in second]
+            reader.ack([*first, *first])
+            assert sorted(queue.statistics().acked for queue in queues) == [0, 2]
+            reader.nack(second[:1])
+            # Not those of the first, which are done.
+            (again,) = reader.read_many(2)
+            assert (again.attributes, again.payload) == (second[0].attributes, second[0].payload)
+            reader.acknowledge()
+            assert server.statistics().queue.held == 0
+        assert_balanced(server.statistics().queue)
+
+
 def test_a_frame_of_it_is_one_of_the_protocol() -> None:
     with balanced(2) as (server, _), Asker(server.port) as asker:
         asker.socket.send(encode_bytes(b"CAPS"))

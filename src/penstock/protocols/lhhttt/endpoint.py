@@ -8,10 +8,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
+import pyarrow as pa
 from pydantic import Field, StringConstraints
 
 from penstock.core.batch import check_batch, count_headers
-from penstock.core.capabilities import Grouped, numbers_of_delivered
+from penstock.core.capabilities import Grouped
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import (
     Closed,
@@ -141,8 +142,9 @@ class LhhtttReader(Reader, Grouped):
         self._messages = self._bytes = 0
         #: Leased, and not handed out.
         self._arrived: deque[Message] = deque()
-        #: Epochs of the messages that were handed out and not settled, by their numbers.
-        self._open: dict[int, int] = {}
+        #: Epoch and number of the leased messages that are not settled, by their tags: behind a
+        #: balancer, the queues number their messages alike.
+        self._open: dict[bytes | None, tuple[int, int]] = {}
         self._next_seq: int | None = None
         if not client.is_reliable:
             log.warning("%s: what is read is taken away from the queue", url)
@@ -174,12 +176,14 @@ class LhhtttReader(Reader, Grouped):
         tags, payloads = self._client.get(limit, wait)
         rest = iter(payloads)
         for epoch, first, last in tags:
-            numbers = range(first, last + 1)
-            self._open |= dict.fromkeys(numbers, epoch)
-            tag = b"%x.%%d" % epoch
+            named = b"%x.%%d" % epoch
+            tagged: dict[bytes | None, tuple[int, int]] = {
+                named % number: (epoch, number) for number in range(first, last + 1)
+            }
+            self._open |= tagged
             self._arrived += [
-                Message(number, now, now, 0, 0, None, tag % number, next(rest))
-                for number in numbers
+                Message(number, now, now, 0, 0, None, tag, next(rest))
+                for tag, (_, number) in tagged.items()
             ]
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
@@ -204,37 +208,38 @@ class LhhtttReader(Reader, Grouped):
     # --- settling -----------------------------------------------------------------------------
 
     def ack(self, messages: Delivered) -> None:
-        self._settle(numbers_of_delivered(messages), None)
+        self._settle(_tags_of(messages), None)
 
     def nack(self, messages: Delivered, delay: float = 0.0) -> None:
-        self._settle(numbers_of_delivered(messages), delay)
+        self._settle(_tags_of(messages), delay)
 
     def acknowledge(self) -> None:
         """Settle every message that was returned to the caller."""
-        waiting = {message.seq for message in self._arrived}
-        self._settle([number for number in self._open if number not in waiting], None)
+        waiting = {message.attributes for message in self._arrived}
+        handed = {tag: number for tag, (_, number) in self._open.items() if tag not in waiting}
+        self._settle(handed, None)
 
-    def _settle(self, numbers: Sequence[int], delay: float | None) -> None:
+    def _settle(self, tags: Mapping[bytes | None, int], delay: float | None) -> None:
+        """Acknowledge, or give back, the messages with these tags and numbers."""
         self._check_open()
         if not self._client.is_reliable:
             if delay is not None:
                 raise Unsupported(f"{self.url}: a queue of the prototype takes nothing back")
             return
-        strange = [number for number in numbers if number not in self._open]
-        known = sorted(number for number in numbers if number in self._open)
-        lost: list[tuple[int, int]] = [(number, number) for number in strange]
+        lost = [(number, number) for tag, number in tags.items() if tag not in self._open]
+        known = sorted([tag for tag in tags if tag in self._open], key=self._open.__getitem__)
         for at in range(0, len(known), _AT_ONCE):
             part = known[at : at + _AT_ONCE]
-            tags = _runs((self._open[number], number) for number in part)
+            runs = _runs(self._open[tag] for tag in part)
             try:
                 if delay is None:
-                    self._client.ack(tags)
+                    self._client.ack(runs)
                 else:
-                    self._client.nack(tags, delay)
+                    self._client.nack(runs, delay)
             except LeaseLost as error:
                 lost += error.ranges
-            for number in part:
-                del self._open[number]
+            for tag in part:
+                del self._open[tag]
         if lost:
             raise LeaseLost(lost, hint="serve with a longer --lease, or read fewer at once")
 
@@ -268,12 +273,22 @@ class LhhtttReader(Reader, Grouped):
             return
         try:
             if self._open:
-                self._settle(list(self._open), 0.0)
+                self._settle({tag: number for tag, (_, number) in self._open.items()}, 0.0)
         except PenstockError as error:  # then their leases end by themselves
             log.info("%s: %s", self.url, error)
         finally:
             self._is_closed = True
             self._client.close()
+
+
+def _tags_of(messages: Delivered) -> dict[bytes | None, int]:
+    """Return the numbers of messages that were read, by their tags."""
+    if isinstance(messages, Message):
+        return {messages.attributes: messages.seq}
+    if isinstance(messages, pa.RecordBatch):
+        columns = [messages.column(name).to_pylist() for name in ("attributes", "seq")]
+        return dict(zip(*columns, strict=True))
+    return {message.attributes: message.seq for message in messages}
 
 
 def _runs(numbers: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -126,6 +126,19 @@ def test_a_request_that_got_no_message_gets_none_when_it_is_repeated(wait: bytes
         assert server.statistics().queue.leased == 1
 
 
+def test_a_request_that_arrives_behind_a_later_one_of_its_client_gets_no_message() -> None:
+    with balanced(3) as (server, _), Asker(server.port) as asker, Asker(server.port) as late:
+        late.send(b"RGET:me:7:20000")
+        assert late.is_silent()
+        asker.send(b"RGET:me:8:20000")
+        assert late.answer() == b"NONE:7"  # the later one has its place
+        assert late.ask(b"RGET:me:7:20000") == b"NONE:7"
+        assert asker.is_silent()
+        late.ask(b"PUT:x")
+        assert asker.answer().endswith(b":x")
+        assert server.statistics().queue.leased == 1
+
+
 def test_who_waits_is_given_what_comes_or_comes_again() -> None:
     with balanced(3, lease=0.2) as (server, _), Asker(server.port) as waiting:
         waiting.send(b"RGET:one:1:5000")

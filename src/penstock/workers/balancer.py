@@ -231,9 +231,11 @@ class Balancer(Closable):
         if waiting is not None and waiting.request.seq == request.seq:
             self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
             return []
+        if waiting is not None and request.seq < waiting.request.seq:
+            return [none_reply(request.seq)]
         if waiting is not None:  # of which it does not wait for an answer any more
             del self._parked[request.client]
-            waiting.send([(none_reply(waiting.request.seq), waiting.peer)])
+            waiting.send([(self._none(waiting.request), waiting.peer)])
         answer = self._lend(request, asker)
         if answer is not None:
             return [answer]

@@ -327,6 +327,21 @@ def test_a_request_that_waits_and_is_repeated_beside_a_message_gets_one_lease(
         until(lambda: queue.statistics().redelivered == 1)  # not leased for ever
 
 
+def test_a_request_that_arrives_behind_a_later_one_of_its_client_gets_no_message() -> None:
+    """Its client has given it up: messages that it got would reach nobody for a whole lease."""
+    with served() as server, Asker(server.port) as asker:
+        asker.send(b"RGET:c:8:20000")
+        until(lambda: server.statistics().queue.waiting == 1)
+        with Asker(server.port) as late:
+            assert late.ask(b"RGET:c:7:20000") == b"NONE:7"
+            assert asker.is_silent()  # it waits on
+            late.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2"]))
+            assert asker.answer().endswith(b":1")
+            assert late.ask(b"RGET:c:6") == b"NONE:6"
+        assert server.statistics().queue.leased == 1
+        assert asker.ask(b"RGET:c:9").endswith(b":2")
+
+
 def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> None:
     dead = f"log:{tmp_path}/dead"
     with served(deliveries=2, dead=dead) as server, Asker(server.port) as asker:

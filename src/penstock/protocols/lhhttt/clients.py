@@ -30,7 +30,7 @@ _MOST_LEASED_BYTES: Final = 256 << 20
 
 
 class Window:
-    """The latest request numbers that a client has used, as a bit map."""
+    """The latest store requests of a client, as a bit map of their numbers."""
 
     __slots__ = ("_highest", "_seen")
 
@@ -62,7 +62,8 @@ class Client:
 
     heard: float = 0.0
     stored: Window = field(default_factory=Window)
-    answered: Window = field(default_factory=Window)
+    #: The number of its latest lease request: it waits for the answer to this one alone.
+    latest: int = -1
     #: Messages of a request that are to come yet, where others of it are stored: the server
     #: failed, or died.
     begun: dict[int, int] = field(default_factory=dict)

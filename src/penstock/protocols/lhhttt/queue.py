@@ -368,20 +368,19 @@ class MessageQueue(Closable):
         loan = self._loans.find(request.client, request.seq)
         if loan is not None:
             return self._lent_reply(loan, self._loans.of(loan))
-        if request.seq in client.answered:
-            return none_reply(request.seq)
-        if client.answered.is_past(request.seq):
+        if request.seq <= client.latest - WINDOW:
             about = b"%d" % request.seq
             return error_reply(about, Code.STALE, f"the last {WINDOW} numbers are remembered")
         waiting = self._parked.get(request.client)
         if waiting is not None and waiting.request.seq == request.seq:  # it is answered once
             self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
             return None
+        if request.seq <= client.latest:
+            # It was answered, or its client has given it up: messages would reach nobody.
+            return none_reply(request.seq)
+        client.latest = request.seq
         if waiting is not None:
-            # A client waits for the answer to its latest request alone: messages that were leased
-            # by the other would reach nobody.
             del self._parked[request.client]
-            client.answered.add(waiting.request.seq)
             self._answer_late(waiting, none_reply(waiting.request.seq))
         reply = self._lend(request, asker.largest)
         if reply is not None:
@@ -391,7 +390,6 @@ class MessageQueue(Closable):
             self._parked[request.client] = asker._replace(request=request, until=until)
             self._come_by(until)
             return _WAITS
-        client.answered.add(request.seq)
         return none_reply(request.seq)
 
     def _lend(self, request: Lease, largest: int) -> bytes | None:
@@ -420,7 +418,6 @@ class MessageQueue(Closable):
         runs.sort(key=_FIRST)
         loan = self._loans.lend(request, runs, time.monotonic())
         self._come_by(loan.until)
-        self._clients.hear(request.client).answered.add(request.seq)
         return self._lent_reply(loan, runs)
 
     def _lent_reply(self, loan: Loan, runs: Sequence[Run]) -> bytes:
@@ -439,7 +436,6 @@ class MessageQueue(Closable):
             self._answer_late(self._parked.pop(name), reply)
         for name in [name for name, parked in self._parked.items() if now >= parked.until]:
             parked = self._parked.pop(name)
-            self._clients.hear(name).answered.add(parked.request.seq)
             self._answer_late(parked, none_reply(parked.request.seq))
 
     def _answer_late(self, parked: _Parked, reply: bytes) -> None:

@@ -342,6 +342,25 @@ def test_a_request_that_arrives_behind_a_later_one_of_its_client_gets_no_message
         assert asker.ask(b"RGET:c:9").endswith(b":2")
 
 
+def test_numbers_of_a_client_that_lie_far_apart_cost_nothing(tmp_path: Path) -> None:
+    options = {"journal": f"log:{tmp_path}/queue"}
+    far = 2**63 - 1
+    with served(**options) as server, Asker(server.port) as asker:
+        asker.ask(b"RPUT:a:%d:x" % far)
+        assert asker.ask(b"RPUT:a:5:y").startswith(b"ERR:5:stale:")
+        asker.send(b"RGET:b:%d:20000" % far)
+        asker.answer()
+        asker.send(b"RGET:c:%d:20000" % far)
+        until(lambda: server.statistics().queue.waiting == 1)
+        assert asker.ask(b"RGET:c:5").startswith(b"ERR:5:stale:")
+    with open_writer(options["journal"]) as writer:
+        # As a server leaves it that had forgotten the client: it was silent for long.
+        writer.write(b"y", attributes=b"a:5:0")
+    with served(**options) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RPUT:a:%d:x" % far) == b"OK:%d" % far
+        assert server.statistics().queue.repeated == 1
+
+
 def test_a_message_that_nobody_settles_becomes_a_dead_letter(tmp_path: Path) -> None:
     dead = f"log:{tmp_path}/dead"
     with served(deliveries=2, dead=dead) as server, Asker(server.port) as asker:

@@ -52,7 +52,7 @@ class Window:
             more = seq - self._highest
             self._seen = 1 if more >= WINDOW else (self._seen << more | 1) & ((1 << WINDOW) - 1)
             self._highest = seq
-        else:
+        elif not self.is_past(seq):
             self._seen |= 1 << self._highest - seq
 
 

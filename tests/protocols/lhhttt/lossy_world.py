@@ -6,6 +6,7 @@ the background work of a queue is done when it is asked for.
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from penstock.protocols.lhhttt.commands import (
 from penstock.protocols.lhhttt.frames import decode_bytes, group
 from penstock.protocols.lhhttt.interface import CommandQueue
 from penstock.protocols.lhhttt.queue import MessageQueue
+from penstock.protocols.lhhttt.runs import count_of
+from penstock.queue.groups.state_file import StateFile
 from protocols.lhhttt.queues import assert_balanced
 
 LARGEST = 65_507
@@ -36,13 +39,17 @@ _EVERY = 1 << 62
 
 
 class StandingClock:
-    """Stands for the module `time`, and moves when it is told to."""
+    """Stands for the module `time`, and moves when it is told to.
+
+    The disk of the groups is full whenever it is told to be.
+    """
 
     CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
     time_ns = staticmethod(time.time_ns)
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.is_disk_full = False
 
     def monotonic(self) -> float:
         return self.now
@@ -86,8 +93,16 @@ def standing_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandingClock]:
     """Let time stand for queues and balancers, and for the groups of their logs."""
     clock = StandingClock()
     TurnedByHand.made = []
+    append = StateFile._append
+
+    def append_if_room(file: StateFile) -> None:
+        if clock.is_disk_full and file._pending:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(file)
+
     rooms = ("protocols.lhhttt.queue", "protocols.lhhttt.journal", "queue.groups.leases")
     with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "_append", append_if_room)
         for room in (*rooms, "workers.balancer"):
             patch.setattr(f"penstock.{room}.time", clock)
         for room in ("protocols.lhhttt.queue", "workers.balancer"):
@@ -199,6 +214,7 @@ class World:
     def step(self) -> None:
         rng = self.rng
         what = rng.random()
+        self.clock.is_disk_full = rng.random() < (0.8 if self.clock.is_disk_full else 0.01)
         if what < 0.35:
             self._ask(rng.choice(self.clients))
         elif what < 0.65:
@@ -257,13 +273,15 @@ class World:
             worker.turn()
         # Nobody waits beside a message, or for longer than it wanted.
         parked = self.front._parked  # type: ignore[attr-defined]
-        assert not parked or not any(map(_at_hand, self.queues))
+        if not self.clock.is_disk_full:
+            assert not parked or not any(map(_at_hand, self.queues))
         assert all(each.until > self.clock.now for each in parked.values())
 
     def begin_anew(
         self, front: CommandQueue, queues: Sequence[MessageQueue], *, is_killed: bool
     ) -> None:
         """Go on with a server that has the messages of the other, and not its memory of leases."""
+        assert not self.clock.is_disk_full
         self.front, self.queues = front, queues
         for asked in [*self.under_way, *(asked for asked, _ in self.coming)]:
             asked.answers.clear()
@@ -311,6 +329,7 @@ class World:
 
     def finish(self) -> None:
         """Let all that is under way arrive, and then one client take the rest on a good network."""
+        self.clock.is_disk_full = False
         self.handle(self.under_way)
         self.under_way = []
         last = Client(b"last-1.a")
@@ -364,6 +383,7 @@ def _check_books(queue: MessageQueue, now: float) -> None:
     # The group knows the same.
     group = journal._reader.group()
     at_hand = journal._again.count + journal._ready_count
-    assert group.leased == journal.out + at_hand + journal._done_count
+    returned = sum(count_of(ranges) for _, ranges in journal._returned)
+    assert group.leased == journal.out + at_hand + journal._done_count + returned
     assert group.lag == journal.held + journal._done_count
     assert journal.held_bytes >= journal.held * 2  # no message is shorter here

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.protocols.lhhttt import join_frames
+from penstock.core.errors import StorageError
+from penstock.protocols.lhhttt import join_frames, journal
+from penstock.protocols.lhhttt.queue import MessageQueue
 from protocols.lhhttt.queues import Asker, assert_balanced, served, served_elsewhere
 
 MEMORY = "/dev/shm/penstock-lhhttt-"
@@ -107,6 +111,98 @@ def test_dead_letters_among_messages_with_other_delays_are_counted(tmp_path: Pat
         books = server.statistics().queue
     assert (books.held, books.held_bytes) == (0, 0)
     assert_balanced(books)
+
+
+# --- a disk that is full for a while ------------------------------------------------------------
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
+    """Let these calls to the group of a journal fail."""
+
+    def fail(*_: object) -> None:
+        raise StorageError("writing to", "the disk", OSError(28, "No space left on device"))
+
+    with monkeypatch.context() as fault:
+        for name in names:
+            fault.setattr(f"penstock.queue.{name}", fail)
+        yield
+
+
+_NACK = "groups.reader.GroupReader.nack_ranges"
+_READ = "groups.reader.GroupReader.read_batch"
+
+
+@pytest.mark.parametrize("calls", [[_NACK], [_READ], [_NACK, _READ]], ids=["nack", "read", "both"])
+@pytest.mark.parametrize("why", ["its lease is over", "it is given back", "its client is gone"])
+def test_a_message_comes_again_that_could_not_be_given_back_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, calls: list[str]
+) -> None:
+    monkeypatch.setattr(journal, "_SETTLED_AGAIN", 0.05)
+    monkeypatch.setattr(journal, "_LOOKED_FOR_AGAIN", 0.05)
+    lease = 0.2 if "lease" in why else 30.0
+    with (
+        served(journal=f"log:{tmp_path}/queue", lease=lease) as server,
+        Asker(server.port) as asker,
+    ):
+        asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2"]))
+        tags = _tags(asker.ask(b"RGETS:w-1.c:1:2"))
+        with failing(monkeypatch, *calls):
+            if "lease" in why:
+                time.sleep(0.4)
+            elif "client" in why:
+                assert isinstance(server.queue, MessageQueue)
+                server.queue.release(b"w-1")
+            else:
+                assert asker.ask(b"NACK:w-1.c:" + tags) == b"OK:" + tags.partition(b"-")[0]
+            time.sleep(0.2)
+            assert asker.ask(b"RGET:d:1") == b"NONE:1"
+            assert server.statistics().queue.leased == 0
+        answer = asker.ask(b"RGETS:d:2:9:5000")
+        assert answer.endswith(b":" + join_frames([b"1", b"2"]))
+        assert _tags(answer) == tags
+        assert asker.ask(b"ACK:d:" + tags).startswith(b"OK:")
+        books = server.statistics().queue
+        assert (books.held, books.leased, books.acked) == (0, 0, 2)
+        assert_balanced(books)
+
+
+def test_messages_at_hand_are_given_while_others_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(journal=f"log:{tmp_path}/queue") as server, Asker(server.port) as asker:
+        for round_, verb in enumerate((b"GET", b"RGETS:d:%d:9")):
+            asker.ask(b"PUT:1")
+            tags = _tags(asker.ask(b"RGETS:c:%d:1" % (round_ + 1)))
+            asker.ask(b"NACK:c:" + tags)  # which brings it to hand
+            asker.ask(b"PUT:2")
+            with failing(monkeypatch, _READ):
+                if verb == b"GET":
+                    assert [asker.ask(b"GET"), asker.ask(b"GET")] == [b"1", b""]
+                else:
+                    assert asker.ask(verb % 1).endswith(b":" + join_frames([b"1"]))
+                    asker.ask(b"ACK:d:" + tags)
+            assert asker.ask(b"GET") == b"2"
+        books = server.statistics().queue
+        assert (books.held, books.leased) == (0, 0)
+        assert_balanced(books)
+
+
+def test_messages_are_settled_once_that_were_settled_by_a_call_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_SETTLED_AGAIN", 0.05)
+    with served(journal=f"log:{tmp_path}/queue") as server, Asker(server.port) as asker:
+        asker.ask(b"RPUTS:a:1:" + join_frames([b"1", b"2", b"3"]))
+        with failing(monkeypatch, "log.consumer.HeldPlace.__call__"):
+            time.sleep(0.3)
+            assert [asker.ask(b"GET"), asker.ask(b"GET")] == [b"1", b"2"]
+            time.sleep(0.3)
+        asker.ask(b"PUT:4")
+        assert [asker.ask(b"GET") for _ in range(3)] == [b"3", b"4", b""]
+        books = server.statistics().queue
+        assert (books.held, books.taken) == (0, 4)
+        assert_balanced(books)
 
 
 # --- memory -------------------------------------------------------------------------------------

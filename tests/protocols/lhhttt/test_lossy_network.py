@@ -46,6 +46,7 @@ def test_a_server_that_ends_or_is_killed_keeps_every_promise_about_what_is_store
             for life in range(1, 4):
                 for _ in range(80):
                     world.step()
+                clock.is_disk_full = False
                 is_killed = rng.random() < 0.5
                 if is_killed:  # as its files are now
                     folder = Path(shutil.copytree(folder, tmp_path / f"{seed}.{life}"))

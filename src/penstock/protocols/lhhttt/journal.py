@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import PenstockError
+from penstock.core.errors import LeaseLost, PenstockError
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
 from penstock.protocols.lhhttt.commands import format_tags
@@ -94,6 +94,9 @@ class Journal(Closable):
         #: Messages that the group gives again after a while; and when which of them.
         self._delayed = RunMap()
         self._due: list[tuple[float, list[Range]]] = []
+        #: Those of them that the group does not know yet: it could not be written.
+        self._returned: list[tuple[float, list[Range]]] = []
+        self._is_unreadable = False
         #: Messages to be settled, and by when.
         self._done: list[Range] = []
         self._done_count = 0
@@ -278,10 +281,15 @@ class Journal(Closable):
             return
         # What is leased keeps all in memory that was read with it.
         most = _AHEAD_BYTES * self.held // max(1, self.held_bytes)
-        batch = self._reader.read_batch(min(_AHEAD, max(1, most)))
-        self._take_in(batch)
-        if not len(batch):
-            self._recount()
+        try:
+            batch = self._reader.read_batch(min(_AHEAD, max(1, most)))
+            self._take_in(batch)
+            if not len(batch):
+                self._recount()
+        except PenstockError as error:
+            self._note_unreadable(error)
+        else:
+            self._is_unreadable = False
 
     def _take_in(self, batch: Batch) -> int:
         """Sort a batch into new and redelivered messages; return the number of redelivered ones."""
@@ -341,7 +349,9 @@ class Journal(Closable):
             return
         if everything or is_due or (self._done_count >= _SETTLED_AT_ONCE and not self._is_failing):
             try:
-                self._reader.ack_ranges(merged(self._done))
+                # Those that it does not hold were settled by a call before, which failed later.
+                with contextlib.suppress(LeaseLost):
+                    self._reader.ack_ranges(merged(self._done))
             except PenstockError as error:
                 if everything:
                     raise
@@ -350,8 +360,10 @@ class Journal(Closable):
                 self._is_failing = True
                 self._settle_at = now + _SETTLED_AGAIN
                 return
-            self._is_failing = False
             self._done, self._done_count = [], 0
+            if self._is_failing:
+                self._is_failing = False
+                self._recount()
             # More is likely to be done soon: the timer comes by itself, and is not woken for it.
             self._settle_at = now + _SETTLED_AFTER
 
@@ -360,20 +372,38 @@ class Journal(Closable):
         if not runs:
             return
         ranges = merged([run.range for run in runs])
-        self._reader.nack_ranges(ranges, delay)
         self.out -= count_of(ranges)
         for run in runs:
             self._delayed.add(Run(run.first, run.offsets, b""))  # it is read again
-        due = time.monotonic() + delay
-        heapq.heappush(self._due, (due, ranges))
-        self._come_by(due)
-        self.redeliver(time.monotonic())
+        now = time.monotonic()
+        self._returned.append((now + delay, ranges))
+        heapq.heappush(self._due, (now + delay, ranges))
+        self._come_by(now + delay)
+        self.redeliver(now)
 
     def redeliver(self, now: float) -> None:
-        """Read the messages that are due for redelivery."""
+        """Read the messages that are due for redelivery; try again later if that fails."""
         ranges: list[Range] = []
         while self._due and self._due[0][0] <= now:
             ranges += heapq.heappop(self._due)[1]
+        try:
+            self._return(now)
+            self._read_again(ranges, now)
+        except PenstockError as error:
+            self._note_unreadable(error)
+            heapq.heappush(self._due, (now + _LOOKED_FOR_AGAIN, ranges))
+        else:
+            self._is_unreadable = False
+
+    def _return(self, now: float) -> None:
+        while self._returned:
+            due, ranges = self._returned[0]
+            # Those that it does not hold were returned by a call before, which failed later.
+            with contextlib.suppress(LeaseLost):
+                self._reader.nack_ranges(ranges, max(0.0, due - now))
+            del self._returned[0]
+
+    def _read_again(self, ranges: Sequence[Range], now: float) -> None:
         while missing := [part.range for each in ranges for part in self._delayed.within(*each)]:
             if not self._take_in(self._reader.read_batch(count_of(missing))):
                 break
@@ -389,6 +419,11 @@ class Journal(Closable):
         if left:
             heapq.heappush(self._due, (now + _LOOKED_FOR_AGAIN, left))
         self._recount()
+
+    def _note_unreadable(self, error: PenstockError) -> None:
+        if not self._is_unreadable:
+            log.warning("messages cannot be read or given back, and wait: %s", error)
+        self._is_unreadable = True
 
     def delayed(self, first: int, end: int) -> list[Range]:
         """Return the part of a range that waits for its redelivery time."""

@@ -16,7 +16,7 @@ from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
 from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
 from penstock.relay.faults import FaultRouter, Faults
 from penstock.workers.balancer import Balancer
-from protocols.lhhttt.queues import Asker, assert_balanced
+from protocols.lhhttt.queues import Asker, StreamAsker, assert_balanced
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def balanced(
     settings = QueueSettings(lease=lease, capacity=capacity)
     queues = [MessageQueue(settings) for _ in range(count)]
     try:
-        with LhhtttServer(ServerOptions(port=0), Balancer(queues, key)) as server:
+        with LhhtttServer(ServerOptions(port=0, tcp=True), Balancer(queues, key)) as server:
             yield server, queues
     finally:
         for queue in queues:
@@ -124,6 +124,18 @@ def test_a_request_that_got_no_message_gets_none_when_it_is_repeated(wait: bytes
         assert asker.ask(b"RGET:me:7" + wait) == b"NONE:7"
         assert asker.ask(b"RGET:me:8").endswith(b":late")
         assert server.statistics().queue.leased == 1
+
+
+def test_a_request_that_waits_and_is_repeated_by_another_connection_is_answered_there() -> None:
+    with balanced(2) as (server, _), StreamAsker(server.port) as before:
+        before.send(b"RGET:me:7:20000")
+        assert before.is_silent()
+        with StreamAsker(server.port) as asker, Asker(server.port) as other:
+            asker.send(b"RGET:me:7:20000")
+            assert before.answer() == b"NONE:7"
+            other.ask(b"PUT:x")
+            assert asker.answer().endswith(b":x")
+            assert asker.ask(b"SIZE") == before.ask(b"SIZE") == b"0"
 
 
 def test_a_request_that_arrives_behind_a_later_one_of_its_client_gets_no_message() -> None:

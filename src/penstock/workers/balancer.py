@@ -230,7 +230,11 @@ class Balancer(Closable):
         waiting = self._parked.get(request.client)
         if waiting is not None and waiting.request.seq == request.seq:
             self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
-            return []
+            if waiting.send == asker.send:
+                return []
+            # Its client has another connection now, and each of them counts what it waits for.
+            waiting.send([(none_reply(request.seq), waiting.peer)])
+            return None
         if waiting is not None and request.seq < waiting.request.seq:
             return [none_reply(request.seq)]
         if waiting is not None:  # of which it does not wait for an answer any more

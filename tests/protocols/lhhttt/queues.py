@@ -57,6 +57,13 @@ class Asker:
         return not select.select([self.socket], [], [], seconds)[0]
 
 
+class StreamAsker(Asker):
+    """The same by TCP, for answers that come in one piece."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection((HOST, port))
+
+
 def assert_balanced(books: QueueStatistics) -> None:
     """Make sure that every command and every message is in one count."""
     assert books.commands == (

@@ -21,7 +21,14 @@ from penstock.protocols.lhhttt import (
     split_frames,
 )
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
-from protocols.lhhttt.queues import HOST, Asker, assert_balanced, served, served_elsewhere
+from protocols.lhhttt.queues import (
+    HOST,
+    Asker,
+    StreamAsker,
+    assert_balanced,
+    served,
+    served_elsewhere,
+)
 from support.until import until
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "streampy"
@@ -325,6 +332,26 @@ def test_a_request_that_waits_and_is_repeated_beside_a_message_gets_one_lease(
         assert given[0].split(b":")[1] == again.split(b":")[1]
         assert queue.statistics().leased == 1
         until(lambda: queue.statistics().redelivered == 1)  # not leased for ever
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "half open"])
+def test_a_request_that_waits_and_is_repeated_by_another_connection_is_answered_there(
+    is_cut: bool,
+) -> None:
+    with served(tcp=True) as server, StreamAsker(server.port) as before:
+        before.send(b"RGET:c:7:20000")
+        until(lambda: server.statistics().queue.waiting == 1)
+        if is_cut:
+            before.socket.close()
+        with StreamAsker(server.port) as asker, Asker(server.port) as other:
+            asker.send(b"RGET:c:7:20000")
+            if not is_cut:
+                assert before.answer() == b"NONE:7"
+            other.ask(b"PUT:x")
+            assert asker.answer().endswith(b":x")
+            # Both connections go on.
+            assert asker.ask(b"SIZE") == b"0"
+            assert is_cut or before.ask(b"SIZE") == b"0"
 
 
 def test_a_request_that_arrives_behind_a_later_one_of_its_client_gets_no_message() -> None:

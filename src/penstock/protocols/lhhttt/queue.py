@@ -374,7 +374,11 @@ class MessageQueue(Closable):
         waiting = self._parked.get(request.client)
         if waiting is not None and waiting.request.seq == request.seq:  # it is answered once
             self._parked[request.client] = waiting._replace(send=asker.send, peer=asker.peer)
-            return None
+            if waiting.send == asker.send:
+                return None
+            # Its client has another connection now, and each of them counts what it waits for.
+            self._answer_late(waiting, none_reply(request.seq))
+            return _WAITS
         if request.seq <= client.latest:
             # It was answered, or its client has given it up: messages would reach nobody.
             return none_reply(request.seq)

@@ -333,6 +333,33 @@ def test_an_answer_that_is_late_or_anothers_is_not_taken() -> None:
 # --- queues of the prototype --------------------------------------------------------------------
 
 
+def test_the_doubled_answer_to_a_nack_is_not_taken_for_that_to_a_later_ack() -> None:
+    """Both name the message alone; without its ACK it would come again, though it is done."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((HOST, 0))
+        sock.settimeout(10)
+        acked: list[bytes] = []
+
+        def serve() -> None:
+            nacked, peer = sock.recvfrom(1 << 16)
+            answer = encode_bytes(b"OK:a.5")
+            assert nacked.endswith(b":a.5:0")
+            sock.sendto(answer, peer)
+            sock.recvfrom(1 << 16)  # the first ACK is lost
+            sock.sendto(answer, peer)
+            ack, other = sock.recvfrom(1 << 16)
+            acked.append(decode_bytes(ack).partition(b":")[0])
+            sock.sendto(answer, other)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        with QueueClient(_link(sock.getsockname()[1]), is_reliable=True, timeout=5) as client:
+            client.nack([(10, 5, 5)])
+            client.ack([(10, 5, 5)])
+            assert acked == [b"ACK"]
+        server.join(10)
+
+
 def test_a_queue_of_the_prototype_is_noticed_and_used(caplog: pytest.LogCaptureFixture) -> None:
     with Prototype() as queue, caplog.at_level(logging.WARNING):
         with open_writer(queue.url) as writer:

@@ -1,9 +1,9 @@
 """How does a program ask a queue, and never take one answer for another?
 
-In the reliable mode, if the queue has it, every request carries a number that its reply repeats,
-and is sent again until a reply arrives. The prototype's replies carry no number: so only one
-request is in flight at a time, and each comes from a port of its own, where no reply to another
-arrives, late or doubled.
+In the reliable mode, if the queue has it, every request carries a number, or the tag of a message,
+that its reply repeats, and is sent again until a reply arrives. The prototype's replies carry no
+number: so only one request is in flight at a time, and each comes from a port of its own, where no
+reply to another arrives, late or doubled. So does a request about a message after an earlier one.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ class QueueClient(Closable):
         self.repeated = self.strays = 0
         #: Messages, and about how many bytes of them, that one request has.
         self._most, self._most_bytes = MOST_MESSAGES, link.batch
-        #: Whether an answer to an earlier request without a number may still arrive on the link.
+        #: Whether an answer may still arrive on the link that the next request would take for its
+        #: own: it has no number, or names a message that may be asked about again.
         self._is_used = False
         self.is_reliable = self._ask_caps() if is_reliable is None else is_reliable
 
@@ -405,7 +406,7 @@ class QueueClient(Closable):
         :raises LeaseLost: some leases had ended; the other messages are settled.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, lambda part: ack_request(self._name, part))
+        self._give_back(tags, lambda part: ack_request(self._name, part), is_last=True)
 
     def nack(self, tags: Tags, delay: float = 0.0) -> None:
         """Return messages to the queue; they are redelivered after `delay` seconds.
@@ -413,14 +414,16 @@ class QueueClient(Closable):
         :raises LeaseLost: as for `ack`.
         :raises ConnectionLost: the queue does not answer.
         """
-        self._give_back(tags, lambda part: nack_request(self._name, part, delay))
+        self._give_back(tags, lambda part: nack_request(self._name, part, delay), is_last=False)
 
-    def _give_back(self, tags: Tags, request: Callable[[bytes], bytes]) -> None:
+    def _give_back(self, tags: Tags, request: Callable[[bytes], bytes], *, is_last: bool) -> None:
         lost: list[tuple[int, int]] = []
         for part in _parts(tags, self._link.batch):
             epoch, first, _ = part[0]
             about = format_tags([(epoch, first, first)])
             reply = self._exchange(about, request(format_tags(part)))
+            # A message that is done is not asked about again; any other may come again.
+            self._is_used = self._link.is_lossy and not (is_last and reply.code is None)
             if reply.code == Code.NO_LEASE:
                 lost += [(first, last) for _, first, last in parse_tags(reply.text.encode())]
             elif reply.code is not None:
@@ -438,6 +441,9 @@ class QueueClient(Closable):
         for pause in _WAITS.delays(self._rng):
             again = min(deadline, time.monotonic() + pause) if self._link.is_lossy else deadline
             try:
+                if self._is_used:
+                    self._link.renew()
+                    self._is_used = False
                 self._link.send([frame])
                 while (left := again - time.monotonic()) > 0:
                     for answer in self._link.receive(left):
@@ -454,6 +460,7 @@ class QueueClient(Closable):
             if time.monotonic() >= deadline:
                 break
             self.repeated += 1
+        self._is_used = True
         raise self._lost(f"no answer came within {self._timeout:g} s")
 
     def _reply(self, answer: bytes) -> Reply | None:

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import open_reader, open_writer
 from penstock.core.dead_letter import Code, DeadLetter
-from penstock.core.errors import InvalidOption, StorageError
+from penstock.core.errors import InvalidOption, PenstockError, StorageError
 from penstock.core.stream_id import StreamId
 from penstock.protocols.jrtc.collector import CollectorStatistics, Refusal
 from penstock.protocols.jrtc.collector_outputs import (
@@ -34,6 +34,7 @@ from penstock.protocols.jrtc.collector_outputs import (
 from penstock.protocols.jrtc.decoder import SERVICE, DecoderServer, message_classes
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.schemas import SchemaLimits, Schemas
+from penstock.protocols.jrtc.wire import batch_of_datagrams
 from protocols.jrtc.forwarded import (
     EXAMPLE,
     HOST,
@@ -49,6 +50,7 @@ from protocols.jrtc.forwarded import (
     send,
     stream_of,
 )
+from protocols.lhhttt.queues import served
 from support.until import until
 
 
@@ -202,12 +204,30 @@ def test_messages_go_to_a_stream_with_their_ids(tmp_path: Path) -> None:
     assert [(m.stream, m.payload) for m in messages] == [(STATUS, UP)] * 10
 
 
-def test_an_output_that_fails_harms_no_other(tmp_path: Path) -> None:
+def test_messages_that_a_stream_took_before_it_was_full_are_not_undelivered() -> None:
+    schemas = example_schemas()
+    schema = schemas.find(STATUS)
+    assert schema is not None
+    with served(capacity=4) as server:
+        output = StreamOutput(f"lhhttt://{server.address}?timeout=300ms")
+        batch = batch_of_datagrams([STATUS + UP] * 10, 0, 0)
+        refused = output.give(Collected(schema, batch, None))
+        assert [(each.row, each.code) for each in refused] == [
+            (row, Code.UNAVAILABLE) for row in range(4, 10)
+        ]
+        assert server.statistics().queue.queued == 4
+        with pytest.raises(PenstockError):  # of which it took nothing
+            output.give(Collected(schema, batch, None))
+        output.close()
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), ValueError("a mistake")])
+def test_an_output_that_fails_harms_no_other(tmp_path: Path, error: Exception) -> None:
     class Broken(Output):
         name = "broken"
 
         def give(self, collected: Collected) -> Any:  # noqa: ARG002
-            raise OSError("no space")
+            raise error
 
         def close(self) -> None:
             pass

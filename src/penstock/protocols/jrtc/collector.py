@@ -209,6 +209,10 @@ class Collector(Closable):
                 log.warning("%s takes nothing: %s", output.name, error)
                 reason = str(error)
                 refused = [Rejected(row, Code.UNAVAILABLE, reason) for row in range(len(batch))]
+            except Exception as error:
+                log.exception("%s fails", output.name)
+                reason = f"{type(error).__name__}: {error}"
+                refused = [Rejected(row, Code.INTERNAL, reason) for row in range(len(batch))]
             if refused:
                 self._undelivered[output.name] += len(refused)
                 self._letters.write(batch, refused, output.name)

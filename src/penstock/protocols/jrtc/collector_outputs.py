@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.batch import messages_from_batch
 from penstock.core.dead_letter import Code
-from penstock.core.errors import ConnectionLost, InvalidOption, Malformed, MessageTooLarge
+from penstock.core.errors import (
+    ConnectionLost,
+    InvalidOption,
+    Malformed,
+    MessageTooLarge,
+    PenstockError,
+)
 from penstock.core.interfaces import Closable
 from penstock.core.url import URL
 from penstock.protocols.connection import is_readable
@@ -291,7 +297,13 @@ class StreamOutput(Output):
         batch, first = collected.messages, 0
         rejected: list[Rejected] = []
         while first < len(batch):
-            done, refused = self._stream.send(batch.slice(first))
+            try:
+                done, refused = self._stream.send(batch.slice(first))
+            except (OSError, PenstockError) as error:
+                if not first:
+                    raise
+                rows = range(first, len(batch))  # the others are stored, or rejected
+                return [*rejected, *(Rejected(row, Code.UNAVAILABLE, str(error)) for row in rows)]
             rejected += [each._replace(row=each.row + first) for each in refused]
             first += done
         return rejected

@@ -344,7 +344,7 @@ class Journal(Closable):
         if self._settle_at is None:
             return
         is_due = now >= self._settle_at
-        if not self._done:
+        if not self._done and not self._is_failing:
             self._settle_at = None if is_due else self._settle_at
             return
         if everything or is_due or (self._done_count >= _SETTLED_AT_ONCE and not self._is_failing):
@@ -352,6 +352,9 @@ class Journal(Closable):
                 # Those that it does not hold were settled by a call before, which failed later.
                 with contextlib.suppress(LeaseLost):
                     self._reader.ack_ranges(merged(self._done))
+                self._done, self._done_count = [], 0
+                if self._is_failing:
+                    self._recount()
             except PenstockError as error:
                 if everything:
                     raise
@@ -360,10 +363,7 @@ class Journal(Closable):
                 self._is_failing = True
                 self._settle_at = now + _SETTLED_AGAIN
                 return
-            self._done, self._done_count = [], 0
-            if self._is_failing:
-                self._is_failing = False
-                self._recount()
+            self._is_failing = False
             # More is likely to be done soon: the timer comes by itself, and is not woken for it.
             self._settle_at = now + _SETTLED_AFTER
 

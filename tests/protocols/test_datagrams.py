@@ -301,3 +301,27 @@ def test_what_waits_at_the_end_is_handled() -> None:
     server.close(grace=20)
     assert slow.found == [b"%d" % number for number in range(500)]
     assert server.unhandled == 0
+
+
+def test_what_waits_behind_a_batch_that_takes_too_long_is_counted_once_at_the_end() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def handle(_: Datagrams) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+
+    sock = DatagramSocket.bind("127.0.0.1", 0)
+    server = DatagramServer("stuck", sock, handle, log=log).start()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(("127.0.0.1", server.port))
+        sender.send(b"x")
+        assert begun.wait(10)
+        for _ in range(10):
+            sender.send(b"x")
+        until(lambda: server.statistics().received == 11)
+    server.close(grace=0)
+    assert server.unhandled == 10
+    goes_on.set()
+    for _ in range(2):
+        server.close()
+        assert server.unhandled == 10

@@ -295,6 +295,8 @@ class DatagramServer(Closable):
         """Stop; handle received datagrams for up to `grace` seconds. Idempotent."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + grace)
         self._assistant.ask_to_stop()
-        if self._worker.stop(2 * _LOOK + grace + _LAST) and self._assistant.join(_LAST):
-            self.unhandled += self.socket.waiting
+        is_over = self._worker.stop(2 * _LOOK + grace + _LAST) and self._assistant.join(_LAST)
+        # It takes no more of them, also where it is still at a batch.
+        self.unhandled = self.socket.waiting
+        if is_over:
             self.socket.close()

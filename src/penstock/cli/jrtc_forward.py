@@ -98,7 +98,8 @@ def forward(
     if service.control is not None:
         said = service.control.statistics()
         refused = sum(said.refused.values())
-        typer.echo(f"commands: {said.delivered:,} delivered, {refused:,} refused")
+        unhandled = f", {said.unhandled:,} not looked at" if said.unhandled else ""
+        typer.echo(f"commands: {said.delivered:,} delivered, {refused:,} refused{unhandled}")
     if books.lost:
         raise typer.Exit(LOST)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock import open_writer
 from penstock.core.stream_id import StreamId
@@ -35,7 +36,8 @@ def controlling(
         yield server
     books = server.statistics()
     assert books.datagrams is not None
-    assert books.delivered + sum(books.refused.values()) >= books.datagrams.received
+    known = books.delivered + sum(books.refused.values()) + books.unhandled
+    assert known >= books.datagrams.received
 
 
 def test_commands_come_by_udp_and_by_tcp(tmp_path: Path) -> None:
@@ -55,6 +57,30 @@ def test_commands_come_by_udp_and_by_tcp(tmp_path: Path) -> None:
     sender = got[0].attributes if got[0] else None
     assert sender is not None
     assert sender.startswith(b"127.0.0.1")
+
+
+def test_commands_that_are_not_looked_at_in_time_are_counted_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        InputStream.create(COMMANDS, owner="codelet", directory=tmp_path),
+        controlling(tmp_path) as server,
+    ):
+        deliver = server.deliver
+
+        def slowly(*given: Any, **more: Any) -> None:
+            time.sleep(0.005)  # as streams that are full
+            deliver(*given, **more)
+
+        monkeypatch.setattr(server, "deliver", slowly)
+        for _ in range(20):
+            send(server.udp_port or 0, *(COMMANDS + b"go" for _ in range(100)))
+            time.sleep(0.01)
+    books = server.statistics()
+    assert books.datagrams is not None
+    assert books.unhandled > 0
+    done = books.delivered + sum(books.refused.values())
+    assert done + books.unhandled == books.datagrams.received
 
 
 def test_frames_may_come_in_any_pieces(tmp_path: Path) -> None:

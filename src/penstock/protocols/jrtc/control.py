@@ -71,10 +71,12 @@ class Refusal(StrEnum):
 
 
 class ControlStatistics(NamedTuple):
-    """Counters: every command is delivered or refused. There are no replies."""
+    """Counters: every command is delivered, refused or unhandled. There are no replies."""
 
     delivered: int
     refused: dict[Refusal, int]
+    #: Datagrams that had come at the end, and were not looked at in time.
+    unhandled: int
     #: What came by UDP; None: nothing can.
     datagrams: DatagramStatistics | None
     #: What came by TCP; None: nothing can.
@@ -269,6 +271,7 @@ class ControlServer(Closable):
         return ControlStatistics(
             delivered,
             refused,
+            0 if self._udp is None else self._udp.unhandled,
             None if self._udp is None else self._udp.statistics(),
             None if self._tcp is None else self._tcp.statistics(),
         )

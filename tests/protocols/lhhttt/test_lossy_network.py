@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.lhhttt.queue import MessageQueue, QueueSettings
 from protocols.lhhttt.lossy_world import LEASE, World, standing_time
 
@@ -17,16 +19,21 @@ def in_histories(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("histories", [few, pytest.param(many, marks=full)])
 
 
-@in_histories(30, 3000)
-def test_every_message_is_done_waits_or_has_a_lease_that_ends(
-    histories: int, monkeypatch: pytest.MonkeyPatch
+@in_histories(40, 3000)
+def test_every_message_is_done_waits_has_a_lease_that_ends_or_is_counted_as_gone(
+    histories: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"capacity": 8},
+        {"capacity": 8, "policy": OverflowPolicy.DROP_OLDEST},
+        {"capacity": 8, "policy": OverflowPolicy.DROP_NEWEST},
+        {"deliveries": 2, "dead": f"log:{tmp_path}/dead"},
+    ]
     for seed in range(histories):
         rng = random.Random(seed)
-        with (
-            standing_time(monkeypatch) as clock,
-            MessageQueue(QueueSettings(lease=LEASE)) as queue,
-        ):
+        settings = QueueSettings(lease=LEASE, **kinds[seed % len(kinds)])
+        with standing_time(monkeypatch) as clock, MessageQueue(settings) as queue:
             world = World(rng, clock, queue, [queue])
             for _ in range(150):
                 world.step()

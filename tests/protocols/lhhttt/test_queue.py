@@ -492,6 +492,27 @@ def test_a_journal_keeps_messages_and_who_stored_them(tmp_path: Path) -> None:
     assert_balanced(books)
 
 
+def test_an_ack_after_a_restart_is_answered_by_what_became_of_the_message(tmp_path: Path) -> None:
+    journal = f"log:{tmp_path}/queue"
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        for number in range(4):
+            asker.ask(b"PUT:%d" % number)
+        delayed, held, done = (_tag(asker.ask(b"RGET:c:%d" % seq)) for seq in range(3))
+        asker.ask(b"NACK:c:" + delayed + b":1000")
+        asker.ask(b"ACK:c:" + done)
+    with served(journal=journal) as server, Asker(server.port) as asker:
+        assert asker.ask(b"RGET:d:1").endswith(b":1")
+        for tag in (delayed, held):
+            assert asker.ask(b"ACK:c:" + tag) == b"ERR:%b:no-lease:%b" % (tag, tag)
+        assert asker.ask(b"ACK:c:" + done) == b"OK:" + done
+        assert asker.ask(b"RGET:d:2").endswith(b":3")
+        assert asker.ask(b"ACK:c:" + delayed) == b"ERR:%b:no-lease:%b" % (delayed, delayed)
+        assert asker.ask(b"RGET:d:3:5000").endswith(b":0")
+        assert asker.ask(b"ACK:d:" + delayed) == b"OK:" + delayed
+        assert asker.ask(b"ACK:c:" + delayed) == b"OK:" + delayed
+        assert server.statistics().queue.acked == 1
+
+
 def test_a_batch_that_was_cut_off_is_completed_when_it_is_repeated(tmp_path: Path) -> None:
     journal = f"log:{tmp_path}/queue"
     with open_writer(journal) as writer:  # as a server leaves it that dies after the first

@@ -104,8 +104,10 @@ class Journal(Closable):
         self._is_failing = False
         #: Messages that are not done; those of them that were given out; and the bytes of all.
         self.held = self.out = self.held_bytes = 0
-        #: The number behind all that were ever given out.
-        self.given = 0
+        #: The number behind all that were ever given out, and those below it that were given to
+        #: nobody since the start.
+        self._given = 0
+        self._unseen = RunMap()
         self.recovered = self.queued = self.redelivered = 0
         #: Messages that went to the dead letters since the beginning of the group.
         self._dead = 0
@@ -165,7 +167,10 @@ class Journal(Closable):
         books = self._reader.group()
         self.held = self.recovered = books.lag
         self._dead = self._dead_before = books.dead
-        self.given = books.floor
+        self._given = books.next_seq
+        for first, end in self._reader.unsettled([(books.floor, books.next_seq)]):
+            unread = memoryview(bytes(4 * (end - first + 1))).cast("i")
+            self._unseen.add(Run(first, unread, b""))
         with open_reader(path) as reader:
             bounds = reader.bounds()
             self._epoch: int = bounds.epoch
@@ -267,8 +272,16 @@ class Journal(Closable):
         else:
             self._again.remove(part)
         self.out += count
-        self.given = max(self.given, part.end)
+        self._given = max(self._given, part.end)
+        if self._unseen.count:
+            self._unseen.take(*part.range)
         return part
+
+    def not_given(self, first: int, end: int) -> list[Range]:
+        """Return the parts of a range that are not done, and were given to nobody here."""
+        fresh = max(first, self._given)
+        unseen = [part.range for part in self._unseen.within(first, end)]
+        return [*unseen, (fresh, end)] if fresh < end else unseen
 
     def take_again(self, first: int, end: int) -> list[Run]:
         """Hand out again the messages of a range that are ready for redelivery."""

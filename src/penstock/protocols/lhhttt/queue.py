@@ -470,9 +470,8 @@ class MessageQueue(Closable):
         return self._settled_reply(request, lost, largest)
 
     def _others(self, first: int, end: int) -> list[Range]:
-        """Return which of these messages another client holds, or no client ever held."""
-        fresh = max(first, self._journal.given)
-        return self._loans.lent(first, end) + ([(fresh, end)] if fresh < end else [])
+        """Return which of these messages another client holds, or no client held here."""
+        return self._loans.lent(first, end) + self._journal.not_given(first, end)
 
     def _settled_reply(self, request: Ack | Nack, lost: Sequence[Range], largest: int) -> bytes:
         if not lost:

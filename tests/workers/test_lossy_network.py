@@ -13,7 +13,7 @@ from protocols.lhhttt.lossy_world import LEASE, World, standing_time
 
 
 @pytest.mark.parametrize(
-    "histories", [20, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    "histories", [10, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 )
 def test_every_message_behind_it_is_done_waits_or_has_a_lease_that_ends(
     histories: int, monkeypatch: pytest.MonkeyPatch

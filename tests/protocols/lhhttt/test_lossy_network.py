@@ -19,7 +19,7 @@ def in_histories(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("histories", [few, pytest.param(many, marks=full)])
 
 
-@in_histories(40, 3000)
+@in_histories(25, 3000)
 def test_every_message_is_done_waits_has_a_lease_that_ends_or_is_counted_as_gone(
     histories: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +40,7 @@ def test_every_message_is_done_waits_has_a_lease_that_ends_or_is_counted_as_gone
             world.finish()
 
 
-@in_histories(10, 1000)
+@in_histories(5, 1000)
 def test_a_server_that_ends_or_is_killed_keeps_every_promise_about_what_is_stored(
     histories: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

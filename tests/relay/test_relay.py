@@ -259,6 +259,23 @@ def test_a_policy_stops_soon_and_says_what_is_held(source: str) -> None:
     assert books.held > 0
 
 
+def test_a_throttled_source_that_keeps_its_place_gives_the_rest_of_a_batch_after_a_stop(
+    source: str,
+) -> None:
+    """Of each batch read, a few messages wait in memory, and the rest waits to get there."""
+    fill(source, 200)
+    held = f"{source}?hold=archive"
+    slow = Slow(0.05)
+    books = relay(
+        held, "slow:", writer=slow, policy="queue-throttled:7", batch=50, follow=True,
+        should_stop=lambda: len(slow.got) > 20,
+    )  # fmt: skip
+    assert books.held > 0
+    rest = Slow()
+    relay(held, "slow:", writer=rest, policy="queue-throttled:7")
+    assert [*slow.got, *rest.got] == payloads(source)
+
+
 def test_the_quota_holds_within_5_percent_over_3_seconds(source: str) -> None:
     with open_writer(source) as writer:
         writer.write_many([bytes(1000)] * 4000)
@@ -519,7 +536,7 @@ class LiveReader(Reader):
         """Nothing is open."""
 
 
-@pytest.mark.parametrize("policy", [None, "unlimited"])
+@pytest.mark.parametrize("policy", [None, "unlimited", "queue-throttled:3"])
 def test_what_a_live_source_gave_and_nobody_got_is_dropped_with_its_reason(
     tmp_path: Path, policy: str | None
 ) -> None:

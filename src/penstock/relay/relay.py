@@ -150,6 +150,8 @@ class Relay:
         self._pacer = None if options.speed is None else Pacer(options.speed, clock)
         self._connection = connection_options(options.target)
         self._queue: DeliveryQueue[Message] | None = None
+        #: Messages that were read but not queued when the relay stopped.
+        self._unqueued: Batch | None = None
         if options.policy is not None:
             if isinstance(reader, Grouped):
                 raise InvalidOption(
@@ -183,8 +185,9 @@ class Relay:
         held = read - copied - sum(dropped.values())
         if self._queue is not None:
             waiting = self._queue.statistics()
-            read = waiting.accepted
-            held = waiting.held + waiting.delivered - copied - sum(dropped.values())
+            unqueued = 0 if self._unqueued is None else self._unqueued.num_rows
+            read = waiting.accepted + unqueued
+            held = waiting.held + waiting.delivered + unqueued - copied - sum(dropped.values())
             dropped = {**waiting.dropped, **dropped}
         return RelayStatistics(
             read=read,
@@ -315,7 +318,7 @@ class Relay:
         assert self._feed is not None
         if left is None:
             waiting = queue.peek()
-            left = None if waiting is None else waiting.seq
+            left = self._first_unqueued() if waiting is None else waiting.seq
         if left is not None:
             self._feed.go_back(left)
         for error in failure:
@@ -325,11 +328,11 @@ class Relay:
         assert self._feed is not None
         try:
             while (batch := self._feed.next()) is not None:
-                for message in messages_from_batch(batch):
-                    while not self._put(queue, message):
-                        if self._clock.should_stop():
-                            return
-        except (StopAsked, Closed):
+                for index, message in enumerate(messages_from_batch(batch)):
+                    if not self._put(queue, message):
+                        self._unqueued = batch.slice(index)
+                        return
+        except StopAsked:
             pass
         except BaseException as error:  # noqa: BLE001 - raised on the thread that runs the relay
             failure.append(error)
@@ -337,11 +340,23 @@ class Relay:
             queue.close()
 
     def _put(self, queue: DeliveryQueue[Message], message: Message) -> bool:
-        try:
-            queue.put(message, _LOOK)
-        except WriteTimeout:
-            return False
-        return True
+        """Add a message to the queue; False: the relay stops."""
+        while True:
+            try:
+                queue.put(message, _LOOK)
+            except WriteTimeout:
+                if self._clock.should_stop():
+                    return False
+            except Closed:
+                return False
+            else:
+                return True
+
+    def _first_unqueued(self) -> int | None:
+        if self._unqueued is None:
+            return None
+        first: int = self._unqueued.column("seq")[0].as_py()
+        return first
 
     # --- writing ----------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +39,7 @@ from penstock.relay import fields_lost
 from protocols.flight.serving import served, server_process
 from support.descriptors import starved
 from support.mosquitto import free_port
+from support.until import until
 from support.waiting import SOON, background, waits
 
 STREAM = StreamId(bytes(range(16)))
@@ -195,6 +199,47 @@ def test_a_writer_waits_for_held_readers(url: str, local: str) -> None:
             assert got == [b"%d" % i for i in range(20)]
             assert call.result(SOON) == 19
         assert writer.statistics().waited > 0
+
+
+def test_a_writer_that_waited_long_for_a_reader_goes_on(tmp_path: Path) -> None:
+    """Longer than the time after which a server forgets an idle writer."""
+    local = f"fmq:{tmp_path}/a"
+    create(f"{local}?slots=64&size=64k")
+    with (
+        served(tmp_path, idle="300ms") as server,
+        open_reader(f"{local}?hold=r") as reader,
+        open_writer(f"{server.url}a?hold=r") as writer,
+    ):
+        writer.write(b"x")
+        with background(writer.write_many, [b"x"] * 100) as call:
+            assert waits(call)
+            time.sleep(3)
+            assert len(reader.read_many(64)) == 64
+            assert len(reader.read_many(64, SOON)) > 0
+            assert call.result(SOON) == 100
+        assert writer.write(b"y") == 101
+
+
+def test_a_client_that_left_while_its_writer_waited_stands_in_nobodys_way(tmp_path: Path) -> None:
+    local = f"fmq:{tmp_path}/a"
+    create(f"{local}?slots=64&size=64k")
+    code = (
+        "import sys, penstock\n"
+        "with penstock.open_writer(sys.argv[1]) as writer:\n"
+        "    writer.write(b'x')\n"
+        "    writer.write_many([b'x'] * 100)\n"
+    )
+    with served(tmp_path) as server, open_reader(f"{local}?hold=r") as reader:
+        url = f"{server.url}a?hold=r"
+        with subprocess.Popen([sys.executable, "-c", code, url], stderr=subprocess.PIPE) as client:
+            until(lambda: describe(local).count == 64)
+            client.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in client.communicate(timeout=SOON)[1]
+        with open_writer(url) as writer, background(writer.write, b"y") as call:
+            assert waits(call)  # for the reader, and not for the client before
+            assert len(reader.read_many(64)) == 64
+            assert reader.read(SOON) is not None
+            assert call.result(SOON) == 64
 
 
 def test_a_writer_gives_up_when_its_time_is_over(url: str, local: str) -> None:

@@ -74,6 +74,8 @@ class _Shared:
         self._lock = threading.Lock()
         self._writer: Writer | None = None
         self._last_used = 0.0
+        #: Whether nobody needs it any more: an append under way closes the writer at its end.
+        self._is_over = False
         given = options.get("timeout")
         self._patience = None if given is None else parse_duration(given)
         self._own = dict(options)
@@ -106,8 +108,7 @@ class _Shared:
         try:
             return self._append(batch, piece, give_up)
         finally:
-            self._last_used = time.monotonic()
-            self._lock.release()
+            self._end_turn()
 
     def _append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
         try:
@@ -152,7 +153,7 @@ class _Shared:
                 batch = batch.slice(done)
                 if done:
                     began = time.monotonic()
-                elif give_up() or (self._patience is not None and self._is_over(began)):
+                elif give_up() or self._is_too_long(began):
                     raise
             else:
                 return
@@ -173,10 +174,15 @@ class _Shared:
             self._let_go()  # the next call reopens it
             raise
         finally:
-            self._last_used = time.monotonic()
-            self._lock.release()
+            self._end_turn()
 
-    def _is_over(self, began: float) -> bool:
+    def _end_turn(self) -> None:
+        self._last_used = time.monotonic()
+        if self._is_over:
+            self._let_go()
+        self._lock.release()
+
+    def _is_too_long(self, began: float) -> bool:
         return self._patience is not None and time.monotonic() - began >= self._patience
 
     def _ready(self) -> Writer:
@@ -205,6 +211,7 @@ class _Shared:
 
     def close(self) -> None:
         """Close the writer once the append under way is done; wait only briefly for that."""
+        self._is_over = True
         if self._lock.acquire(timeout=2 * _SLICE + 1):
             try:
                 self._let_go()
@@ -260,10 +267,17 @@ class Pen:
     def __init__(self, shared: _Shared) -> None:
         self.shared = shared
         self.last_used = time.monotonic()
+        #: Whether its client has closed it: an append that waits for a reader gives up.
+        self.is_forgotten = False
         self._lock = threading.Lock()
         self._attempt = 0
         self._last = 0
         self._outcomes: OrderedDict[int, Outcome] = OrderedDict()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an append is under way."""
+        return self._lock.locked()
 
     def begin(self, attempt: int) -> None:
         """Let this stream of batches append, and no earlier one.
@@ -294,7 +308,8 @@ class Pen:
                 raise Malformed("flight Piece", "number", f"above {self._last}", piece.number)
             if piece.number != self._last + 1:
                 raise Malformed("flight Piece", "number", self._last + 1, piece.number)
-            outcome = self.shared.append(batch, piece, give_up)
+            outcome = self.shared.append(batch, piece, lambda: self.is_forgotten or give_up())
+            self.last_used = time.monotonic()
             self._last = piece.number
             self._outcomes[piece.number] = outcome
             if len(self._outcomes) > _OUTCOMES_KEPT:
@@ -336,7 +351,7 @@ class Writers:
             if before is None and len(self._pens) > _MOST_PENS:
                 _, before = self._pens.popitem(last=False)
         if before is not None:
-            self._drop(before.shared)
+            self._forget(before)
         return opened
 
     def _join(self, place: Place, options: Mapping[str, str]) -> _Shared:
@@ -386,7 +401,11 @@ class Writers:
         with self._lock:
             pen = self._pens.pop(id, None)
         if pen is not None:
-            self._drop(pen.shared)
+            self._forget(pen)
+
+    def _forget(self, pen: Pen) -> None:
+        pen.is_forgotten = True
+        self._drop(pen.shared)
 
     def _drop(self, shared: _Shared) -> None:
         with self._lock:
@@ -401,7 +420,9 @@ class Writers:
         """Close idle writers; forget clients' writers without a call for `idle` seconds."""
         before = time.monotonic() - idle
         with self._lock:
-            late = [id for id, pen in self._pens.items() if pen.last_used < before]
+            late = [
+                id for id, pen in self._pens.items() if pen.last_used < before and not pen.is_busy
+            ]
             shared = list(self._shared.values())
         for id in late:
             self.forget(id)

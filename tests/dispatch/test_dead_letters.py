@@ -16,6 +16,7 @@ from penstock.protocols.uprotocol import (
     DeadLetterReason,
     UCode,
     UUri,
+    proto,
 )
 from support.dispatching import ALICE, BOB, CAROL, TOPIC, World, status
 
@@ -27,6 +28,25 @@ def _fail(world: World, *payloads: bytes) -> None:
     world.ingest(*(world.notify(payload) for payload in payloads))
     world.run()
     world.local.always = None
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"), [(Limits(dead=4 << 20), 900_000), (Limits(), 17 << 20)]
+)
+def test_a_header_too_large_for_a_letter_holds_up_nobody(
+    make_world: Callable[..., World], limits: Limits, size: int
+) -> None:
+    """A leg hands over a batch again until it is taken."""
+    world = make_world(limits=limits)
+    bad = proto.UMessage.FromString(world.notify(b"bad").to_bytes())
+    bad.attributes.traceparent = "t" * size
+    world.ingest(world.notify(b"0"), bad.SerializeToString(), world.notify(b"1"))
+    world.run()
+    assert world.local.payloads(BOB) == [b"0", b"1"]
+    (letter,) = world.letters
+    assert letter.reason in {DeadLetterReason.INVALID, DeadLetterReason.UNSUPPORTED}
+    assert letter.original is None
+    assert letter.header.id is not None
 
 
 def test_a_letter_is_read_as_it_was_written(world: World) -> None:

@@ -210,6 +210,11 @@ class Letter:
         """Return a copy with the header only."""
         return replace(self, original=None)
 
+    def without_texts(self) -> Letter:
+        """Return a copy with those fields of the header only whose size has a limit."""
+        header = self.header.replace(source=None, sink=None, token=None, traceparent=None)
+        return replace(self, header=header, original=None)
+
     def without_token(self) -> Letter:
         """Return a copy without the sender's token."""
         if self.header.token is None:
@@ -260,7 +265,7 @@ class DeadLetters:
         self._lock = threading.Lock()
         self._writer: LogWriter | None = None
         segment = min(max(retain // _SEGMENTS, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
-        #: Larger letters keep only their header.
+        #: Larger letters keep only their header, or what of it cannot be large.
         self._largest = segment // 2
         if writable:
             options = LogOptions(
@@ -306,6 +311,9 @@ class DeadLetters:
         record = kept.to_bytes()
         if len(record) > self._largest:
             kept = kept.without_payload()
+            record = kept.to_bytes()
+        if len(record) > self._largest:  # of an invalid message: its leg would send it for ever
+            kept = kept.without_texts()
             record = kept.to_bytes()
         return kept, record
 

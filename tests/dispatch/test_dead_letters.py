@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import Malformed, NotFound, StorageError, Unsupported
 from penstock.dispatch import DeadLetters, Letter, Limits, dead_letter_topic
 from penstock.dispatch.outbox import Outbox
+from penstock.dispatch.routes import Receiver
 from penstock.protocols.uprotocol import (
     UUID7,
     DeadLetterReason,
@@ -19,6 +21,7 @@ from penstock.protocols.uprotocol import (
     proto,
 )
 from support.dispatching import ALICE, BOB, CAROL, TOPIC, World, status
+from support.until import until
 
 DLT = dead_letter_topic("here")
 
@@ -139,6 +142,39 @@ def test_the_letters_have_a_bound_on_the_disk(make_world: Callable[..., World]) 
     assert used < 3 << 20
     assert 100 < len(world.letters) < 4000
     assert world.dispatcher.books().counts.letters == 4000
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_a_letter_that_waits_for_room_is_published_when_messages_leave_undelivered(
+    tmp_path: Path, *, is_dropped: bool
+) -> None:
+    """They expire or are dropped while their topic is stopped: nothing is delivered."""
+    limits = Limits(queue_messages=2)
+    world = World(tmp_path, clock=SYSTEM_CLOCK, threads=True, limits=limits)
+    world.table.add(DLT, BOB)
+    world.dispatcher.stop_topic(TOPIC)
+    ttl = None if is_dropped else 1000
+    world.ingest(world.notify(b"0", ttl=ttl), world.notify(b"1", ttl=ttl))
+    world.local.judge = lambda to, _: status("NOT_FOUND") if to == ALICE else None
+    world.ingest(world.notify(source=TOPIC.with_resource(0x8002), sink=ALICE))
+    until(lambda: world.letters)
+    if is_dropped:
+        assert world.dispatcher.drop_queued(Receiver("local", BOB)) == 2
+    until(lambda: len(world.local.arrived[BOB]) == (1 if is_dropped else 3))
+    world.balance()
+    world.close()
+
+
+def test_a_letter_larger_than_a_queue_keeps_no_other_from_its_subscribers(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(limits=Limits(queue_bytes=2000))
+    world.table.add(DLT, CAROL)
+    _fail(world, bytes(1880))
+    _fail(world, b"small")
+    assert len(world.letters) == 2
+    assert sum(map(len, world.far.arrived.values())) == 1
+    assert world.dispatcher.books().counts.letters_unpublished == 1
 
 
 def test_nobody_else_publishes_dead_letters(world: World) -> None:

@@ -429,6 +429,10 @@ class Outlet:
             and self.outbox.size + size <= limits.queue_bytes
         )
 
+    def holds_ever(self, size: int) -> bool:
+        """Tell whether an empty queue has room for a message of `size` bytes."""
+        return size <= self._limits.queue_bytes
+
     def settle_down(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the current delivery; tell whether it ended."""
         with self._quiet:
@@ -443,6 +447,7 @@ class Outlet:
             own = [item for item in items if topic.matches(_topic_of(item))]
             if own:
                 count += self.outbox.settle(own, Reason.ADMIN)
+        self._scheduler.wake(self)  # letters may wait for the room that came
         return count
 
     def try_again(self) -> None:

@@ -334,7 +334,8 @@ class FailureHandler:
                 before, unpublished = len(waiting), 0
                 for entry in entries:
                     left -= _size(entry)
-                    if left >= 0:
+                    # One that never fits would keep all later ones waiting.
+                    if left >= 0 and outlet.holds_ever(_size(entry)):
                         waiting.append(entry)
                     else:
                         unpublished += 1

@@ -301,6 +301,8 @@ class Deliveries:
         """Expire messages of a receiver; tell whether there were any."""
         failures = outlet.expire(now_ms)
         self._failures.handle(failures)
+        if outlet in self._failures.unpublished:
+            self._scheduler.wake(outlet)  # letters wait for the room that came
         return bool(failures)
 
     def step(self) -> float | None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.dispatch.scheduler import Scheduler
 from penstock.protocols.uprotocol import UMessage, UStatus, UUri
 from support.dispatching import BOB, World, status
 from support.threads import own_threads
@@ -38,6 +39,46 @@ def test_however_many_receivers_hang_the_others_get_their_messages(tmp_path: Pat
     until(lambda: world.queued == 0)
     world.balance()
     world.close()
+
+
+class Hanging:
+    """Stands for the outlet of a receiver; with `release` set, one that does not hang."""
+
+    is_there = True
+
+    def __init__(self, release: threading.Event) -> None:
+        self.release = release
+        self.entered = threading.Event()
+
+    def next_due(self) -> None:
+        return None
+
+    def deliver(self) -> bool:
+        self.entered.set()
+        self.release.wait(30)
+        return False
+
+
+def test_two_receivers_that_come_while_one_thread_is_free_need_not_wait_for_each_other() -> None:
+    """Which thread sees them first is chance, so there are some rounds."""
+    free = threading.Event()
+    free.set()
+    for _ in range(16):
+        release = threading.Event()
+        scheduler = Scheduler(SYSTEM_CLOCK)
+        scheduler.start(Hanging.deliver)  # type: ignore[arg-type]
+        try:
+            for outlet in [*(Hanging(release) for _ in range(3)), Hanging(free)]:
+                scheduler.wake(outlet)  # type: ignore[arg-type]
+                assert outlet.entered.wait(10)
+            time.sleep(0.15)  # the timer has nothing to look after
+            both = [Hanging(release), Hanging(release)]
+            for outlet in both:
+                scheduler.wake(outlet)  # type: ignore[arg-type]
+            assert all(outlet.entered.wait(10) for outlet in both)
+        finally:
+            release.set()
+            scheduler.stop()
 
 
 def test_threads_are_as_many_as_deliveries_and_not_as_receivers(tmp_path: Path) -> None:

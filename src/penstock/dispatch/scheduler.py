@@ -241,8 +241,9 @@ class Scheduler:
                     self._put_in_line(outlet)
                 first = self._resting.first
                 wait = None if first is None else first - now
-                if self._line and not self._idle:
-                    if now - self._came_back >= _HELD_UP:
+                if self._line:
+                    # A thread that counts as idle may be about to take one, and to be held up.
+                    if not self._idle and now - self._came_back >= _HELD_UP:
                         self._begin()
                     wait = _HELD_UP if wait is None else min(wait, _HELD_UP)
                 self._changed.wait(wait)

@@ -18,7 +18,7 @@ from penstock.dispatch import Access, Delivery, Limits, Policy, Retry, Routes, R
 from penstock.dispatch.outbox import Entry, Outbox, Part
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
-from support.waiting import SOON, background
+from support.waiting import SOON, background, waits
 
 THERE = UUri("there", 0, 0, 0)
 
@@ -89,6 +89,39 @@ def test_a_disk_that_is_full_refuses_and_what_comes_again_is_no_duplicate(
     assert world.far.payloads(THERE) == [b"%d" % i for i in range(10)]
     assert in_order(world.local.arrived[BOB]) == [b"%d" % i for i in range(10)]
     assert world.dispatcher.books().counts.duplicates == 0
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_duplicate_is_not_acknowledged_before_the_first_is_stored(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, *, is_full: bool
+) -> None:
+    """Otherwise its sender takes it as stored, and it is lost if that fails."""
+    world = make_world()
+    message = world.notify(b"once")
+    entered, release = threading.Event(), threading.Event()
+    append = Outbox.append
+
+    def slow(outbox: Outbox, *args: Any, **options: Any) -> Any:
+        if not entered.is_set():
+            entered.set()
+            assert release.wait(30)
+            if is_full:
+                raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+        return append(outbox, *args, **options)
+
+    monkeypatch.setattr(Outbox, "append", slow)
+    with background(world.ingest, message) as first:
+        assert entered.wait(10)
+        with background(world.ingest, message) as second:
+            assert waits(second)
+            world.ingest(world.notify(b"another", sink=ALICE))  # which does not wait
+            release.set()
+            assert (first.exception(10) is not None) == is_full
+            assert second.exception(10) is None
+    world.run()
+    assert world.local.payloads(BOB) == [b"once"]
+    assert world.local.payloads(ALICE) == [b"another"]
+    assert world.dispatcher.books().counts.duplicates == (not is_full)
 
 
 def test_a_letter_that_cannot_be_written_leaves_the_message_queued(

@@ -212,6 +212,7 @@ class Intake:
             except BaseException:
                 self._window.forget(batch.keys)
                 raise
+            self._window.begin(batch.keys)
         self._finish(batch, len(raws), now_ms)
 
     def take_unreadable(self, leg: str, what: Sequence[Unreadable]) -> None:
@@ -277,6 +278,8 @@ class Intake:
         if not self._rates.bounds(batch.leg) and window.add_all(keys, contents):
             batch.keys = keys
             return planned
+        # A duplicate is acknowledged when the first one is stored, not while another thread tries.
+        window.await_stored(keys)
         # In order of arrival: the first of several duplicates is the new one.
         places = [place for _, group in planned for place in group.places]
         owners = [(plan, raw) for plan, group in planned for raw in group.raws]
@@ -381,6 +384,9 @@ class Intake:
                 self._window.forget(batch.keys)
             self._undo(failures[len(done) :], done[: len(failures)])
             raise
+        finally:
+            with self._window.lock:
+                self._window.end(batch.keys)
         if batch.strays:
             kept = self._quarantine.keep(batch.leg, batch.strays, now_ms)
             self._ledger.add(quarantined=kept)
@@ -506,6 +512,9 @@ class Window:
         #: By id and source: a hash of the contents, XORed with the number of the leg.
         self._new: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
+        #: The keys of the batches that are being stored.
+        self._coming: list[Sequence[bytes]] = []
+        self._ended = threading.Condition(self.lock)
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
@@ -542,6 +551,21 @@ class Window:
             self.make_room(1)
             self._new[key] = 1
             return True
+
+    def begin(self, keys: Sequence[bytes]) -> None:
+        """Note that a batch with these new keys is being stored, until `end`."""
+        self._coming.append(keys)
+
+    def end(self, keys: Sequence[bytes]) -> None:
+        """Note that a batch is stored, or has failed and its keys are removed."""
+        self._coming = [each for each in self._coming if each is not keys]
+        self._ended.notify_all()
+
+    def await_stored(self, keys: Iterable[bytes]) -> None:
+        """Wait, without the lock, until no batch with one of these keys is being stored."""
+        wanted = set(keys)
+        while not all(map(wanted.isdisjoint, self._coming)):
+            self._ended.wait()
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Remove the keys of a failed batch."""

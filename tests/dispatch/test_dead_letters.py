@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,36 @@ def test_a_letter_larger_than_a_queue_keeps_no_other_from_its_subscribers(
     assert len(world.letters) == 2
     assert sum(map(len, world.far.arrived.values())) == 1
     assert world.dispatcher.books().counts.letters_unpublished == 1
+
+
+def test_what_made_room_for_a_letter_is_delivered_if_the_next_subscriber_gets_none(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other messages take the room that the letter was promised, and the disk gets full."""
+    world = make_world(limits=Limits(queue_messages=2))
+    world.table.add(DLT, BOB)
+    world.table.add(DLT, CAROL)
+    world.local.judge = lambda to, _: status("NOT_FOUND") if to == ALICE else None
+    others = [world.notify(b"0"), world.notify(b"1")]
+    append = Outbox.append
+
+    def full(outbox: Outbox, *args: Any, **options: Any) -> Any:
+        if "there" in outbox.folder.name:
+            raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+        if "20" in outbox.folder.name and others:
+            came = others.copy()
+            others.clear()
+            world.ingest(*came)
+        return append(outbox, *args, **options)
+
+    world.ingest(world.notify(b"fails", sink=ALICE))
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "append", full)
+        with pytest.raises(StorageError):
+            world.run()
+    world.run(60)
+    assert world.queued == 0
+    assert {b"0", b"1"} <= {*world.local.payloads(BOB)}
 
 
 def test_nobody_else_publishes_dead_letters(world: World) -> None:

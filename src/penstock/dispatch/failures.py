@@ -213,7 +213,7 @@ class FailureHandler:
         new = self._dead_letters.new(letters)
         # Publish before writing: after a crash in between it is published twice, never lost.
         if new:
-            caused += self._publish(new)
+            self._publish(new, caused)
         self._dead_letters.write(new)
         _settle(failures)
         self._ledger.add(
@@ -305,15 +305,17 @@ class FailureHandler:
         code = UCode.RESOURCE_EXHAUSTED if is_full else UCode.UNAVAILABLE
         return Failure(message.to_bytes(), code, reason, text, receiver=receiver)
 
-    def _publish(self, letters: Sequence[Letter]) -> list[Failure]:
-        """Store dead letters for their subscribers, as far as there is room."""
+    def _publish(self, letters: Sequence[Letter], caused: list[Failure]) -> None:
+        """Store dead letters for their subscribers, as far as there is room.
+
+        :param caused: receives the failures that result from it, also when it raises
+        """
         topic = self._topic
         attributes = letters[0].to_message(topic).attributes
         hops = self._routing.hops(attributes, None)
         if not hops:
-            return []
+            return
         messages = [letter.to_message(topic) for letter in letters]
-        failures: list[Failure] = []
         for receiver, _ in hops:
             stop = self._switches.find(topic, receiver.address)
             sink = self._routing.sink_to(receiver, attributes)
@@ -340,14 +342,13 @@ class FailureHandler:
                     else:
                         unpublished += 1
                 try:
-                    failures += self._publish_waiting(outlet)
+                    caused += self._publish_waiting(outlet)
                 except BaseException:
                     # The failures come again with their letters; those before them do not.
                     while len(waiting) > before:
                         waiting.pop()
                     raise
             self._ledger.add(letters_unpublished=unpublished)
-        return failures
 
     def _publish_waiting(self, outlet: Outlet) -> list[Failure]:
         """Store the letters waiting for room in a receiver's queue, in order, as far as they fit.

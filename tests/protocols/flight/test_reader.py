@@ -12,6 +12,7 @@ from pyarrow import flight
 
 from penstock import Message, create, describe, open_reader, open_writer
 from penstock.core.batch import messages_from_batch
+from penstock.core.capabilities import Replayable
 from penstock.core.errors import (
     Closed,
     CursorInUse,
@@ -21,10 +22,11 @@ from penstock.core.errors import (
     WriteTimeout,
 )
 from penstock.core.overflow import DropReason
+from penstock.core.position import Position
 from penstock.core.stream_id import StreamId
 from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.server import FlightServer
-from penstock.protocols.flight.wire import Acknowledge, ActionKind, Mark, Take
+from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take
 from protocols.flight.serving import served
 from support.waiting import SOON, background, waits
 
@@ -327,6 +329,27 @@ def test_a_named_reader_goes_on_where_it_was(server: FlightServer, root: Path, k
         reader.seek(15)
     with open_reader(url, cursor="archive") as reader:
         assert [m.seq for m in reader.read_many(2)] == [15, 16]
+
+
+def test_a_name_that_a_client_failed_to_take_is_free(tmp_path: Path) -> None:
+    """It says that it is done with messages that there are not."""
+    with open_writer(f"log:{tmp_path}/a") as writer:
+        writer.write(b"0")
+    with open_reader(f"log:{tmp_path}/a") as reader:
+        assert isinstance(reader, Replayable)
+        done = Mark(epoch=reader.bounds().epoch, seq=1000)
+    who, start = secrets.token_hex(16), Spot.of(Position.START)
+    ticket = Hold(stream="a", reader=who, name="archive", at=start, done=done)
+    with (
+        served(tmp_path) as server,
+        flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        with pytest.raises(flight.FlightError, match="has no message 1000"):
+            client.do_get(flight.Ticket(ticket.to_bytes())).read_chunk()
+        with open_reader(f"{server.url}a", hold="archive") as reader:
+            message = reader.read(SOON)
+    assert message is not None
+    assert message.payload == b"0"
 
 
 def test_a_name_is_for_one_client_at_a_time(url: str, local: str) -> None:

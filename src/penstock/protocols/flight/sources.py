@@ -377,9 +377,13 @@ class Holds:
                 raise CursorInUse(asked.name, 0, hint="another client reads by this name")
             time.sleep(_LOOK_FOR_LEAVING)
         lease, held = taken
-        if asked.done is not None:
-            held.move(asked.done)
-        return lease, held.told()
+        try:
+            if asked.done is not None:
+                held.move(asked.done)
+            return lease, held.told()
+        except BaseException:
+            self.release(place, asked.name, lease)  # its client does not know of it
+            raise
 
     def _take(self, place: Place, asked: Hold) -> tuple[int, _Held] | None:
         with self._lock:

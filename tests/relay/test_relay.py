@@ -593,6 +593,29 @@ def test_what_a_relay_copied_for_a_group_is_settled(source: str, target: str) ->
     assert (found.acked, found.lag, found.redelivered) == (100, 0, 0)
 
 
+def test_a_relay_goes_on_that_was_too_slow_for_the_leases_of_its_group(source: str) -> None:
+    fill(source, 40)
+    shared = f"{source}?group=archive&lease=300ms"
+    slow = Slow(0.2)
+    books: list[RelayStatistics] = []
+    thread = threading.Thread(
+        target=lambda: books.append(relay(shared, "slow:", writer=slow, batch=16))
+    )
+    thread.start()
+    until(lambda: slow.got)
+    with open_reader(shared) as other:
+        assert isinstance(other, Grouped)
+        seqs: list[int] = []
+        while len(seqs) < 40:  # first what the relay has not taken, then what it was given
+            messages = other.read_many(40, 20)
+            other.ack(messages)
+            seqs += [message.seq for message in messages]
+        fill(source, 1, first=40)
+        thread.join(20)
+    assert seqs == [*range(16, 40), *range(16)]
+    assert (books[0].copied, books[0].in_doubt) == (17, 16)
+
+
 def test_a_policy_that_drops_what_a_group_would_deliver_again_is_refused(
     source: str, target: str
 ) -> None:

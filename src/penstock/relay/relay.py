@@ -21,6 +21,7 @@ from penstock.core.errors import (
     Closed,
     ConnectionLost,
     InvalidOption,
+    LeaseLost,
     MessageTooLarge,
     Unacknowledged,
     WriteTimeout,
@@ -78,7 +79,8 @@ class RelayStatistics(NamedTuple):
     held: int
     #: Messages that were gone before they could be read.
     lost: int
-    #: Messages sent again that may be in the target already, because it could not be queried.
+    #: Messages that may be copied twice: sent again because the target could not be queried, or
+    #: leased to another reader of the group meanwhile.
     in_doubt: int
     #: Number of outages.
     outages: int
@@ -427,12 +429,20 @@ class Relay:
             retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
         self.trouble = None
         if isinstance(self._reader, Grouped) and self._flush():
-            self._reader.ack(piece)
+            self._ack(self._reader, piece)
         now = self._clock.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now
             if self._flush():
                 self._journal.sync(self._on_disk(self._note_behind(piece)))
+
+    def _ack(self, reader: Grouped, piece: Batch) -> None:
+        """Settle copied messages; those whose lease ran out are delivered again."""
+        try:
+            reader.ack(piece)
+        except LeaseLost as error:
+            log.warning("%s: %s; they may be copied twice", self._reader.url, error)
+            self._in_doubt += error.count
 
     def _flush(self) -> bool:
         """Flush the target; tell whether that succeeded."""

@@ -151,7 +151,7 @@ class LogReader(WideReader):
             number = self._index.number_at(seq)
             self._next = seq
             if not self._step_over(number, error):
-                self._use(self._readable_before(number, error), seq)
+                self._use(self._readable_before(number, error), self._next)
         else:
             self._use(file, seq)
 
@@ -430,12 +430,16 @@ class LogReader(WideReader):
     def _step_over(self, number: int, error: DamagedQueue) -> bool:
         """Count an unreadable segment as lost, and continue after it; or raise `error`.
 
-        False for the newest segment, which the next writer will set aside.
+        False for the newest segment, which the next writer will set aside. Until then nobody knows
+        how many messages it has: it counts as one, so that the loss is told.
         """
         if self._options.damaged != "skip":
             raise error
         following = self._index.following(number, number + 1)
         if following is None:
+            if self._next <= number:
+                self._lose(self._next, number, DropReason.DAMAGED)
+                self._next = number + 1
             return False
         if following > self._next:
             self._lose(self._next, following - 1, DropReason.DAMAGED)

@@ -119,6 +119,21 @@ def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path
     assert [loss.reason for loss in books.losses] == [DropReason.RETENTION]
 
 
+def test_a_file_that_cannot_be_read_now_is_read_when_it_can(tmp_path: Path) -> None:
+    write(tmp_path, *(volume(number, rays=2, gates=3) for number in (1, 2, 3)))
+    second = files(tmp_path)[1]
+    whole = second.read_bytes()
+    second.write_bytes(whole[:100])
+    with open_reader(f"cfradial:{tmp_path}") as reader:
+        assert len(reader.read_many(4)) == 4
+        for _ in range(2):  # not behind it, and nothing said of that
+            with pytest.raises(Malformed, match=second.name):
+                reader.read_many(4)
+        second.write_bytes(whole)
+        assert len(list(reader.available())) == 8
+        assert reader.statistics().lost == 0
+
+
 def test_a_volume_that_stays_open_ends_by_its_timeout_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

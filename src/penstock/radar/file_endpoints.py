@@ -23,6 +23,7 @@ from penstock.core.errors import (
     LockTimeout,
     Malformed,
     NotFound,
+    PenstockError,
     PositionError,
     StorageError,
 )
@@ -477,9 +478,13 @@ class FilesReader(Worded, Reader):
     def _take(self, limit: int) -> list[Message]:
         if self._is_closed:
             raise Closed(f"{self.url} was closed")
-        while len(self._waiting) < limit and (path := self._next_file()) is not None:
-            self._seen.add(path)
-            self._waiting.extend(self._messages_in(path))
+        try:
+            while len(self._waiting) < limit and (path := self._next_file()) is not None:
+                self._waiting.extend(self._messages_in(path))
+                self._seen.add(self._listed.popleft())
+        except PenstockError:
+            if not self._waiting:  # otherwise the next call raises it
+                raise
         taken = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
         taken = [message._replace(seq=self._next + i) for i, message in enumerate(taken)]
         self._next += len(taken)
@@ -491,7 +496,7 @@ class FilesReader(Worded, Reader):
         if not self._listed and time.monotonic() - self._looked >= self._options.every:
             self._listed = deque(file for file in files_below(self._path) if file not in self._seen)
             self._looked = time.monotonic()
-        return self._listed.popleft() if self._listed else None
+        return self._listed[0] if self._listed else None
 
     def _messages_in(self, path: Path) -> Iterator[Message]:
         try:

@@ -342,6 +342,31 @@ def test_what_no_file_can_be_made_of_is_refused_before_it_is_taken(tmp_path: Pat
         assert not list(Path(place.path).glob("2*"))
 
 
+def test_a_volume_of_which_no_grid_can_be_made_does_not_hold_up_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = [volume(number, rays=64, gates=3) for number in (1, 2, 3)]
+    tables[1] = tables[1].drop_columns(["DBZ"])
+    url = f"cfgrid:{tmp_path}?fields=DBZ&x=0&y=0&z=1&datamapper=false"
+    writer = open_writer(url)
+    messages = [m for table in tables for m in messages_from_batch(batch_from_beams(table))]
+    writer.write_batch(batch_from_messages(messages))  # taken: a relay must not send them again
+    assert writer.statistics()[:3:2] == (384, 0)
+    assert len(files(tmp_path)) == 2
+    assert "DBZ" in caplog.text
+    assert describe(url).details["unwritten"] == ["volume 2 of GOLDEN, 128 rays"]
+    with pytest.raises(Malformed, match="DBZ"):
+        writer.flush()
+    writer.write_batch(batch_from_beams(volume(4, rays=64, gates=3)))
+    with pytest.raises(Malformed, match="DBZ"):
+        writer.close()
+    assert len(files(tmp_path)) == 3
+    with open_writer(url.replace("fields=DBZ", "fields=VEL")):  # its rays are still there
+        pass
+    assert len(files(tmp_path)) == 4
+    assert describe(url).details["unwritten"] == []
+
+
 def test_rays_that_a_power_failure_took_from_the_log_are_in_no_volume(tmp_path: Path) -> None:
     write(tmp_path, volume(1, rays=4, gates=2).slice(0, 5), close="keep")
     path = tmp_path / ".penstock" / "volumes.json"

@@ -251,7 +251,10 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
         store = self._store(url)
         endpoint, log_url = self._log(url)
         count = endpoint.append_once(log_url, commit)
-        store.advance()
+        try:
+            store.advance()
+        except Malformed as error:  # the batch is taken: to fail would hold up those behind it
+            log.warning("%s: %s", url, error)
         return count
 
     def noted(self, url: URL, commit: Commit) -> Noted | None:
@@ -371,7 +374,7 @@ class VolumeWriter(BookedWriter):
                 self._log.flush()
             try:
                 self._look()
-            except (StorageError, LockTimeout) as error:
+            except (StorageError, LockTimeout, Malformed) as error:
                 # The beams are taken: an error here would make its caller send them again.
                 self._pending, self._looked = 0, time.monotonic()
                 log.warning("%s: volumes wait in their log: %s", self.url, error)

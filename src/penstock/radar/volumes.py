@@ -27,7 +27,14 @@ from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.decoding.arrow_stream import read_stream
 from penstock.core.decoding.decoder import Refused
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import DamagedQueue, Malformed, NotFound, PenstockError, StorageError
+from penstock.core.errors import (
+    DamagedQueue,
+    LockTimeout,
+    Malformed,
+    NotFound,
+    PenstockError,
+    StorageError,
+)
 from penstock.core.position import Position
 from penstock.core.url import escaped
 from penstock.core.whole_files import keep_whole, sync_names, write_whole
@@ -192,6 +199,9 @@ class VolumeStore:
         self.log_url = f"log:{escaped(str((self._hidden / _BEAMS).absolute()))}"
         #: Files written so far.
         self.files = 0
+        #: Why no file can be made of a volume, by the epoch and number of its first message. The
+        #: next store, which may have other options, tries again.
+        self._impossible: dict[tuple[int | None, int], Exception] = {}
 
     def check(self, batch: Batch) -> None:
         """Check messages before they are appended.
@@ -206,6 +216,7 @@ class VolumeStore:
         :param finish: end those that are open, too
         :raises StorageError: the disk is full or access is denied; nothing is lost.
         :raises LockTimeout: another process holds the directory.
+        :raises Malformed: no file can be made of a volume; it stays, the others are written.
         """
         try:
             reader = open_reader(self.log_url, trace=False)
@@ -219,6 +230,10 @@ class VolumeStore:
                 count += self._write_all(book, reader)
                 self._trim(book)
         self.files += count
+        if book.writing:
+            volume = book.writing[0]
+            error = self._impossible[book.epoch, volume.runs[0][0]]
+            raise Malformed(str(volume), "rays", "those of a file", f"{error}") from error
         return count
 
     def open_volumes(self) -> list[Volume]:
@@ -233,6 +248,7 @@ class VolumeStore:
 
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:
         """Sort new messages into volumes; tell whether the state has changed."""
+        ended = len(book.writing)
         rays = _ordered(list(self._new_rays(book, reader)))
         for ray in rays:
             self._place(book, ray)
@@ -242,7 +258,7 @@ class VolumeStore:
                 self._end(book, volume, "closed")
             elif max(volume.arrived_ns, self._since_ns) < deadline:
                 self._end(book, volume, "timeout")
-        return bool(rays) or bool(book.writing)
+        return bool(rays) or len(book.writing) > ended
 
     def _new_rays(self, book: _Book, reader: Reader) -> Iterator[_Ray]:
         end = reader.bounds().end
@@ -302,11 +318,23 @@ class VolumeStore:
     # --- into files --------------------------------------------------------------------------
 
     def _write_all(self, book: _Book, reader: Reader) -> int:
-        count = len(book.writing)
-        while book.writing:
-            self._write(book.writing[0], reader)
-            del book.writing[0]
+        """Write the ended volumes, except those of which no file can be made; count them."""
+        count = 0
+        for volume in list(book.writing):
+            place = book.epoch, volume.runs[0][0]
+            if place in self._impossible:
+                continue
+            try:
+                self._write(volume, reader)
+            except (StorageError, LockTimeout):
+                raise
+            except Exception as error:
+                log.exception("%s: %s: it stays in the log", self._directory, volume)
+                self._impossible[place] = error
+                continue
+            book.writing.remove(volume)
             self._put(book)
+            count += 1
         return count
 
     def _write(self, volume: Volume, reader: Reader) -> None:
@@ -386,7 +414,7 @@ class VolumeStore:
             sync_names(self._hidden)
 
     def _trim(self, book: _Book) -> None:
-        first = [run[0] for volume in book.open for run in volume.runs]
+        first = [run[0] for volume in (*book.open, *book.writing) for run in volume.runs]
         trim_log(self.log_url, Limits(before_seq=min([*first, book.position])))
 
 

@@ -18,12 +18,15 @@ import pytest
 
 from penstock import describe, open_reader, open_writer
 from penstock.core.batch import batch_from_messages, messages_from_batch
-from penstock.core.capabilities import Tabular, Worded
+from penstock.core.capabilities import AppendOnce, Tabular, Worded
 from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import Malformed, PositionError, StorageError
 from penstock.core.interfaces import Ancestor, Bounds
+from penstock.core.message import Message
 from penstock.core.overflow import DropReason
+from penstock.core.provenance import Commit
 from penstock.core.url import URL
+from penstock.queue.append_once import Staging
 from penstock.radar.beams import (
     FIELDS,
     batch_from_beams,
@@ -43,6 +46,7 @@ from support.until import until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.core.batch import Batch
     from penstock.core.interfaces import Reader
 
 TESTS = Path(__file__).parents[1]
@@ -365,6 +369,32 @@ def test_a_volume_of_which_no_grid_can_be_made_does_not_hold_up_the_others(
         pass
     assert len(files(tmp_path)) == 4
     assert describe(url).details["unwritten"] == []
+
+
+def test_payloads_of_a_pipeline_that_are_no_rays_are_refused_before_they_are_taken(
+    tmp_path: Path,
+) -> None:
+    url = URL.parse(f"cfradial:{tmp_path}/out?datamapper=false")
+    endpoint = endpoint_of(url)
+    assert isinstance(endpoint, AppendOnce)
+
+    def commit(batch: int, messages: Batch) -> Commit:
+        task = Staging(tmp_path / "staging" / str(batch), 0)
+        task.add([url.text], messages)
+        return Commit("query", batch, task.finish())
+
+    endpoint.append_once(url, commit(0, batch_from_beams(volume(1, rays=2, gates=3))))
+    garbage = Message(0, 0, 0, 0, 0, None, None, b"no ray")
+    none = next(messages_from_batch(batch_from_beams(volume(2, rays=2, gates=3))))
+    with pa.ipc.open_stream(none.payload) as stream:
+        schema = stream.schema
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, schema).close()
+    for bad in (garbage, none._replace(payload=sink.getvalue().to_pybytes())):
+        with pytest.raises(Malformed, match="a beam"):
+            endpoint.append_once(url, commit(1, batch_from_messages([bad])))
+    endpoint.append_once(url, commit(1, batch_from_beams(volume(2, rays=2, gates=3))))
+    assert len(files(tmp_path / "out")) == 2
 
 
 def test_rays_that_a_power_failure_took_from_the_log_are_in_no_volume(tmp_path: Path) -> None:

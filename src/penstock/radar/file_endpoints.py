@@ -250,6 +250,9 @@ class FilesEndpoint(Tabular, Tended, AppendOnce, Endpoint):
     def append_once(self, url: URL, commit: Commit) -> int:
         store = self._store(url)
         endpoint, log_url = self._log(url)
+        if endpoint.noted(log_url, commit) is None:
+            for batch in commit.batches():  # what is in the log has to become volumes
+                store.check_rows(batch)
         count = endpoint.append_once(log_url, commit)
         try:
             store.advance()

@@ -208,6 +208,15 @@ class VolumeStore:
 
         :raises Malformed: no file can be made of one.
         """
+        beams = _check_rows(batch, self._product)
+        if beams is not None:
+            _check_values(beams)
+
+    def check_rows(self, batch: Batch) -> None:
+        """Check only that messages are rows, as a pipeline may have rays without gates.
+
+        :raises Malformed: one is none.
+        """
         _check_rows(batch, self._product)
 
     def advance(self, *, finish: bool = False) -> int:
@@ -492,9 +501,10 @@ def _row_of(payload: BytesLike, what: str) -> pa.Table:
         raise Malformed(what, "payload", error.expected, error.found) from None
 
 
-def _check_rows(batch: Batch, product: Product) -> None:
+def _check_rows(batch: Batch, product: Product) -> pa.Table | None:
     """Check that each message is one ray of a volume, or one grid, as the product takes it.
 
+    :returns: the rays; None: there are none
     :raises Malformed: a message is neither.
     """
     rows = [_row_of(payload.as_py(), "a beam") for payload in batch.column("payload")]
@@ -506,9 +516,17 @@ def _check_rows(batch: Batch, product: Product) -> None:
         if is_grid_row(row.schema):
             product.check(row)
     if not rays:
-        return
+        return None
     beams = together(rays)
     product.check(beams)
+    return beams
+
+
+def _check_values(beams: pa.Table) -> None:
+    """Check that rays say where they are, and have gates.
+
+    :raises Malformed: one does not.
+    """
     for name in ("azimuth", "elevation", "start_range", "gate_spacing"):
         values = beams.column(name).to_numpy()
         if not np.isfinite(values).all():

@@ -276,6 +276,25 @@ def test_what_is_given_up_is_kept_and_can_be_tried_again(data: str) -> None:
     assert trigger.retry_dead() == (0, 0)
 
 
+def test_letters_in_a_folder_that_was_removed_and_made_again_are_all_there(data: str) -> None:
+    write(data, "a", "b")
+    recorder = Recorder("a", "b", "c", "d")
+    trigger = recorder.trigger(data)
+    run(trigger)
+    recorder.failing = {"c", "d"}
+    assert trigger.retry_dead() == (2, 0)
+    shutil.rmtree(trigger.dead_letters.folder)  # they are done, and the position of that stays
+    write(data, "c", "d")
+    run(trigger)
+    names = [trigger.told_by(letter).info.rel_data_path for letter in trigger.dead_letters]
+    assert names == ["c", "d"]
+    recorder.failing = {"d"}
+    assert trigger.retry_dead() == (1, 1)
+    recorder.failing = set()
+    assert trigger.retry_dead() == (1, 0)
+    assert list(trigger.dead_letters) == []
+
+
 def test_a_stop_ends_the_wait_for_the_next_attempt(data: str) -> None:
     write(data, "a", "b")
     recorder = Recorder("a")

@@ -558,19 +558,26 @@ class DeadLetters:
             return
         with closing(CursorFile(_cursors_path(self._state))) as cursors:
             done = cursors.find(self._cursor_name)
-        for message in self._waiting(0 if done is None else done.seq):
+        epoch, seq = (_NOBODY, 0) if done is None else (done.epoch, done.seq)
+        for _, message in self._waiting(epoch, seq):
             yield DeadLetter.from_message(message)
 
-    def _waiting(self, seq: int) -> Iterator[Message]:
+    def _waiting(self, epoch: int, seq: int) -> Iterator[tuple[int, Message]]:
+        """Yield the letters from a position of the log on, each with the log's epoch."""
         try:
             reader: Reader = open_reader(self._url)
         except NotFound:
             return
         with reader:
             bounds = reader.bounds()
-            if seq < bounds.end:
-                reader.seek(max(seq, bounds.oldest))
-                yield from reader.available()
+            # A position of an earlier release has no epoch.
+            place = seq if epoch == _NOBODY else bounds.successor(epoch, seq)
+            if place is None or place > bounds.end:
+                log.warning("%s was made anew since its letters were tried again", reader.url)
+                place = bounds.oldest
+            reader.seek(max(place, bounds.oldest))
+            for message in reader.available():
+                yield bounds.epoch, message
 
     def retry(self, work: Callable[[DeadLetter], tuple[Exception | None, int]]) -> None:
         """Retry each dead letter.
@@ -586,7 +593,7 @@ class DeadLetters:
             closing(CursorFile(_cursors_path(self._state))) as cursors,
             cursors.claim(self._cursor_name) as cursor,
         ):
-            for message in self._waiting(cursor.seq):
+            for epoch, message in self._waiting(cursor.epoch, cursor.seq):
                 letter = DeadLetter.from_message(message)
                 error, attempts = work(letter)
                 if error is not None:
@@ -600,4 +607,4 @@ class DeadLetters:
                         dead_ns=now,
                     )
                     self._append(again)
-                cursor.move(message.seq + 1)
+                cursor.move(message.seq + 1, epoch)

@@ -7,6 +7,7 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -99,6 +100,32 @@ def test_a_thousand_idle_readers_cost_no_cpu_and_each_is_woken(tmp_path: Path) -
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        for reader in readers:
+            await reader.aclose()
+
+    asyncio.run(main())
+
+
+def test_tasks_are_woken_also_if_a_thread_for_them_could_not_be_started_at_first(
+    tmp_path: Path,
+) -> None:
+    urls = [f"fmq:{tmp_path}/q{number}" for number in range(150)]
+    for url in urls:
+        penstock.create(f"{url}?{TINY}")
+
+    async def main() -> None:
+        readers = [aio.open_reader(url) for url in urls]
+        tasks = [asyncio.create_task(readers[0].read())]
+        await asleep()
+        ordinary = threading.stack_size(1 << 46)  # more than there is room for
+        tasks += [asyncio.create_task(reader.read()) for reader in readers[1:]]
+        await until(lambda: watcher._worker is not None and watcher._worker.error is not None)
+        threading.stack_size(ordinary)
+        for which, url in enumerate(urls):
+            write(url, b"%d" % which)
+        async with asyncio.timeout(30):
+            for which, task in enumerate(tasks):
+                assert payload(await task) == b"%d" % which
         for reader in readers:
             await reader.aclose()
 

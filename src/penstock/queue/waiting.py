@@ -184,15 +184,16 @@ class RingWaitGroup(WaitGroup):
         return [reader for reader in self._near if _is_ready(reader)]
 
     def _leave_to_helpers(self, readers: list[WideReader]) -> None:
-        for reader in readers:
-            del self._near[reader]
         while readers:
             helper = next((h for h in self._helpers if len(h.readers) < _AT_ONCE), None)
             if helper is None:
                 helper = _Helper(self._found, self._bell)
                 self._helpers.append(helper)
             room = _AT_ONCE - len(helper.readers)
-            self._far.update(dict.fromkeys(readers[:room], helper))
+            # Only now: those for which no thread could be started would wait for ever.
+            for reader in readers[:room]:
+                del self._near[reader]
+                self._far[reader] = helper
             helper.add(readers[:room])
             del readers[:room]
 

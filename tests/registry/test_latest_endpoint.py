@@ -180,3 +180,17 @@ def test_a_payload_may_be_the_file_itself_and_one_that_is_gone_is_counted(data: 
     with open_reader(f"latest:{data}?format=file&max_file=1k") as reader:
         assert [message.payload for message in reader.available()] == [b"<a/>", b"<b/>"]
         assert reader.statistics().lost == 2
+
+
+def test_an_entry_whose_every_path_leaves_the_directory_is_counted_and_costs_no_other(
+    data: str,
+) -> None:
+    write(data, "a.xml")
+    with LatestDataInfo(data, register=None) as latest:
+        latest.write(time=1705320001, file_ext="x/../y", user_info1="/x", user_info2="/y")
+    write(data, "b.xml")
+    for name in "ab":
+        (Path(data) / f"{name}.xml").write_text(f"<{name}/>")
+    with open_reader(f"latest:{data}?format=file") as reader:
+        assert [message.payload for message in reader.read_many(9)] == [b"<a/>", b"<b/>"]
+        assert reader.statistics().lost == 1

@@ -170,7 +170,7 @@ def expected_path(info: LatestInfo, directory: str) -> str:
     """Return where the file should be, whether it exists or not."""
     root = info.displaced_dir_path or directory
     candidates = (name for name in _candidates(info) if _is_below(name) and name != UNKNOWN)
-    return os.path.join(root, next(candidates))  # noqa: PTH118
+    return os.path.join(root, next(candidates, UNKNOWN))  # noqa: PTH118
 
 
 def relative_path(info: LatestInfo, directory: str) -> str:

@@ -380,6 +380,38 @@ def test_a_full_segment_that_could_not_be_synced_counts_as_synced_only_when_it_i
     assert stored(path) == [b"%d" % i for i in range(9)]
 
 
+def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_they_are_safe(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, write, is_broken = os.fdatasync, os.pwrite, True
+    again: dict[Path, int] = {}
+
+    def sync(descriptor: int) -> None:
+        if is_broken:
+            raise OSError(errno.EIO, "the disk is broken")
+        real(descriptor)
+
+    def noted(descriptor: int, data: bytes, at: int) -> int:
+        segment = Path(f"/proc/self/fd/{descriptor}").readlink()
+        again[segment] = again.get(segment, 0) + len(data)
+        return write(descriptor, data, at)
+
+    with log_writer(path, f"{SIZES}&sync=batch") as writer:
+        monkeypatch.setattr("os.fdatasync", sync)
+        with pytest.raises(StorageError):
+            writer.write(b"0")
+        is_broken = False  # and the kernel has forgotten the pages that it could not write
+        (first,) = segment_files(path)
+        monkeypatch.setattr("os.pwrite", noted)
+        writer.flush()
+        assert again[first] >= 4096
+        assert not any(_boot_id(first))
+        writer.flush()
+        writer.write(b"1")
+        assert len(segment_files(path)) == 2
+    assert stored(path) == [b"0", b"1"]
+
+
 def _boot_id(segment: Path) -> bytes:
     return segment.read_bytes()[400:416]
 

@@ -234,8 +234,11 @@ class LogWriter(WideWriter):
         )
 
     def _sync(self, *_: int) -> None:
-        if self._keeper is not None:
-            self._keeper.sync()
+        if self._keeper is None:
+            return
+        if self._keeper.is_doubtful and self._head > self._file.field("first_seq"):
+            self._roll()  # only a segment that does not change can be written again
+        self._keeper.sync()
 
     def flush(self) -> None:
         """Sync all messages so far to disk, unless `sync=none`."""
@@ -298,7 +301,9 @@ class Unsynced:
         with storage_errors("holding", file.path):
             self._descriptor = os.dup(file.descriptor)
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        self._has_failed = False
+        #: A sync failed. The kernel takes the pages that it could not write for written, so that
+        #: the next sync may succeed without them.
+        self.has_failed = False
 
     @property
     def head(self) -> bytes:
@@ -311,23 +316,26 @@ class Unsynced:
         :raises StorageError: the sync fails.
         """
         with storage_errors("syncing", self.path):
-            os.fdatasync(self._descriptor)
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError:
+                self.has_failed = True
+                raise
 
     def sync_sealed(self) -> None:
         """Sync a segment that does not change any more, and mark it as synced.
 
-        After a failure the kernel takes the pages that it could not write for written. So the next
-        call writes all of them again.
+        After a failure, all of its pages are written again.
 
         :raises StorageError: it fails.
         """
-        if self._has_failed:
+        if self.has_failed:
             with storage_errors("writing again", self.path):
                 self._write_again()
-        self._has_failed = True
+        self.has_failed = True
         self.sync()
         self.mark_synced()
-        self._has_failed = False
+        self.has_failed = False
 
     def _write_again(self) -> None:
         fd = self._descriptor
@@ -437,6 +445,11 @@ class Keeper:
             for segment in (*self._sealed, self._active):
                 segment.close()
             self._sealed.clear()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the current segment may not be on the disk though a sync succeeds."""
+        return self._active.has_failed
 
     def stop(self) -> None:
         """Ask the thread to stop; also for a writer that was never closed."""

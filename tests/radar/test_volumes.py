@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -434,6 +435,24 @@ def test_a_disk_that_fills_leaves_no_half_file_and_no_ray_is_lost(tmp_path: Path
     assert describe(f"cfradial:{tmp_path}").details["unwritten"] == []
     assert rays(files(tmp_path)) == Counter(whole.column("time_ns").to_pylist())
     assert len(announced(tmp_path)) == 1
+
+
+def test_beams_that_were_taken_before_the_disk_was_full_are_counted_and_not_sent_again(
+    tmp_path: Path,
+) -> None:
+    whole = volume(1, rays=500, gates=50, ends=False)
+    with small_disk_at(tmp_path / "out", "1m") as place:
+        writer = open_writer(f"cfradial:{place}", datamapper=False, close="keep")
+        with pytest.raises(StorageError, match="No space left"):
+            writer.write_batch(batch_from_beams(whole))
+        books = writer.statistics()
+        with open_reader(f"log:{place}/.penstock/beams") as reader:
+            taken = len(list(reader.available()))
+        assert 0 < taken < whole.num_rows
+        assert (books.messages, books.refused) == (taken, whole.num_rows - taken)
+        assert books.last_seq == taken - 1
+        with suppress(StorageError):
+            writer.close()
 
 
 def test_beams_that_were_taken_are_no_error_when_their_file_has_no_room(

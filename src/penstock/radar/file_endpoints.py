@@ -361,17 +361,19 @@ class VolumeWriter(BookedWriter):
     def write_batch(self, batch: Batch) -> int | None:
         self._check_open()
         payloads = batch.column("payload").to_pylist()
+        before = self._log.statistics().messages
         try:
             self._store.check(batch)
             with self._turn:
                 last = self._log.write_batch(batch)
-        except BaseException:
-            self._refused += len(payloads)
-            raise
-        self._last_seq = self._last_seq if last is None else last
-        self._messages += len(payloads)
-        self._bytes += sum(map(len, payloads))
-        self._pending += len(payloads)
+        finally:  # an error in the middle: those before it are taken
+            books = self._log.statistics()
+            taken = books.messages - before
+            self._refused += len(payloads) - taken
+            self._last_seq = books.last_seq
+            self._messages += taken
+            self._bytes += sum(map(len, payloads[:taken]))
+            self._pending += taken
         if self._pending >= _PENDING or time.monotonic() - self._looked >= _LOOK:
             with self._turn:
                 self._log.flush()

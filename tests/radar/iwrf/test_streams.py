@@ -7,6 +7,7 @@ import gzip
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ from penstock.radar.iwrf.tcp import IwrfTcpWriter
 from penstock.relay import Relay, relay_options
 from support.pulses import VECTORS, metadata, scan, vector
 from support.until import until
+from support.waiting import SOON, background, waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -469,6 +471,26 @@ def test_a_server_that_ends_is_told_and_tried_again() -> None:
             assert reader.read(5.0) is not None
 
 
+def test_a_flush_waits_until_the_kernel_has_everything_for_every_client(
+    served: IwrfTcpWriter,
+) -> None:
+    payload = b"".join(scan(40, gates=1000)) * 30  # more than the kernel takes
+    assert len(payload) > 12 << 20
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        served.write(payload)
+        until(lambda: not any(each.waiting for each in served._hub.outlets))
+        with background(served.flush) as call:
+            assert waits(call)  # its session has the bytes, and the client has not
+            got = 0
+            while got < len(payload):
+                got += len(client.recv(1 << 20))
+            call.result(SOON)
+    with socket.create_connection(("127.0.0.1", served.port)):
+        until(lambda: len(served._hub.outlets) == 1)
+        served.write(payload)
+    served.flush()  # it has left, and nobody else is there
+
+
 def test_nobody_there_is_an_error_after_a_while(served: IwrfTcpWriter) -> None:
     with (
         open_writer("iwrf+tcp://127.0.0.1:0?wait=50ms") as writer,
@@ -481,8 +503,6 @@ def test_nobody_there_is_an_error_after_a_while(served: IwrfTcpWriter) -> None:
 
 
 def test_bytes_between_packets_are_skipped_and_counted() -> None:
-    import socket
-
     packets = scan(6)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

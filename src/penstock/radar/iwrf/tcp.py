@@ -149,6 +149,8 @@ class _Outlet(Session):
         self._hub = hub
         self.waiting: deque[bytes] = deque()
         self.bytes = 0
+        #: It has taken bytes that the kernel may not have yet.
+        self.is_sending = False
 
     def serve(self) -> bool:
         self.connection.welcome()
@@ -188,13 +190,20 @@ class _Hub:
             self.changed.notify_all()
 
     def next_for(self, outlet: _Outlet) -> list[bytes] | None:
-        """Return the next bytes for a client; empty after a moment, None at the end."""
+        """Return the next bytes for a client; empty after a moment, None at the end.
+
+        Those of the call before are sent.
+        """
         with self.changed:
+            if outlet.is_sending:
+                outlet.is_sending = False
+                self.changed.notify_all()
             if not outlet.waiting and not self._is_over:
                 self.changed.wait(_LOOK)
             some = [*outlet.waiting]
             outlet.waiting.clear()
             outlet.bytes = 0
+            outlet.is_sending = bool(some)
             self.changed.notify_all()
             return None if not some and self._is_over else some
 
@@ -221,10 +230,10 @@ class _Hub:
             return self.changed.wait_for(lambda: bool(self.outlets), patience)
 
     def drain(self, patience: float) -> bool:
-        """Wait until all send queues are empty."""
+        """Wait until the kernel has everything for all clients."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: not any(each.waiting for each in self.outlets), patience
+                lambda: not any(each.waiting or each.is_sending for each in self.outlets), patience
             )
 
     def end(self) -> None:
@@ -291,13 +300,16 @@ class IwrfTcpWriter(PacketWriter):
     def flush(self) -> None:
         """Wait until everything is handed to the kernel for all clients."""
         if not self._hub.drain(self._options.timeout):
-            raise WriteTimeout(f"{self.url}: a client takes nothing")
+            raise WriteTimeout(
+                f"{self.url}: a client has not taken everything for {self._options.timeout:g} s"
+            )
 
     def close(self) -> None:
         """Send what is queued, and stop. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._hub.drain(self._options.timeout)
+        if not self._hub.drain(self._options.timeout):
+            log.warning("%s: a client has not taken everything, and is cut off", self.url)
         self._hub.end()
         self._server.stop()

@@ -491,6 +491,24 @@ def test_a_flush_waits_until_the_kernel_has_everything_for_every_client(
     served.flush()  # it has left, and nobody else is there
 
 
+def test_what_a_client_left_behind_and_no_other_took_is_counted(served: IwrfTcpWriter) -> None:
+    payload = b"".join(scan(40, gates=1000)) * 30  # more than the kernel takes
+    address = ("127.0.0.1", served.port)
+    with socket.create_connection(address):
+        for _ in range(2):
+            served.write(payload)
+    until(lambda: served.statistics().untaken == 2)
+    with socket.create_connection(address) as client, socket.create_connection(address):
+        until(lambda: len(served._hub.outlets) == 2)
+        served.write(payload)
+        got = 0
+        while got < len(payload):
+            got += len(client.recv(1 << 20))
+    until(lambda: not served._hub.outlets)
+    books = served.statistics()
+    assert (books.messages, books.untaken) == (3, 2)
+
+
 def test_nobody_there_is_an_error_after_a_while(served: IwrfTcpWriter) -> None:
     with (
         open_writer("iwrf+tcp://127.0.0.1:0?wait=50ms") as writer,

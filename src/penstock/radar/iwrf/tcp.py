@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from collections import deque
+from dataclasses import dataclass
 from threading import Condition
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -40,6 +41,7 @@ from penstock.radar.iwrf.packets import Kind, make, read, time_ns_of
 if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.core.position import PositionLike
+    from penstock.core.statistics import WriterStatistics
     from penstock.protocols.connection import Connection
 
 __all__ = ["IwrfTcpReader", "IwrfTcpWriter", "TcpOptions"]
@@ -141,16 +143,26 @@ class IwrfTcpReader(PacketReader):
 # --- writing --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Piece:
+    """A message on its way, the same for all clients."""
+
+    data: bytes
+    #: Clients for which the kernel does not have it yet.
+    clients: int = 0
+    is_taken: bool = False
+
+
 class _Outlet(Session):
     """One client and its send queue."""
 
     def __init__(self, connection: Connection, hub: _Hub) -> None:
         super().__init__(connection)
         self._hub = hub
-        self.waiting: deque[bytes] = deque()
+        self.waiting: deque[_Piece] = deque()
         self.bytes = 0
-        #: It has taken bytes that the kernel may not have yet.
-        self.is_sending = False
+        #: What the kernel may not have yet.
+        self.sending: list[_Piece] = []
 
     def serve(self) -> bool:
         self.connection.welcome()
@@ -173,13 +185,15 @@ class _Hub:
         self.changed = Condition()
         self.outlets: set[_Outlet] = set()
         self._is_over = False
+        #: Messages that every client left behind.
+        self.untaken = 0
         #: What a client is told first: the metadata so far.
         self.greeting = b""
 
     def add(self, outlet: _Outlet) -> None:
         with self.changed:
             if self.greeting:
-                outlet.waiting.append(self.greeting)
+                outlet.waiting.append(_Piece(self.greeting, 1, is_taken=True))  # it is no message
                 outlet.bytes += len(self.greeting)
             self.outlets.add(outlet)
             self.changed.notify_all()
@@ -187,6 +201,11 @@ class _Hub:
     def discard(self, outlet: _Outlet) -> None:
         with self.changed:
             self.outlets.discard(outlet)
+            for piece in (*outlet.sending, *outlet.waiting):
+                piece.clients -= 1
+                self.untaken += not piece.clients and not piece.is_taken
+            outlet.sending = []
+            outlet.waiting.clear()
             self.changed.notify_all()
 
     def next_for(self, outlet: _Outlet) -> list[bytes] | None:
@@ -195,16 +214,19 @@ class _Hub:
         Those of the call before are sent.
         """
         with self.changed:
-            if outlet.is_sending:
-                outlet.is_sending = False
+            if outlet.sending:
+                for piece in outlet.sending:
+                    piece.clients -= 1
+                    piece.is_taken = True
+                outlet.sending = []
                 self.changed.notify_all()
             if not outlet.waiting and not self._is_over:
                 self.changed.wait(_LOOK)
-            some = [*outlet.waiting]
+            outlet.sending = [*outlet.waiting]
             outlet.waiting.clear()
             outlet.bytes = 0
-            outlet.is_sending = bool(some)
             self.changed.notify_all()
+            some = [piece.data for piece in outlet.sending]
             return None if not some and self._is_over else some
 
     def put(self, data: bytes, patience: float) -> int:
@@ -218,9 +240,10 @@ class _Hub:
                     for each in [each for each in self.outlets if each.bytes > _WAITING]:
                         log.warning("%s takes nothing, and is cut off", each.connection.peer)
                         each.connection.cut("it takes nothing")
-                        self.outlets.discard(each)
+                        self.discard(each)
+            piece = _Piece(data, len(self.outlets))
             for each in self.outlets:
-                each.waiting.append(data)
+                each.waiting.append(piece)
                 each.bytes += len(data)
             self.changed.notify_all()
             return len(self.outlets)
@@ -233,7 +256,7 @@ class _Hub:
         """Wait until the kernel has everything for all clients."""
         with self.changed:
             return self.changed.wait_for(
-                lambda: not any(each.waiting or each.is_sending for each in self.outlets), patience
+                lambda: not any(each.waiting or each.sending for each in self.outlets), patience
             )
 
     def end(self) -> None:
@@ -296,6 +319,9 @@ class IwrfTcpWriter(PacketWriter):
                 break
         self._waited += time.monotonic() - began
         self._hub.greeting = make(Kind.SYNC) + self._reminder.state.to_bytes()
+
+    def statistics(self) -> WriterStatistics:
+        return super().statistics()._replace(untaken=self._hub.untaken)
 
     def flush(self) -> None:
         """Wait until everything is handed to the kernel for all clients."""

@@ -17,7 +17,7 @@ from penstock.core.errors import Closed, NotFound, PenstockError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LockFile", "no_thread", "storage_error", "storage_errors"]
+__all__ = ["LockFile", "no_thread", "storage_error", "storage_errors", "write_again"]
 
 #: `struct flock`: kind, whence, start, length (0 = to the end), pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -164,3 +164,34 @@ os.register_at_fork(
 
 def _flock(kind: int, byte: int, length: int = 1) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, byte, length, 0)
+
+
+#: Bytes that are written again at a time.
+_WRITTEN_AGAIN: Final = 1 << 20
+
+
+def write_again(fd: int, at: int) -> None:
+    """Write the data of a file from `at` on once more; nobody else may write there meanwhile.
+
+    After a sync that failed, the kernel takes the pages that it could not write for written.
+
+    :raises OSError: the operating system refuses.
+    """
+    with contextlib.suppress(_NoMoreData):
+        while True:  # not to the holes of a sparse file
+            at = _seek(fd, at, os.SEEK_DATA)
+            end = min(_seek(fd, at, os.SEEK_HOLE), at + _WRITTEN_AGAIN)
+            at += os.pwrite(fd, os.pread(fd, end - at, at), at)
+
+
+class _NoMoreData(Exception):
+    """A file has no data from an offset on."""
+
+
+def _seek(fd: int, at: int, what: int) -> int:
+    try:
+        return os.lseek(fd, at, what)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _NoMoreData from None
+        raise

@@ -496,6 +496,38 @@ def test_closing_syncs_the_last_messages_also_after_a_failure_that_has_passed(
     file.close()
 
 
+def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_they_are_safe(
+    queue_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, write, is_broken = os.fdatasync, os.pwrite, True
+    again: list[tuple[int, bytes]] = []
+
+    def sync(descriptor: int) -> None:
+        if is_broken:
+            raise OSError(errno.EIO, "the disk is broken")
+        real(descriptor)
+
+    def noted(descriptor: int, data: bytes, at: int) -> int:
+        again.append((at, data))
+        return write(descriptor, data, at)
+
+    with wide_writer(f"fmq:{queue_path}?sync=batch&slots=8&size=4096") as writer:
+        monkeypatch.setattr("os.pwrite", noted)
+        writer.write(b"safe")
+        assert again == []
+        monkeypatch.setattr("os.fdatasync", sync)
+        with pytest.raises(StorageError):
+            writer.write(b"in doubt")
+        is_broken = False  # and the kernel has forgotten the pages that it could not write
+        writer.flush()
+        assert any(b"in doubt" in data for _, data in again)
+        del again[:]
+        writer.flush()
+        assert again == []
+    with open_reader(f"fmq:{queue_path}", start="start") as reader:
+        assert [message.payload for message in reader.available()] == [b"safe", b"in doubt"]
+
+
 def test_a_message_has_a_hash(queue_path: str) -> None:
     with writer_of(queue_path) as writer:
         writer.write_many([b"one", b"two"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -28,7 +27,7 @@ from penstock.queue.log.creation import open_to_write
 from penstock.queue.log.retention import AgeClock, Limits, trim
 from penstock.queue.log.segments import begin_segment, look, numbers_of, path_of, seal
 from penstock.queue.options import Creation
-from penstock.queue.storage import LockFile, no_thread, storage_errors
+from penstock.queue.storage import LockFile, no_thread, storage_errors, write_again
 from penstock.queue.wide import _ring
 from penstock.queue.wide.compression import CompressingWriter
 from penstock.queue.wide.file import protect
@@ -50,8 +49,6 @@ __all__ = ["LogWriter", "open_log_writer"]
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a segment that are written at a time after a failed sync.
-_WRITTEN_AGAIN: Final = 1 << 20
 #: How often (seconds) retention is applied.
 _BETWEEN_TRIMS: Final = 60.0
 
@@ -341,12 +338,7 @@ class Unsynced:
         fd = self._descriptor
         # Of the header only what nobody else writes: its page is dirty then.
         os.pwrite(fd, os.pread(fd, 16, _BOOT_ID_AT), _BOOT_ID_AT)
-        at = PAGE
-        with contextlib.suppress(_NoMoreData):
-            while True:  # not to the holes of a sparse file
-                at = _seek(fd, at, os.SEEK_DATA)
-                end = min(_seek(fd, at, os.SEEK_HOLE), at + _WRITTEN_AGAIN)
-                at += os.pwrite(fd, os.pread(fd, end - at, at), at)
+        write_again(fd, PAGE)
 
     def mark_synced(self) -> None:
         """Clear the boot id: the segment is synced, and needs no check after a crash."""
@@ -355,19 +347,6 @@ class Unsynced:
 
     def close(self) -> None:
         self._close()
-
-
-class _NoMoreData(Exception):
-    """A file has no data from an offset on."""
-
-
-def _seek(fd: int, at: int, what: int) -> int:
-    try:
-        return os.lseek(fd, at, what)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise _NoMoreData from None
-        raise
 
 
 class Keeper:

@@ -29,7 +29,7 @@ from penstock.core.retry import Backoff
 from penstock.core.statistics import WriterStatistics
 from penstock.core.worker import Worker
 from penstock.queue.options import Creation
-from penstock.queue.storage import LockFile, no_thread, storage_errors
+from penstock.queue.storage import LockFile, no_thread, storage_errors, write_again
 from penstock.queue.wide import _ring
 from penstock.queue.wide.creation import create_from_options, create_queue
 from penstock.queue.wide.file import QueueFile, protect
@@ -553,6 +553,9 @@ class DiskSync:
         self._overrun = 0
         self._failure: Exception | None = None
         self._has_failed = False
+        #: The kernel takes pages that it could not write for written: the next sync may succeed
+        #: without them.
+        self._is_doubtful = False
         self._is_many = HeaderFlag.MANY_WRITERS in file.flags
         self._lock = threading.Lock()
         self._worker: Worker | None = None
@@ -580,7 +583,11 @@ class DiskSync:
         """
         failure, self._failure = self._failure, None
         with self._lock:
+            if self._is_doubtful and not self._is_many:  # others may write at the same time
+                with storage_errors("writing again", self._file.path):
+                    write_again(self._file.descriptor, self._file.geometry.slots_offset)
             self._sync(self._next_guard(may_overwrite=False))
+            self._is_doubtful = False
         if failure is not None:
             raise failure
 
@@ -651,7 +658,7 @@ class DiskSync:
                 with storage_errors("syncing", self._file.path):
                     os.fdatasync(self._file.descriptor)
             except StorageError:
-                self._has_failed = True
+                self._has_failed = self._is_doubtful = True
                 raise
             if mark is None or header["guard_next"] >= mark:
                 return  # otherwise another writer stored its own meanwhile

@@ -69,6 +69,19 @@ def test_a_store_is_opened_by_name_and_goes_on_where_it_ended(tmp_path: Path) ->
         assert len(messages_in(store)) == 11
 
 
+def test_a_store_with_more_records_than_are_read_at_once_is_opened_with_all_of_them(
+    tmp_path: Path,
+) -> None:
+    with Store.create(tmp_path, "S") as store:
+        ids = [store.add_stream(f"N{number}", "int").id for number in range(4500)]
+        store.append(ids[-1], bytes(4))
+    with Store.open(tmp_path / "S") as reading:
+        assert len(reading.catalog.streams) == 4500
+    with Store.open(tmp_path / "S", writable=True) as store:
+        assert store.last_sequence(ids[-1]) == 1
+        assert store.add_stream("another", "int").id not in ids
+
+
 def test_another_process_may_read_while_one_writes(tmp_path: Path) -> None:
     with Store.create(tmp_path, "rig") as store, Store.open(tmp_path / "rig") as watcher:
         fill(store)

@@ -433,8 +433,9 @@ class StoreStreams(ABC):
     def refresh(self) -> None:
         """Take the records that another process has written since."""
         with self._changed:
-            if self._catalog_reader is not None:
-                for message in self._catalog_reader.read_many(_READ_AT_ONCE):
+            reader = self._catalog_reader
+            while reader is not None and (found := reader.read_many(_READ_AT_ONCE)):
+                for message in found:
                     self._take_in(decode_record(message.payload))
 
     def records_after(self, index: int, timeout: float) -> list[Record]:

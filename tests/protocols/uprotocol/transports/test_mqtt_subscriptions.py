@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -95,6 +97,61 @@ def test_what_is_subscribed_to_while_the_broker_is_being_told_of_others_is_not_f
     with MqttLeg("cloud", "cloud", MqttBroker.parse(strict.url)) as leg:
         leg.start(lambda _: None, ["cloud"])
         until(lambda: leg.statistics()["not_subscribed"] == 2)  # this broker refuses all
+
+
+class CutLink:
+    """A way to a broker; its first connection breaks when the first packet but CONNECT is sent."""
+
+    def __init__(self, port: int) -> None:
+        self._broker = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self._broker))
+                self.connections += 1
+                once = self.connections == 1
+                for each in ((near, far, once), (far, near, False)):
+                    threading.Thread(target=self._pass_on, args=each, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, once: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+                if once:
+                    source.recv(65536)
+                    break
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def test_a_subscription_that_was_lost_on_its_way_is_made_with_the_next_connection(
+    tmp_path: Path,
+) -> None:
+    heard: list[bytes | UMessage] = []
+    with mosquitto(tmp_path) as broker, contextlib.closing(CutLink(broker.port)) as link:
+        # The broker keeps the session of the first connection, which has no subscription.
+        way = MqttBroker.parse(f"mqtt://127.0.0.1:{link.port}", client_id="cloud")
+        with (
+            MqttLeg("cloud", "cloud", way) as leg,
+            MqttTransport("vehicle1", MqttBroker.parse(broker.url)) as sender,
+        ):
+            leg.listen(TOPIC)
+            leg.start(heard.extend, ["cloud"])
+            until(lambda: link.connections == 2)
+            assert leg.await_connection(10) is None
+            sender.send(publish(TOPIC, b"now"))
+            until(lambda: heard)
 
 
 def test_whoever_registers_or_reads_is_told_that_it_is_refused(strict: Mosquitto) -> None:

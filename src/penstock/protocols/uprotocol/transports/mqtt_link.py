@@ -86,6 +86,8 @@ class Subscriptions:
         self._wanted: set[str] = set()
         #: The filters that the session is known to have, wanted or not.
         self._there: set[str] = set()
+        #: The filters that `changed` gave out, and that the broker has not answered yet.
+        self._asked: set[str] = set()
         #: Wanted filters that were refused.
         self._refused: dict[str, _Refusal] = {}
 
@@ -139,13 +141,22 @@ class Subscriptions:
         """Note that the session no longer has a filter."""
         self._there.discard(topic_filter)
 
+    def answered(self, topic_filter: str) -> None:
+        """Note that the broker answered what `changed` gave out."""
+        self._asked.discard(topic_filter)
+
     def resumed(self, *, is_kept: bool) -> tuple[list[str], list[str]]:
         """Return the filters to subscribe and to unsubscribe with a new connection.
 
+        What the broker has not answered is asked again: it may never have come there.
+
         :param is_kept: whether the broker resumed the session.
         """
-        if not is_kept:
+        if is_kept:
+            self._there = self._there - self._asked | (self._asked - self._wanted)
+        else:
             self._there.clear()
+        self._asked.clear()
         self._refused.clear()  # all of them are asked for
         return self.changed()
 
@@ -153,6 +164,7 @@ class Subscriptions:
         """Return the filters to subscribe and to unsubscribe, and mark them as in progress."""
         missing = sorted(self._wanted - self._there - self._refused.keys())
         unwanted = sorted(self._there - self._wanted)
+        self._asked.update(missing, unwanted)
         self._there = self._wanted - self._refused.keys()
         return missing, unwanted
 
@@ -198,7 +210,7 @@ class MqttLink:
         self._changed = self._connection.changed
         self._answers: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
-        #: Subscriptions of this connection that the broker has not answered yet.
+        #: What this connection began with, and the broker has not answered yet.
         self._unconfirmed: dict[int, str] = {}
         name = f"up-mqtt-{broker.client_id or broker.host}"
         self._worker = Worker(name, self._run, log=log, restart=True, backoff=_BACKOFF)
@@ -301,11 +313,11 @@ class MqttLink:
 
     def _tell_changes(self, client: Client, missing: list[str], unwanted: list[str]) -> None:
         """Send subscribe and unsubscribe packets; the answers arrive later on this thread."""
-        if unwanted:
-            client.unsubscribe(unwanted)
-        asked = {mid: it for it in missing if (mid := self._subscribe(client, it)[1]) is not None}
+        asked = {client.unsubscribe(it)[1]: it for it in unwanted}
+        asked |= {self._subscribe(client, it)[1]: it for it in missing}
         with self._changed:
-            self._unconfirmed.update(asked)
+            # Without a number it was not sent.
+            self._unconfirmed.update((mid, it) for mid, it in asked.items() if mid is not None)
 
     def _on_disconnect(self, client: Client, _: Any, flags: Any, reason: Any, more: Any) -> None:
         del flags, more
@@ -441,8 +453,10 @@ class MqttLink:
                 self._answers.clear()
             self._answers[mid] = worst
             topic_filter = self._unconfirmed.pop(mid, None)
-            if topic_filter is not None and worst >= _FIRST_FAILURE:
-                self._subscriptions.refuse(topic_filter, _refused(worst))
+            if topic_filter is not None:
+                self._subscriptions.answered(topic_filter)
+                if worst >= _FIRST_FAILURE:
+                    self._subscriptions.refuse(topic_filter, _refused(worst))
             self._changed.notify_all()
 
     def _on_message(self, client: Client, _: Any, packet: MQTTMessage) -> None:

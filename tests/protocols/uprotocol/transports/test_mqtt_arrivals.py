@@ -98,6 +98,36 @@ def test_who_is_slow_has_a_bounded_number_of_bytes_waiting(
         until(lambda: {message.attributes.id for message in slow.stored} == ids, 40)
 
 
+def test_what_came_in_a_session_that_the_broker_forgot_is_kept_when_the_next_one_is_resumed(
+    broker: Mosquitto,
+) -> None:
+    slow = Slow()
+    with (
+        MqttLeg("cloud", "cloud", MqttBroker.parse(broker.url, client_id="cloud")) as receiver,
+        MqttLeg("vehicle1", "vehicle1", MqttBroker.parse(broker.url)) as sender,
+    ):
+        receiver.start(slow.ingest, ["cloud"])
+        sender.start(lambda _: None, ())
+        for leg in (receiver, sender):
+            assert leg.await_connection(10) is None
+        messages = [notification(TOPIC, ENTITY, b"%d" % n) for n in range(6)]
+        assert sender.deliver(ENTITY, messages[:1]) == [None]
+        until(lambda: slow.has_some)
+        assert sender.deliver(ENTITY, messages[1:]) == [None] * 5
+        intake = receiver._intake
+        assert intake is not None
+        until(lambda: len(intake._pump._waiting) == 5)
+        broker.kill()  # and with it all sessions
+        broker.start()
+        until(lambda: receiver.statistics()["connections"] == 2)
+        assert receiver.await_connection(10) is None
+        intake.link._break()
+        until(lambda: receiver.statistics()["connections"] == 3)
+        slow.go_on.set()
+        until(lambda: len(slow.stored) + receiver.statistics()["repeated"] == 6)
+        assert slow.stored == messages
+
+
 def test_two_filters_whose_numbers_are_the_same_are_both_heard(broker: Mosquitto) -> None:
     packing = Packing("vehicle1")
     seen: dict[int, UUri] = {}

@@ -224,13 +224,14 @@ class Connection:
         #: The number of the connection, from 1.
         self.number = 0
         self.is_up = False
-        #: Whether the broker resumed the session.
-        self.is_resumed = False
+        #: The number of the connection that the session began with.
+        self.session_began = 0
         self.why_down = UStatus(UCode.UNAVAILABLE, "the broker is not connected yet")
 
     def begin(self, *, is_resumed: bool) -> None:
         self.number += 1
-        self.is_resumed = is_resumed
+        if not is_resumed:
+            self.session_began = self.number
         self.is_up = True
         self.changed.notify_all()
 

@@ -352,7 +352,7 @@ class MqttLink:
         with self._changed:
             return (
                 arrival.connection == self._connection.number
-                or not self._connection.is_resumed
+                or arrival.connection < self._connection.session_began
                 or not arrival.packet.qos  # QoS 0 is not redelivered
             )
 

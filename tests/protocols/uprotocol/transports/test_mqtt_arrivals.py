@@ -128,6 +128,28 @@ def test_what_came_in_a_session_that_the_broker_forgot_is_kept_when_the_next_one
         assert slow.stored == messages
 
 
+def test_without_a_session_what_there_is_no_room_for_is_counted_and_costs_no_other_message(
+    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = interface.Pump.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "most_bytes", 1 << 20)
+    slow = Slow()
+    with (
+        MqttLeg("cloud", "cloud", MqttBroker.parse(broker.url, keepalive=1)) as receiver,
+        MqttLeg("vehicle1", "vehicle1", MqttBroker.parse(broker.url)) as sender,
+    ):
+        receiver.start(slow.ingest, ["cloud"])
+        sender.start(lambda _: None, ())
+        for leg in (receiver, sender):
+            assert leg.await_connection(10) is None
+        messages = [notification(TOPIC, ENTITY, bytes(100_000)) for _ in range(60)]
+        assert sender.deliver(ENTITY, messages) == [None] * 60
+        until(lambda: receiver.statistics()["overflowed"] > 0)
+        slow.go_on.set()
+        until(lambda: len(slow.stored) + receiver.statistics()["lost"] == 60, 20)
+        assert slow.stored
+
+
 def test_two_filters_whose_numbers_are_the_same_are_both_heard(broker: Mosquitto) -> None:
     packing = Packing("vehicle1")
     seen: dict[int, UUri] = {}

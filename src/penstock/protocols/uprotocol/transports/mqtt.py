@@ -156,7 +156,11 @@ class _Intake:
                 self.acknowledge([arrival])
                 return True
             message = _unreadable(self._packing, arrival.packet, error)
-        return self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped
+        if self._pump.put(_Taken(message, arrival), self._patience) or self._is_stopped:
+            return True
+        if not self.link.broker.is_lasting:
+            self.acknowledge([arrival])  # it never comes again, and must not hold back the others
+        return False
 
     def _hand_over(self, batch: Sequence[_Taken]) -> None:
         link = self.link

@@ -463,8 +463,8 @@ class MqttLink:
         del client
         if not self._arrived(Arrival(packet, self._connection.number)):
             self.counts.add("overflowed")
-            if packet.qos:  # nobody acknowledges it, so it comes again with the next connection
-                self._break()
+            if packet.qos and self.broker.is_lasting:
+                self._break()  # nobody acknowledges it, so it comes again with the next connection
             else:
                 self.counts.add("lost")
 

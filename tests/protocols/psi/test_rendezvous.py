@@ -44,6 +44,23 @@ RIG = Process(
 )
 
 
+def test_what_is_removed_while_the_server_is_away_is_removed_when_it_is_back() -> None:
+    with (
+        RendezvousServer(HOST, 0) as server,
+        FaultRouter.tcp((HOST, server.port)) as router,
+        RendezvousClient(HOST, router.address[1], longest_wait=0.2) as client,
+    ):
+        client.add(RIG)
+        client.add(RIG._replace(name="other"))
+        until(lambda: len(server.processes) == 2)
+        until(lambda: len(client.processes) == 2)
+        router.cut_all()
+        client.remove("rig")
+        until(lambda: list(server.processes) == ["other"])
+        client.add(RIG)
+        assert client.wait_for("rig") == RIG
+
+
 def test_everybody_hears_of_every_process_also_who_added_it() -> None:
     with (
         RendezvousServer(HOST, 0) as server,

@@ -264,6 +264,10 @@ class RendezvousClient(Closable):
         self.address: str | None = None
         self.last_error: Exception | None = None
         self._own: dict[str, Process] = {}
+        #: Processes that were removed, until the server tells that they are.
+        self._removed: set[str] = set()
+        #: Processes of the list that follows a hello, and did not come yet.
+        self._listed = 0
         self._connection: socket.socket | None = None
         self._changed = threading.Condition()
         backoff = Backoff(initial=min(0.05, longest_wait), maximum=longest_wait)
@@ -282,12 +286,14 @@ class RendezvousClient(Closable):
         """Add a process, now or with the next connection."""
         with self._changed:
             self._own[process.name] = process
+            self._removed.discard(process.name)
             self._send(AddProcess(process))
 
     def remove(self, name: str) -> None:
-        """Remove a process."""
+        """Remove a process, now or with the next connection."""
         with self._changed:
             self._own.pop(name, None)
+            self._removed.add(name)
             self._send(RemoveProcess(name))
 
     def wait_for(self, name: str, timeout: float = 10.0) -> Process:
@@ -360,9 +366,10 @@ class RendezvousClient(Closable):
     def _take(self, update: RendezvousHello | Update, connection: socket.socket) -> None:
         with self._changed:
             match update:
-                case RendezvousHello(address, _):
+                case RendezvousHello(address, count):
                     self.processes.clear()
                     self._bytes = 0
+                    self._listed = count
                     self._connection, self.address = connection, address or ""
                     connection.settimeout(_STALLED)
                     for process in self._own.values():
@@ -370,9 +377,15 @@ class RendezvousClient(Closable):
                     connection.settimeout(_LOOK)
                 case AddProcess(process):
                     self._keep(process)
+                    if self._listed and process.name in self._removed:
+                        self._send(RemoveProcess(process.name))
+                    self._listed -= bool(self._listed)
                 case RemoveProcess(name):
                     gone = self.processes.pop(name, None)
                     self._bytes -= 0 if gone is None else gone.memory
+                    self._removed.discard(name)
+            if not self._listed:
+                self._removed &= self.processes.keys()
             self._changed.notify_all()
 
     def _keep(self, process: Process) -> None:

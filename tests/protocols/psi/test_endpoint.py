@@ -81,6 +81,21 @@ def test_bytes_go_through_a_writer_and_a_reader_unchanged() -> None:
         assert a.statistics().messages == 2
 
 
+def test_a_payload_that_is_no_byte_array_is_counted_and_costs_no_other_message() -> None:
+    with RemoteExporter(port=0) as exporter:
+        stream = exporter.exporter.write(None, "A", "byte[]")
+        for payload in (b"one", b"two"):
+            stream.post(payload)
+        stream.post_payload(b"\xff\xff")
+        stream.post(b"four")
+        stream.close()
+        with open_reader(f"psi://127.0.0.1:{exporter.port}/A") as reader:
+            found = []
+            until(lambda: found.extend(reader.read_many(10, 1)) or not reader._idle())
+            assert [message.payload for message in found] == [b"one", b"two", b"four"]
+            assert reader.statistics().lost == 1
+
+
 def test_a_reader_that_is_slow_loses_nothing() -> None:
     with open_writer(f"psi://127.0.0.1:{free_port()}/A", linger=10) as writer:
         writing = threading.Thread(

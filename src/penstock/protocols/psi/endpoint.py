@@ -21,6 +21,7 @@ from penstock.core.errors import (
     ConnectionLost,
     InvalidOption,
     InvalidURL,
+    Malformed,
     PenstockError,
     PositionError,
 )
@@ -239,19 +240,35 @@ class PsiReader(Reader):
             self._held.clear()
             if not found:
                 return []
-            found = self._wanted(found[:limit], found[limit:])
-            if found:
+            made = self._made(self._wanted(found[:limit], found[limit:]))
+            if made:
                 break
-        payloads = [message.payload for message in found]
+        self._messages += len(made)
+        self._bytes += sum(len(message.payload) for message in made)
+        return made
+
+    def _made(self, found: list[Message]) -> list[Message]:
+        """Return messages with their numbers and contents; what is no content counts as lost."""
+        payloads: list[bytes | None] = [message.payload for message in found]
         if self._is_bytes:
-            decode = self._stream.codec.decode
-            payloads = [bytes(decode(payload) or b"") for payload in payloads]
-        self._messages += len(found)
-        self._bytes += sum(map(len, payloads))
+            payloads = self._contents(found)
         return [
             Message(message.subtype - 1, *message[1:-1], payload)
             for message, payload in zip(found, payloads, strict=True)
+            if payload is not None
         ]
+
+    def _contents(self, found: list[Message]) -> list[bytes | None]:
+        decode = self._stream.codec.decode
+        contents: list[bytes | None] = []
+        for message in found:
+            try:
+                contents.append(bytes(decode(message.payload) or b""))
+            except Malformed as error:
+                contents.append(None)
+                self._lost += 1
+                log.warning("%s: message %s is left out: %s", self.url, message.subtype - 1, error)
+        return contents
 
     def _take_stored(self, limit: int) -> list[Message]:
         # Messages of the past are in flight; the exporter does not mark their end.

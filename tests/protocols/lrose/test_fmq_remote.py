@@ -271,6 +271,25 @@ def test_a_wide_queue_is_served_too(fmq_root: Path, either: str, queue_name: str
         assert reader.statistics().restarts == 1
 
 
+def test_a_wide_queue_that_is_created_anew_is_noticed_also_if_its_ids_do_not_show_it(
+    fmq_server: FmqServer, fmq_root: Path, queue_name: str
+) -> None:
+    local = f"fmq:{fmq_root}/{queue_name}?layout=wide&slots=256"
+    with open_writer(local) as writer:
+        writer.write_many([b"old"] * 200)
+    with open_reader(f"{fmq_server.url}/{queue_name}") as reader:
+        assert len(reader.read_many(200, 10)) == 200
+        with open_writer(local, create="always") as writer:
+            writer.write_many([b"new"] * 700)
+        found: list[Message] = []
+        deadline = time.monotonic() + 40
+        while len(found) < 256 and time.monotonic() < deadline:
+            found += reader.read_many(1000, timeout=0.5)
+        assert numbers(found) == list(range(444, 700))
+        assert reader.statistics().restarts == 1
+        assert reader.statistics().lost == 444
+
+
 def test_a_queue_is_made_as_asked_and_not_twice(
     fmq_server: FmqServer, fmq_root: Path, queue_name: str
 ) -> None:

@@ -492,10 +492,18 @@ class ServedWide(ServedQueue):
         found: Messages = Messages([], [], [], [], [], [], [])
         size = 0
         end = reader.newest_seq()
+        following = None
         while len(found.ids) <= most and size <= MOST_BYTES:
             message = reader.read(0)
             if message is None:
                 break
+            if message.seq != following:
+                restarts = reader.statistics().restarts
+                if found.ids and restarts != self.restarts:
+                    reader.seek(message.seq)
+                    break  # those of another queue are for the next reply
+                self.restarts = restarts
+            following = message.seq + 1
             if wanted < 0 or message.type == wanted:
                 found.types.append(message.type)
                 found.subtypes.append(message.subtype)

@@ -224,6 +224,8 @@ DEFAULT_INTERVAL: Final = 5.0
 #: Short timeout: the map of this machine answers at once, or not at all.
 _TIMEOUT: Final = 2.0
 _NS_PER_SECOND: Final = 1_000_000_000
+#: Least seconds between two looks for what is not registered yet.
+_SHORTEST: Final = 1.0
 
 
 class RegistrarStatistics(NamedTuple):
@@ -293,15 +295,17 @@ class Registrar(Closable):
 
     def _work(self, worker: Worker) -> None:
         while True:
-            is_last = worker.wait()
+            # Also without another note: one within the interval, or after a failure, is left.
+            is_last = worker.wait(max(self.interval, _SHORTEST))
             latest = self._latest
             if latest is not None and latest is not self._told:
-                self._told = latest
-                self._register(*latest)
+                self._next = time.monotonic() + self.interval
+                if self._register(*latest):
+                    self._told = latest
             if is_last:
                 return
 
-    def _register(self, latest_time: int, lead: int) -> None:
+    def _register(self, latest_time: int, lead: int) -> bool:
         books = self._books
         try:
             self._client.register_latest(self.directory, latest_time, self.datatype, lead=lead)
@@ -314,10 +318,12 @@ class Registrar(Closable):
                     error,
                 )
             self._books = books._replace(failed=books.failed + 1, error=str(error))
+            return False
         else:
             if books.error is not None:
                 log.info("%s is registered with the data map again", self.directory)
             self._books = RegistrarStatistics(books.registered + 1, books.failed, None)
+            return True
 
     def statistics(self) -> RegistrarStatistics:
         return self._books

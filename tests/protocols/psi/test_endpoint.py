@@ -24,6 +24,7 @@ from penstock.core.errors import (
 from penstock.protocols.psi import (
     RuntimeInfo,
     ServerHello,
+    Store,
     StreamFlags,
     StreamMetadata,
     Transport,
@@ -94,6 +95,36 @@ def test_a_payload_that_is_no_byte_array_is_counted_and_costs_no_other_message()
             until(lambda: found.extend(reader.read_many(10, 1)) or not reader._idle())
             assert [message.payload for message in found] == [b"one", b"two", b"four"]
             assert reader.statistics().lost == 1
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stream_that_was_overwritten_by_others_before_it_was_read_ends_and_is_lost(
+    busy: bool,
+) -> None:
+    done = threading.Event()
+    with Store.volatile(slots=64) as store, RemoteExporter(store, port=0) as exporter:
+        stream = exporter.exporter.write(None, "A", "int")
+        other = exporter.exporter.write(None, "B", "int")
+        for number in range(10):
+            stream.post(number)
+        stream.close()
+        for number in range(100):
+            other.post(number)
+
+        def go_on() -> None:
+            while busy and not done.wait(0.02):
+                other.post(0)
+
+        writing = threading.Thread(target=go_on)
+        writing.start()
+        try:
+            with open_reader(f"psi://127.0.0.1:{exporter.port}/A") as reader:
+                until(lambda: not reader.read_many(10, 0.1) and not reader._idle(), 10)
+                assert reader.statistics().messages == 0
+                assert reader.statistics().lost == 10
+        finally:
+            done.set()
+            writing.join()
 
 
 def test_a_reader_that_is_slow_loses_nothing() -> None:

@@ -271,12 +271,17 @@ class PsiReader(Reader):
         return contents
 
     def _take_stored(self, limit: int) -> list[Message]:
+        is_over = self._stream.is_over  # before the read: nothing can be appended in between
         # Messages of the past are in flight; the exporter does not mark their end.
         found = self._stream.take(limit, self._options.quiet if self._is_catching_up else 0)
         if not found:
             if self._is_catching_up:
                 self._explain_silence()
             self._is_catching_up = False
+            if is_over and self._next is not None:
+                last = self._importer.last_sequence(self._name)
+                self._lost += max(0, last - self._next)
+                self._next = max(last, self._next)
             return []
         self._has_come = True
         if self._first is None:

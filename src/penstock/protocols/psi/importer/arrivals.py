@@ -39,6 +39,7 @@ _GAPS_KEPT: Final = 1000
 _ANNOUNCEMENT: Final = 5.0
 #: Seconds of silence after which a closed stream ends, if only a part of it was asked for.
 _QUIET: Final = 1.0
+_NS_PER_SECOND: Final = 1_000_000_000
 
 
 class Gap(NamedTuple):
@@ -234,6 +235,8 @@ class Intake:
             #: Bursts of metadata, and the types that were waited for in vain.
             self._bursts = 0
             self._unknown_types: set[str] = set()
+            #: The latest creation time of the messages that came, of any stream.
+            self._newest_ns = MIN_NS
 
     # --- metadata -----------------------------------------------------------------------------
 
@@ -301,6 +304,7 @@ class Intake:
         self._is_taking = True
         try:
             self._take_messages(messages)
+            self._newest_ns = max(self._newest_ns, *(each.creation_ns for each in messages))
         finally:
             self._is_taking = False
 
@@ -417,7 +421,12 @@ class Intake:
                 is_due = asked.end_ns == MAX_NS and (
                     reached > 0 or stream.last_creation_ns >= (asked.start_ns or MAX_NS)
                 )
-                if not quiet or (is_due and not may_lose):
+                # Messages come in the order of the exporter's store: later ones of other streams
+                # tell that those of this one were overwritten or removed there.
+                behind_ns = self._newest_ns - max(stream.closed_ns, stream.last_creation_ns)
+                is_gone = may_lose or behind_ns > 0
+                is_settled = quiet or behind_ns > _QUIET * _NS_PER_SECOND
+                if not is_settled or (is_due and not is_gone):
                     continue
                 if is_due:
                     self.arrivals.miss_until(name, stream.message_count)

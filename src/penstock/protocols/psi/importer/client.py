@@ -207,6 +207,10 @@ class RemoteImporter(Closable):
         """
         return self._intake.remote.stream(name)
 
+    def last_sequence(self, name: str) -> int:
+        """Return the number of a stream's last message that came or is known to be missing."""
+        return self._arrivals.last_sequence(name)
+
     def statistics(self) -> ImporterStatistics:
         """Return the counts so far."""
         arrivals = self._arrivals

@@ -316,6 +316,29 @@ def test_a_search_that_was_refused_half_way_is_begun_again() -> None:
     there.close()
 
 
+def test_what_lies_between_two_entries_that_are_alike_is_not_skipped(root: Path) -> None:
+    folder = root / "mdv" / "radar"
+    port = free_port()
+    server = serve(root, port=port)
+    write(folder, "first.nc")
+    there = client(server)
+    assert paths(there) == ["first.nc"]
+    write(folder, "a.nc")
+    assert paths(there) == ["a.nc"]
+    server.close()
+    write(folder, "a.nc")
+    with LatestDataInfo(folder, register=None) as local:
+        local.write("b.nc", time=1705320000, data_type="mdv")
+        local.write("a.nc", time=1705320000, data_type="mdv")
+    with pytest.raises(ConnectionLost):
+        there.read()
+    with serve(root, port=port):
+        assert paths(there) == ["a.nc", "b.nc", "a.nc"]
+        there._drop()
+        assert paths(there) == []
+        there.close()
+
+
 def test_an_entry_that_is_none_is_told_of_and_the_next_one_follows() -> None:
     bad = reply("x").to_message()
     parts = [

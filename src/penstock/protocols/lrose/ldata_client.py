@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.errors import Closed, ConnectionLost, Malformed
@@ -33,6 +34,8 @@ _MAX_REPLY: Final = 1 << 20
 _ANY_AGE: Final = -1
 #: Most entries searched, after a reconnect, for the last one delivered.
 _MOST_MISSED: Final = 100_000
+#: Entries may be alike: the last one delivered is known by those before it, this many at most.
+_REMEMBERED: Final = 100
 
 
 class LdataClient(Closable):
@@ -63,7 +66,8 @@ class LdataClient(Closable):
         self._timeout = timeout
         self._connection: Connection | None = None
         self._is_closed = False
-        self._last: LatestInfo | None = None
+        #: The last entries delivered, the oldest first.
+        self._delivered: deque[LatestInfo] = deque(maxlen=_REMEMBERED)
         #: There was no entry at the first read: all later ones are new.
         self._saw_nothing = False
         self._missed: deque[LatestInfo] = deque()
@@ -88,7 +92,7 @@ class LdataClient(Closable):
         # With a label, the server keeps the position.
         is_labelled = self._arguments.saveLatestReadInfo
         if self._connection is None and not is_labelled:
-            if self._last is not None:
+            if self._delivered:
                 self._catch_up(age)
             elif self._saw_nothing:
                 self._open(replace(self._arguments, readFmqFromStart=True))
@@ -96,7 +100,7 @@ class LdataClient(Closable):
             return self._read(age, forced=True)
         info = self._missed.popleft() if self._missed else self._read(age)
         if info is not None:
-            self._last = info
+            self._delivered.append(info)
         elif age == _ANY_AGE:
             self._saw_nothing = True
         return info
@@ -135,25 +139,18 @@ class LdataClient(Closable):
     def _catch_up(self, age: int) -> None:
         """Find the entries after the last one delivered, on a new connection."""
         self._open(replace(self._arguments, readFmqFromStart=True))
-        found: deque[LatestInfo] = deque()
-        is_known = False
+        found: deque[LatestInfo] = deque(maxlen=_MOST_MISSED)
         try:
             while (info := self._read_or_skip(age)) is not None:
-                if info == self._last:
-                    found.clear()
-                    is_known = True
-                else:
-                    found.append(info)
-                if len(found) > _MOST_MISSED:
-                    found.popleft()
-                    is_known = False
+                found.append(info)
         except BaseException:
             self._drop()  # what was found so far is found again
             raise
-        if not is_known and found:
+        place = _place_behind(list(found), list(self._delivered))
+        if place is None and found:
             self.gaps += 1
             log.warning("%s: what was read last is gone there; entries may be missing", self.url)
-        self._missed = found
+        self._missed = deque(islice(found, place or 0, None))
 
     def _ask(
         self, mode: Mode, arguments: Arguments, info: LatestInfo | None = None
@@ -214,6 +211,22 @@ class LdataClient(Closable):
                 log.debug("%s: closing: %s", self.url, error)
             self._drop()
         self._is_closed = True
+
+
+def _place_behind(found: list[LatestInfo], delivered: list[LatestInfo]) -> int | None:
+    """Return where the entries after those delivered begin; None: the last one is not there.
+
+    Of several places that fit as well it is the first: an entry twice is better than none.
+    """
+
+    def alike(end: int) -> int:
+        before = zip(
+            reversed(found[max(0, end - _REMEMBERED) : end]), reversed(delivered), strict=False
+        )
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], before))
+
+    ends = [end for end, info in enumerate(found, 1) if info == delivered[-1]]
+    return max(ends, key=alike, default=None)
 
 
 def _reply(answer: DsMessage) -> LdataMessage:

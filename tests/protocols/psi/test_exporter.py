@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from penstock.protocols.psi import (
     encode_message,
 )
 from penstock.protocols.psi.exporter.server import RemoteExporter
+from penstock.protocols.psi.exporter.session import Sender
 from penstock.protocols.psi.exporter.streams import Exporter, Posted
 from penstock.protocols.psi.store.streams import Store
 from penstock.protocols.psi.ticks import ticks_to_ns
@@ -335,6 +337,39 @@ def test_a_client_of_psi_that_comes_again_gets_only_what_is_behind_its_last_mess
             peer.burst()
             peer.open_data()
             assert len(peer.messages(41)) == 41
+
+
+def test_a_client_of_psi_that_comes_again_while_much_is_written_gets_all_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    second = 1_000_000_000
+    began = time.time_ns() // 100 * 100 - 3600 * second
+    with Store.volatile(slots=32) as store, RemoteExporter(store, 0, patience=0) as exporter:
+        stream = exporter.exporter.write(None, "Numbers", "int")
+
+        def post(first: int, end: int) -> None:
+            for number in range(first, end):
+                stream.post(number, began + number * second)
+
+        post(0, 20)
+        with client(exporter.port) as peer:
+            peer.burst()
+            peer.open_data()
+            assert len(peer.messages(20)) == 20
+        until(lambda: not exporter.statistics().clients)
+        real = Sender._pass_over
+
+        def pass_over(sender: Sender, *arguments: Any) -> None:
+            post(20, 50)  # what the client has is overwritten now
+            real(sender, *arguments)
+
+        monkeypatch.setattr(Sender, "_pass_over", pass_over)
+        hello = ClientHello.of(began + 19 * second + 100)
+        with client(exporter.port, hello.to_bytes()) as peer:
+            peer.burst()
+            peer.open_data()
+            peer.data.settimeout(10)
+            assert [it.sequence_id for it in peer.messages(30)] == list(range(21, 51))
 
 
 def test_a_second_data_connection_of_a_session_is_reset_and_the_first_goes_on() -> None:

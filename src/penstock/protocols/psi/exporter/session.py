@@ -206,35 +206,39 @@ class Sender:
             return  # the store was closed
 
     def _received_before(self, place: Position, stop: threading.Event) -> int:
-        """Return how many messages after a position psi's importer already has.
+        """Return the number in the store's queue of the first message that psi's importer lacks.
 
         A reconnecting importer of psi names the originating time of its last message, while replay
-        goes by creation time, which may be much later. Without this count it would get messages
+        goes by creation time, which may be much later. Without this number it would get messages
         twice, which ends its pipeline.
         """
         resumed_ns = self.session.hello.resumed_ns
         if resumed_ns is None:
             return 0
         sent_before = self.session.sent_before
-        read = received = 0
+        received = 0
         with self._store.reader(place) as reader:
             while not stop.is_set() and (found := reader.read_many(_MOST_AT_ONCE)):
                 for message in found:
                     if sent_before is not None and message.seq >= sent_before:
                         return received
-                    read += 1
                     if message.time_ns == resumed_ns:
-                        received = read
+                        received = message.seq + 1
         return received
 
-    def _pass_over(self, reader: Reader, count: int, stop: threading.Event) -> None:
-        while count > 0 and not stop.is_set():
-            found = reader.read_many(min(count, _MOST_AT_ONCE))
+    def _pass_over(self, reader: Reader, end: int, stop: threading.Event) -> None:
+        """Skip the messages before a number in the store's queue."""
+        while not stop.is_set() and (left := end - (reader.statistics().next_seq or 0)) > 0:
+            found = reader.read_many(min(left, _MOST_AT_ONCE))
             if not found:
                 return
-            count -= len(found)
-            self.skipped += len(found)
-            self.next_seq, self.progress_at = found[-1].seq + 1, time.monotonic()
+            # More than was asked for, if some were overwritten meanwhile.
+            rest = [message for message in found if message.seq >= end]
+            if rest:
+                reader.seek(rest[0].seq)
+            self.skipped += len(found) - len(rest)
+            self.next_seq = rest[0].seq if rest else found[-1].seq + 1
+            self.progress_at = time.monotonic()
 
     def _run(self, reader: Reader, stop: threading.Event) -> None:
         limit = 1

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.endpoints import open_reader, open_writer
-from penstock.core.errors import InvalidOption
+from penstock.core.errors import Closed, InvalidOption
 from penstock.protocols.psi import (
     ClientHello,
     StreamMetadata,
@@ -370,6 +370,31 @@ def test_a_client_of_psi_that_comes_again_while_much_is_written_gets_all_that_is
             peer.open_data()
             peer.data.settimeout(10)
             assert [it.sequence_id for it in peer.messages(30)] == list(range(21, 51))
+
+
+@pytest.mark.parametrize("policy", ["throttle", "unlimited", "synchronous"])
+def test_who_posts_by_a_policy_is_told_that_the_stream_was_ended_and_what_waited_is_counted(
+    policy: str,
+) -> None:
+    with Store.volatile() as store:
+        stream = Exporter(store).write(None, "Numbers", "int", policy=policy)
+        stream.post(1)
+        until(lambda: store.last_sequence(stream.id) == 1)
+        store.end_stream(stream.id)
+
+        def post() -> None:
+            with contextlib.suppress(Closed):
+                while True:
+                    stream.post(2)
+
+        posting = threading.Thread(target=post, daemon=True)
+        posting.start()
+        posting.join(10)
+        assert not posting.is_alive()
+        books = stream.statistics()
+        assert books is not None
+        assert isinstance(stream.last_error, Closed)
+        until(lambda: books.accepted == 1 + stream.refused + books.held)
 
 
 def test_a_second_data_connection_of_a_session_is_reset_and_the_first_goes_on() -> None:

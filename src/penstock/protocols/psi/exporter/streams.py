@@ -69,7 +69,7 @@ class ExportedStream(Closable):
         self._worker: Worker | None = None
         #: Why the last message was not stored.
         self.last_error: Exception | None = None
-        #: Messages from the queue that are too large for the store.
+        #: Messages from the queue that the store did not take.
         self.refused = 0
         self._is_closed = False
         if policy is not None:
@@ -136,10 +136,20 @@ class ExportedStream(Closable):
     def _append(self, waiting: _Waiting) -> None:
         try:
             self.store.append(self.id, waiting.payload, waiting.originating_ns)
-        except MessageTooLarge as error:
+        except PenstockError as error:
             self.refused += 1
             self.last_error = error
+            if not isinstance(error, MessageTooLarge):
+                raise
             log.warning("a message of %s is left out: %s", self.name, error)
+
+    def _append_all(self, taken: Sequence[_Waiting]) -> None:
+        for number, waiting in enumerate(taken, 1):
+            try:
+                self._append(waiting)
+            except PenstockError:
+                self.refused += len(taken) - number  # nobody has the rest of them, either
+                raise
 
     def _empty(self, _: Worker) -> None:
         assert self._queue is not None
@@ -148,12 +158,10 @@ class ExportedStream(Closable):
                 if self._queue.delivery.is_synchronous:
                     self._queue.receive(_PATIENCE)
                     continue
-                for waiting in self._queue.get_many(_TAKEN_AT_ONCE, _PATIENCE):
-                    self._append(waiting)
-        except Closed:
-            return
+                self._append_all(self._queue.get_many(_TAKEN_AT_ONCE, _PATIENCE))
         except PenstockError as error:
-            self.last_error = error
+            if error is not self.last_error:
+                return  # the queue was closed, and not the store
             log.exception("the stream %s of %s ended", self.name, self.store.name)
             self._queue.close()
 

@@ -217,3 +217,28 @@ def test_udp_that_loses_datagrams_says_how_many_messages_did_not_come(share: flo
             assert len(values) + books.lost == 2000
             assert (books.lost > 0) == (share > 0)
             assert books.messages == len(values)
+
+
+def test_a_session_id_that_udp_loses_costs_only_time() -> None:
+    with Store.volatile() as out, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind((HOST, 0))
+        data_port = free.getsockname()[1]
+        free.close()
+        with (
+            FaultRouter.udp((HOST, data_port), Faults(drop=1.0)) as router,
+            RemoteExporter(
+                out, 0, "udp", data_port=data_port, told_data_port=router.address[1]
+            ) as exporter,
+        ):
+            stream = exporter.exporter.write(None, "Numbers", "int")
+            for i in range(10):
+                stream.post(i)
+            stream.close()
+            with (
+                RemoteImporter(HOST, exporter.port, REPLAY_ALL) as importer,
+                importer.open_stream("Numbers", timeout=10) as numbers,
+            ):
+                time.sleep(1.3)
+                router.set(Faults())
+                assert [received.value for received in numbers] == list(range(10))
+                assert importer.statistics().lost == 0

@@ -333,7 +333,7 @@ class RemoteImporter(Closable):
 
     def _end_streams(self, data: DataReceiver) -> None:
         if not self._stop.is_set():
-            self._intake.end_streams(self.replay, may_lose=data.transport is Transport.UDP)
+            self._intake.end_streams(self.replay, may_lose=data.may_lose)
 
     def _is_stuck(self, data: DataReceiver) -> bool:
         """Tell whether announced messages do not arrive: the connection is half open."""

@@ -251,6 +251,12 @@ class DataReceiver:
         return self._hello.transport
 
     @property
+    def may_lose(self) -> bool:
+        """Whether messages that do not come may be lost on their way."""
+        channel = self._channel
+        return isinstance(channel, DatagramChannel) and not channel.is_asking
+
+    @property
     def is_over(self) -> bool:
         return not self._worker.is_alive
 
@@ -373,6 +379,11 @@ class DatagramChannel(DataChannel):
         self._next_hello = time.monotonic() + _BETWEEN_HELLOS
         datagrams = Chunker().split(encode_session_id(self._hello.session))
         self._socket.send([(each, None) for each in datagrams], _PATIENCE)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether nothing came yet, and the session id is sent again."""
+        return not self.bytes and (self._hellos < _HELLOS or time.monotonic() < self._next_hello)
 
     def receive(self) -> list[PsiMessage] | None:
         messages: list[PsiMessage] = []

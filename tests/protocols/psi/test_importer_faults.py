@@ -219,7 +219,8 @@ def test_udp_that_loses_datagrams_says_how_many_messages_did_not_come(share: flo
             assert books.messages == len(values)
 
 
-def test_a_session_id_that_udp_loses_costs_only_time() -> None:
+@pytest.mark.parametrize(("ends", "seconds"), [(True, 1.3), (False, 6.5)])
+def test_a_session_id_that_udp_loses_costs_only_time(ends: bool, seconds: float) -> None:
     with Store.volatile() as out, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind((HOST, 0))
         data_port = free.getsockname()[1]
@@ -227,18 +228,25 @@ def test_a_session_id_that_udp_loses_costs_only_time() -> None:
         with (
             FaultRouter.udp((HOST, data_port), Faults(drop=1.0)) as router,
             RemoteExporter(
-                out, 0, "udp", data_port=data_port, told_data_port=router.address[1]
+                out,
+                0,
+                "udp",
+                data_port=data_port,
+                told_data_port=router.address[1],
+                keep_alive=0.2,
             ) as exporter,
         ):
             stream = exporter.exporter.write(None, "Numbers", "int")
             for i in range(10):
                 stream.post(i)
-            stream.close()
+            if ends:
+                stream.close()
             with (
-                RemoteImporter(HOST, exporter.port, REPLAY_ALL) as importer,
+                RemoteImporter(HOST, exporter.port, REPLAY_ALL, silence=4) as importer,
                 importer.open_stream("Numbers", timeout=10) as numbers,
             ):
-                time.sleep(1.3)
+                time.sleep(seconds)
                 router.set(Faults())
-                assert [received.value for received in numbers] == list(range(10))
+                found = [numbers.read(20) for _ in range(10)]
+                assert [each and each.value for each in found] == list(range(10))
                 assert importer.statistics().lost == 0

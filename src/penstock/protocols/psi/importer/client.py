@@ -336,8 +336,12 @@ class RemoteImporter(Closable):
             self._intake.end_streams(self.replay, may_lose=data.may_lose)
 
     def _is_stuck(self, data: DataReceiver) -> bool:
-        """Tell whether announced messages do not arrive: the connection is half open."""
-        if self.replay.end_ns < MAX_NS or data.transport is Transport.UDP:
+        """Tell whether announced messages do not arrive: the connection is half open.
+
+        By UDP some may be lost on their way; if none comes, the session id was.
+        """
+        is_by_udp = data.transport is Transport.UDP
+        if self.replay.end_ns < MAX_NS or (is_by_udp and data.has_received):
             return False
         return (
             self._intake.silent_for > self.options.silence

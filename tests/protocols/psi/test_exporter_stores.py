@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import InvalidOption, NotFound, Unsupported
+from penstock.core.endpoints import open_writer
+from penstock.core.errors import InvalidOption, NotFound, StorageError, Unsupported
 from penstock.protocols.psi import (
     REPLAY_ALL,
     Exporter,
@@ -28,6 +31,8 @@ from penstock.protocols.psi import (
 from protocols.psi.raw_client import client
 from protocols.psi.recordings import SESSIONS, VECTORS, catalog_of, messages_of, recording
 from protocols.psi.test_store import INTS, SECOND, block, ints, write_store
+from support.mosquitto import free_port
+from support.small_disks import small_disk_at
 
 HOST = "127.0.0.1"
 
@@ -280,3 +285,49 @@ def test_a_program_that_is_slow_reads_by_its_policy_and_the_books_add_up() -> No
             assert books is not None
             assert (books.accepted, books.delivered, books.held) == (500, 2, 0)
             assert sum(books.dropped.values()) == 498
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Give a store whose catalog has room for one more stream of bytes, and what fills its disk."""
+    with small_disk_at(tmp_path / "disk", "16m") as disk:
+        with Store.create(disk, "S") as store:
+            for number in range(4091):
+                store.add_stream(f"{number}", "int")
+        yield disk / "S", disk / "filling"
+
+
+def fill(filling: Path) -> None:
+    with contextlib.suppress(OSError), filling.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_stream_whose_end_could_not_be_stored_is_ended_by_another_call(
+    full_disk: tuple[Path, Path],
+) -> None:
+    folder, filling = full_disk
+    with Store.open(folder, writable=True) as store:
+        stream = Exporter(store).write(None, "Numbers", "byte[]")
+        stream.post(b"one")
+        fill(filling)
+        with pytest.raises(StorageError):
+            stream.close()
+        filling.unlink()
+        stream.close()
+        assert store.metadata(stream.id).is_closed
+
+
+def test_a_writer_whose_end_could_not_be_stored_leaves_its_port(
+    full_disk: tuple[Path, Path],
+) -> None:
+    folder, filling = full_disk
+    url = f"psi://127.0.0.1:{free_port()}/Numbers"
+    writer = open_writer(url, store=str(folder), linger=0)
+    writer.write(b"one")
+    fill(filling)
+    with pytest.raises(StorageError):
+        writer.close()
+    filling.unlink()
+    with open_writer(url, store=str(folder), linger=0) as writer:
+        assert writer.write(b"two") == 2

@@ -540,6 +540,8 @@ class PsiWriter(BookedWriter):
         if self._is_closed:
             return
         self._is_closed = True
-        self._stream.close()
-        self.exporter.exporter.streams.pop(self._stream.name, None)
-        _shared.release(self.exporter, self._options.linger)
+        try:
+            self._stream.close()
+        finally:
+            self.exporter.exporter.streams.pop(self._stream.name, None)
+            _shared.release(self.exporter, self._options.linger)

@@ -71,7 +71,8 @@ class ExportedStream(Closable):
         self.last_error: Exception | None = None
         #: Messages from the queue that the store did not take.
         self.refused = 0
-        self._is_closed = False
+        #: No more is taken, and the end was announced.
+        self._is_closed = self._is_ended = False
         if policy is not None:
             self._queue = DeliveryQueue(
                 policy, time_of=lambda waiting: waiting.originating_ns, receive=self._append
@@ -124,14 +125,18 @@ class ExportedStream(Closable):
         return None if self._queue is None else self._queue.statistics()
 
     def close(self) -> None:
-        """Write what is queued, and announce the end of the stream. Idempotent."""
-        if self._is_closed:
+        """Write what is queued, and announce the end of the stream. Idempotent.
+
+        :raises StorageError: the end cannot be stored; another call tries again.
+        """
+        if self._is_ended:
             return
         self._is_closed = True
         if self._queue is not None and self._worker is not None:
             self._queue.close()
             self._worker.join()
         self.store.end_stream(self.id)
+        self._is_ended = True
 
     def _append(self, waiting: _Waiting) -> None:
         try:

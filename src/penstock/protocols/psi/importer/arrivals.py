@@ -304,7 +304,7 @@ class Intake:
         self._is_taking = True
         try:
             self._take_messages(messages)
-            self._newest_ns = max(self._newest_ns, *(each.creation_ns for each in messages))
+            self._newest_ns = max([self._newest_ns, *(each.creation_ns for each in messages)])
         finally:
             self._is_taking = False
 

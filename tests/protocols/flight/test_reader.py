@@ -24,8 +24,10 @@ from penstock.core.errors import (
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.stream_id import StreamId
+from penstock.protocols.flight.access import Root
 from penstock.protocols.flight.reader import FlightReader
 from penstock.protocols.flight.server import FlightServer
+from penstock.protocols.flight.sources import Holds
 from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take
 from protocols.flight.serving import served
 from support.waiting import SOON, background, waits
@@ -329,6 +331,24 @@ def test_a_named_reader_goes_on_where_it_was(server: FlightServer, root: Path, k
         reader.seek(15)
     with open_reader(url, cursor="archive") as reader:
         assert [m.seq for m in reader.read_many(2)] == [15, 16]
+
+
+def test_the_late_end_of_a_reader_releases_no_name_of_the_next_one(tmp_path: Path) -> None:
+    create(f"log:{tmp_path}/a")
+    place = Root(tmp_path).place("a", None)
+    holds = Holds()
+
+    def take(reader: str) -> int:
+        asked = Hold(stream="a", reader=reader, name="archive", at=Spot.of(Position.START))
+        return holds.take(place, asked)[0]
+
+    one, two = secrets.token_hex(16), secrets.token_hex(16)
+    first = take(one)
+    holds.forget(one)
+    second = take(two)
+    holds.release(place, "archive", first)  # by the thread that served it
+    assert holds.is_current(place, "archive", second)
+    holds.close()
 
 
 def test_a_name_that_a_client_failed_to_take_is_free(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -362,6 +363,8 @@ class Holds:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[Path, str], _Held] = {}
+        #: Each is used once: the end of a reader that has left releases no name of the next one.
+        self._leases = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -393,7 +396,7 @@ class Holds:
             if held is None:
                 held = self._held[place.path, asked.name] = _Held(place, asked)
             # A client that reconnects takes over its own lease.
-            held.lease += 1
+            held.lease = next(self._leases)
             return held.lease, held
 
     def move(self, place: Place, name: str, reader: str, done: Mark | None) -> None:

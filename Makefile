@@ -45,8 +45,8 @@ test: $(QUICK) ## all tests at small size, below 12 minutes
 test-again: $(QUICK) ## the tests that failed last time, one after the other
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none
 
-test-full: $(QUICK) ## all tests, also at full size: some hours
-	@$(CACHED) $(BIN)/python -m pytest --timeout 2400 --numprocesses 3 --dist loadscope --no-loadscope-reorder
+test-full: $(QUICK) ## all tests, also at full size: two hours
+	@$(CACHED) $(BIN)/python -m pytest --timeout 2400 --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 lint: $(STAMP) ## ruff, mypy --strict, and which room may import which
 	@$(BIN)/ruff check .

@@ -40,8 +40,14 @@ LONG = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files: the others fit in beside them, and all end together."""
-    items.sort(key=lambda item: "spark" not in item.path.parts and item.path.name not in LONG)
+    """Begin with the longest: the others fit in beside them, and all end together."""
+
+    def rank(item: pytest.Item) -> int:
+        if "spark" in item.path.parts or item.path.name in LONG:
+            return 0
+        return 1 if item.get_closest_marker("full") else 2
+
+    items.sort(key=rank)
 
 
 def pytest_collection_finish() -> None:
@@ -52,17 +58,24 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let processes share the work: a file stays together, and so do all that share Spark."""
+    """Let processes share the work: a file stays together, and so do all that share Spark.
+
+    At full size a file may take an hour, and its tests are handed out one by one.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
+    in_full = not config.getoption("markexpr")
+
     @cache
-    def scope_of(file: str) -> str:
-        text = (config.rootpath / file).read_text(encoding="utf-8")
-        return "spark" if "spark: SparkSession" in text else file
+    def text_of(file: str) -> str:
+        return (config.rootpath / file).read_text(encoding="utf-8")
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid.partition("::")[0])
+            file = nodeid.partition("::")[0]
+            if "spark: SparkSession" in text_of(file):
+                return "spark"
+            return nodeid if in_full and "mark.full" in text_of(file) else file
 
     return ByFile(config, log)
 

@@ -17,7 +17,14 @@ from penstock.core.errors import Closed, NotFound, PenstockError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LockFile", "no_thread", "storage_error", "storage_errors", "write_again"]
+__all__ = [
+    "LockFile",
+    "data_ranges",
+    "no_thread",
+    "storage_error",
+    "storage_errors",
+    "write_again",
+]
 
 #: `struct flock`: kind, whence, start, length (0 = to the end), pid.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -177,11 +184,21 @@ def write_again(fd: int, at: int) -> None:
 
     :raises OSError: the operating system refuses.
     """
+    for start, end in data_ranges(fd, at):
+        for piece in range(start, end, _WRITTEN_AGAIN):
+            os.pwrite(fd, os.pread(fd, min(_WRITTEN_AGAIN, end - piece), piece), piece)
+
+
+def data_ranges(fd: int, at: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the data of a file from `at` on, without the holes of a sparse one.
+
+    :raises OSError: the operating system refuses.
+    """
     with contextlib.suppress(_NoMoreData):
-        while True:  # not to the holes of a sparse file
-            at = _seek(fd, at, os.SEEK_DATA)
-            end = min(_seek(fd, at, os.SEEK_HOLE), at + _WRITTEN_AGAIN)
-            at += os.pwrite(fd, os.pread(fd, end - at, at), at)
+        while True:
+            start = _seek(fd, at, os.SEEK_DATA)
+            at = _seek(fd, start, os.SEEK_HOLE)
+            yield start, at
 
 
 class _NoMoreData(Exception):

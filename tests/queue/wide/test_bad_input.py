@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -526,6 +528,50 @@ def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_th
         assert again == []
     with open_reader(f"fmq:{queue_path}", start="start") as reader:
         assert [message.payload for message in reader.available()] == [b"safe", b"in doubt"]
+
+
+def test_so_it_is_with_many_writers_though_another_writes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.fdatasync
+    unsynced: list[int] = []
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    def sync(descriptor: int) -> None:
+        unsynced.append(dirty_pages("broken.fmq"))
+        real(descriptor)
+
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"fmq:{folder}/broken?sync=1000s&slots=8&size=64k&writers=many"
+        with wide_writer(url) as writer, wide_writer(url) as other:
+            writer.write(bytes(60_000))
+            with monkeypatch.context() as broken:
+                broken.setattr("os.fdatasync", refuse)
+                with pytest.raises(StorageError):
+                    writer.flush()
+            with Path(f"{folder}/broken.fmq").open("rb") as file:
+                real(file.fileno())  # what the kernel forgets does not look dirty either
+            if dirty_pages("broken.fmq"):
+                pytest.skip("this file system has no pages that are written")
+            other.write(b"another")
+            monkeypatch.setattr("os.fdatasync", sync)
+            writer.flush()
+            assert unsynced[0] >= 15
+            other.flush()
+            assert unsynced[1] < 5, "nothing failed there"
+
+
+def dirty_pages(name: str) -> int:
+    """Return how many pages of a file this process has mapped that no sync has written."""
+    dirty, is_it = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match("[0-9a-f]+-", line):
+            is_it = line.endswith(name)
+        elif is_it and re.match("(Shared|Private)_Dirty", line):
+            dirty += int(line.split()[1])
+    return dirty // 4
 
 
 def test_a_message_has_a_hash(queue_path: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from penstock.core.errors import DamagedQueue, NotFound, PenstockError, Unsupported
 from penstock.core.interfaces import Ancestor
 from penstock.core.stream_id import StreamId
-from penstock.queue.storage import LockFile, storage_error, storage_errors
+from penstock.queue.storage import LockFile, data_ranges, storage_error, storage_errors
 from penstock.queue.wide import _ring
 from penstock.queue.wide.layout import (
     COMPRESSIONS,
@@ -373,6 +373,16 @@ class QueueFile:
             return
         with contextlib.suppress(OSError):  # an older kernel: pages are faulted in later
             self.mapping.madvise(_POPULATE_WRITE)
+
+    def write_again(self) -> None:
+        """Have the next sync write all messages, though none has changed since the last one.
+
+        To the kernel every page looks written to; what is in it stays, and others may write.
+
+        :raises OSError: the operating system refuses, or is older than Linux 5.14.
+        """
+        for start, end in data_ranges(self.descriptor, self.geometry.slots_offset):
+            self.mapping.madvise(_POPULATE_WRITE, start, end - start)
 
     def cut_off(self) -> DamagedQueue:
         """Return the error for a file that was truncated while mapped."""

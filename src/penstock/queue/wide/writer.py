@@ -583,13 +583,19 @@ class DiskSync:
         """
         failure, self._failure = self._failure, None
         with self._lock:
-            if self._is_doubtful and not self._is_many:  # others may write at the same time
+            if self._is_doubtful:
                 with storage_errors("writing again", self._file.path):
-                    write_again(self._file.descriptor, self._file.geometry.slots_offset)
+                    self._write_again()
             self._sync(self._next_guard(may_overwrite=False))
             self._is_doubtful = False
         if failure is not None:
             raise failure
+
+    def _write_again(self) -> None:
+        if self._is_many:  # others may write at the same time
+            self._file.write_again()
+        else:
+            write_again(self._file.descriptor, self._file.geometry.slots_offset)
 
     def make_room(self) -> None:
         """Advance `guard` on disk, so that more messages may be overwritten.

@@ -303,6 +303,27 @@ def test_what_waits_at_the_end_is_handled() -> None:
     assert server.unhandled == 0
 
 
+def test_datagrams_whose_handling_fails_are_counted() -> None:
+    handled: list[bytes] = []
+
+    def handle(datagrams: Datagrams) -> None:
+        if any(data == b"bad" for data, _ in datagrams.whole):
+            raise ValueError("it cannot be handled")
+        handled.extend(data for data, _ in datagrams.whole)
+
+    sock = DatagramSocket.bind("127.0.0.1", 0)
+    with (
+        DatagramServer("fails", sock, handle, log=log).start() as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.connect(("127.0.0.1", server.port))
+        for number in range(30):
+            sender.send(b"bad" if number % 10 == 5 else b"good")
+        until(lambda: len(handled) + server.unhandled == 30)
+        assert server.unhandled >= 3
+    assert len(handled) + server.unhandled == server.statistics().received == 30
+
+
 def test_what_waits_behind_a_batch_that_takes_too_long_is_counted_once_at_the_end() -> None:
     begun, goes_on = threading.Event(), threading.Event()
 

@@ -251,8 +251,8 @@ class DatagramServer(Closable):
         self._most_waiting = waiting
         #: Batches handled, and those for which `handle` raised.
         self.batches = self.failures = 0
-        #: Datagrams that were received, but not handled in time on `close`.
-        self.unhandled = 0
+        #: Datagrams of batches for which `handle` raised, and those not handled in time on `close`.
+        self._failed = self._left = 0
         self._give_up_at = math.inf
         self._assistant = Worker(f"{name}-intake", self._assist, log=log, restart=True)
         self._worker = Worker(name, self._run, log=log, restart=True, on_failure=self._count)
@@ -281,12 +281,21 @@ class DatagramServer(Closable):
         found = self.socket.take(self._most_waiting, patience)
         if found:
             self.batches += 1
-            self._handle(found)
+            try:
+                self._handle(found)
+            except Exception:
+                self._failed += len(found.whole) + len(found.cut)
+                raise
             worker.note_success()
         return bool(found)
 
     def _count(self, _: Exception) -> None:
         self.failures += 1
+
+    @property
+    def unhandled(self) -> int:
+        """Datagrams that were received, and not handled to the end."""
+        return self._failed + self._left
 
     def statistics(self) -> DatagramStatistics:
         return self.socket.statistics()
@@ -297,6 +306,6 @@ class DatagramServer(Closable):
         self._assistant.ask_to_stop()
         is_over = self._worker.stop(2 * _LOOK + grace + _LAST) and self._assistant.join(_LAST)
         # It takes no more of them, also where it is still at a batch.
-        self.unhandled = self.socket.waiting
+        self._left = self.socket.waiting
         if is_over:
             self.socket.close()

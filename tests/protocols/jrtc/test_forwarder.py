@@ -74,9 +74,11 @@ class Box(Destination):
         self.fails: Exception | None = None
         self.most = 1 << 30
         self.calls = 0
+        self.takes_long = 0.0
 
     def send(self, batch: Batch) -> Outcome:
         self.calls += 1
+        time.sleep(self.takes_long)
         if self.fails is not None:
             raise self.fails
         part = batch.slice(0, self.most)
@@ -225,6 +227,35 @@ def test_a_forwarder_that_is_too_slow_says_what_it_lost(tmp_path: Path) -> None:
     books = forwarder.statistics()
     assert books.routes[2].lost == 1001 - books.routes[2].forwarded
     assert books.lost >= 900
+
+
+@pytest.mark.parametrize("policy", [OverflowPolicy.DROP_OLDEST, OverflowPolicy.BLOCK])
+def test_what_is_in_a_stream_at_the_end_is_lost_unless_the_next_forwarder_goes_on(
+    tmp_path: Path, policy: OverflowPolicy
+) -> None:
+    box, more = Box(), Box()
+    box.fails = ConnectionError("away")
+    with OutputStream.create(
+        STATUS, owner="x", directory=tmp_path, slots=20_000, hold="forwarder-2"
+    ) as stream:
+        dead = open_writer(f"log:{tmp_path}/dead")
+        with forwarding(tmp_path, {2: box}, policy=policy, dead=dead) as forwarder:
+            until(lambda: forwarder.statistics().routes[2].streams == 1)
+            stream.write(b"first")
+            until(lambda: box.calls)
+            stream.write_many([b"%d" % i for i in range(10_000)])
+            box.takes_long = 3.0
+            box.fails = None
+        books = forwarder.statistics().routes[2]
+        left = 10_001 - books.taken
+        assert left > 0
+        if policy is OverflowPolicy.BLOCK:
+            assert books.lost == 0
+            with forwarding(tmp_path, {2: more}, policy=policy):
+                until(lambda: len(more.payloads) >= left)
+            assert more.payloads[-1] == b"9999"
+        else:
+            assert books.lost == left
 
 
 def test_creators_can_wait_for_a_forwarder(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class RouteStatistics(NamedTuple):
     undelivered: int
     #: Messages that wait for the destination.
     waiting: int
-    #: Messages that were overwritten before they were taken.
+    #: Messages that were overwritten before they were taken, or still in their streams when the
+    #: forwarder was closed. Under `BLOCK` the next forwarder of this name takes the latter.
     lost: int
     #: How often the destination could take nothing.
     outages: int
@@ -93,7 +94,7 @@ class ForwarderStatistics(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Lost messages: overwritten, or rejected without a dead letter."""
+        """Lost messages: not taken from their streams, or rejected without a dead letter."""
         gone = sum(each.lost for each in self.routes.values())
         return gone + self.unwritten
 
@@ -134,7 +135,10 @@ class Forwarder(Closable):
             for number, destination in destinations.items():
                 subscription = Subscription(f"{name}-{number}", directory=directory, policy=policy)
                 subscription.add(*requests_for(destinations=number))
-                self._routes[number] = _Route(destination, subscription, schemas, self._letters)
+                self._routes[number] = _Route(
+                    *(destination, subscription, schemas, self._letters),
+                    goes_on=policy is OverflowPolicy.BLOCK,
+                )
         except BaseException:
             self.close()
             raise
@@ -167,7 +171,14 @@ class _Route:
         subscription: Subscription,
         schemas: Schemas,
         letters: DeadLetters,
+        *,
+        goes_on: bool,
     ) -> None:
+        """Take over the destination and the subscription.
+
+        :param goes_on: what is in the streams at the end is for the next forwarder
+        """
+        self._goes_on = goes_on
         self._destination = destination
         self._subscription = subscription
         self._schemas = schemas
@@ -278,9 +289,11 @@ class _Route:
             self._rejected.update(each.code for each in rejected)
             self._letters.write(batch, rejected, self._destination.name)
 
-    def _ask_books(self) -> None:
+    def _ask_books(self, *, at_the_end: bool = False) -> None:
         books = self._subscription.statistics()
         self._lost, self._streams = books.lost, len(books.streams)
+        if at_the_end and not self._goes_on:
+            self._lost += books.backlog
         self._asked_at = time.monotonic()
 
     def statistics(self) -> RouteStatistics:
@@ -300,7 +313,7 @@ class _Route:
         self._worker.stop()
         if not self._is_closed:
             self._is_closed = True
-            self._ask_books()
+            self._ask_books(at_the_end=True)
             self._subscription.close()
             self._destination.close()
 

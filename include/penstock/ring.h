@@ -812,23 +812,31 @@ static inline penstock_code penstock_begin(penstock_writer *w, uint64_t bytes, u
     return PENSTOCK_OK;
 }
 
-/* Fill in the slot of the message whose bytes are in place now; publish it afterwards. The caller
- * sets length, block, attributes, type, subtype, flags, time_ns and created_ns. */
-static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot) {
+/* Fill in the slot of the message whose bytes are at `bytes`, and store it at `place`. The caller sets
+ * length, block, attributes, type, subtype, flags, time_ns and created_ns; it brings both to their places
+ * in the queue, and publishes the message afterwards. */
+static inline uint64_t penstock_finish_at(penstock_writer *w, penstock_slot *slot, const uint8_t *bytes,
+                                          penstock_slot *place) {
     slot->seq = w->head + w->planned;
     slot->position = w->at;
     slot->created_ns = slot->created_ns < w->created_ns ? w->created_ns : slot->created_ns;
     slot->crc32c = 0;
     if (w->ring.crc) {
         slot->flags |= PENSTOCK_HAS_CRC;
-        slot->crc32c = penstock_message_crc(slot, w->ring.buffer + w->at % w->ring.buffer_size);
+        slot->crc32c = penstock_message_crc(slot, bytes);
     }
     PENSTOCK_FAULT_POINT();
-    penstock_store_slot(&w->ring.slots[slot->seq & w->ring.mask], slot);
+    penstock_store_slot(place, slot);
     w->position = penstock_align(w->at + slot->block + slot->length, PENSTOCK_ALIGN);
     w->created_ns = slot->created_ns;
     w->planned++;
     return slot->seq;
+}
+
+/* The same for a message whose bytes are in place now. */
+static inline uint64_t penstock_finish(penstock_writer *w, penstock_slot *slot) {
+    const uint8_t *bytes = w->ring.buffer + w->at % w->ring.buffer_size;
+    return penstock_finish_at(w, slot, bytes, &w->ring.slots[(w->head + w->planned) & w->ring.mask]);
 }
 
 /* Sync, record the end of the synced messages on disk, and remove the guard: 0 or an errno. */

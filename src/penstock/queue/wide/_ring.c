@@ -16,6 +16,7 @@
 
 enum {
     LARGE = 256 << 10, /* from this size on, copy without the interpreter's lock */
+    FEW = 16 << 10,    /* bytes that are written to new pages of a file as fast by page faults */
     RUN = 64           /* messages copied before a reader checks whether they were overwritten */
 };
 /* Longest sleep: a killed writer wakes no reader. */
@@ -94,7 +95,7 @@ static bool int_argument(PyObject *value, const char *name, int64_t least, int64
 typedef struct {
     PyObject_HEAD
     Py_buffer memory; /* .obj is NULL when closed */
-    const int *is_cut; /* whether the file was truncated */
+    Area *area;       /* tells whether the file was truncated; NULL: nobody watches it */
     bool busy;        /* a thread is in a call, maybe without the interpreter's lock */
     bool closing;     /* that thread must leave and close */
 } Mapped;
@@ -107,13 +108,13 @@ static bool map_buffer(Mapped *self, PyObject *mapping, penstock_ring *ring) {
     if (fault != NULL)
         return PyBuffer_Release(&self->memory), PyErr_Format(PyExc_ValueError, "the %s is not right", fault), false;
     *ring = penstock_over(self->memory.buf, !self->memory.readonly);
-    static const int never = 0;
-    Area *area = area_of(self->memory.buf);
-    self->is_cut = area == NULL ? &never : &area->is_cut;
+    self->area = area_of(self->memory.buf);
     return true;
 }
 
-static bool is_cut(const Mapped *self) { return __atomic_load_n(self->is_cut, __ATOMIC_ACQUIRE) != 0; }
+static bool is_cut(const Mapped *self) {
+    return self->area != NULL && __atomic_load_n(&self->area->is_cut, __ATOMIC_ACQUIRE) != 0;
+}
 
 /* Raise for a file that was truncated while mapped; replaces an error that is set. */
 static PyObject *raise_cut(PyObject *self) {
@@ -146,9 +147,16 @@ static void close_now(PyObject *self) {
 
 /* --- the writer ------------------------------------------------------------------------------ */
 
+/* Messages of a log, on their way into its file. */
+typedef struct {
+    penstock_slot slots[4096];
+    uint8_t bytes[256 << 10];
+} Run;
+
 typedef struct {
     Mapped mapped;
     penstock_writer w;
+    Run *run; /* NULL: none was needed yet */
     int64_t lock_timeout;
     bool sync_each, locked, reserved;
     penstock_slot pending; /* of the reservation */
@@ -220,16 +228,25 @@ static bool writer_enter(Writer *self) {
     return false;
 }
 
+/* Make room for a message, and return its address, or NULL. */
+static uint8_t *make_room(Writer *self, const Entry *e) {
+    uint64_t size = e->slot.block + e->slot.length;
+    uint8_t *to;
+    penstock_code code;
+    while ((code = penstock_begin(&self->w, size, &to)) != PENSTOCK_OK) {
+        penstock_publish(&self->w); /* so that held readers can advance */
+        if (hook(self, "_make_room", code, size) != 0)
+            return NULL;
+    }
+    return to;
+}
+
 /* Make room for a message, write its block, and return the address of its payload, or NULL. */
 static uint8_t *begin(Writer *self, const Entry *e) {
     const penstock_slot *slot = &e->slot;
-    uint8_t *to;
-    penstock_code code;
-    while ((code = penstock_begin(&self->w, slot->block + slot->length, &to)) != PENSTOCK_OK) {
-        penstock_publish(&self->w); /* so that held readers can advance */
-        if (hook(self, "_make_room", code, slot->block + slot->length) != 0)
-            return NULL;
-    }
+    uint8_t *to = make_room(self, e);
+    if (to == NULL)
+        return NULL;
     PENSTOCK_FAULT_POINT();
     if (e->block != NULL) {
         memcpy(to, e->block, slot->block);
@@ -431,33 +448,149 @@ static PyObject *writer_write_parts(Writer *self, PyObject *args) {
     return self->refused += count, NULL;
 }
 
+/* Rows that Python prepared: their slots, blocks and payloads, and how much of each is placed. */
+typedef struct {
+    Py_buffer slots, blocks, payloads;
+    uint64_t count, done, block, payload;
+} Rows;
+
+/* The next row; false: its bytes are missing. */
+static bool next_row(const Rows *rows, Entry *e) {
+    memset(e, 0, sizeof *e);
+    memcpy(&e->slot, (penstock_slot *)rows->slots.buf + rows->done, sizeof e->slot);
+    e->block = (uint8_t *)rows->blocks.buf + rows->block;
+    e->payload = (uint8_t *)rows->payloads.buf + rows->payload;
+    return e->slot.block <= (uint64_t)rows->blocks.len - rows->block &&
+           e->slot.length <= (uint64_t)rows->payloads.len - rows->payload;
+}
+
+static void row_is_placed(Rows *rows, const Entry *e) {
+    rows->done++;
+    rows->block += e->slot.block;
+    rows->payload += e->slot.length;
+}
+
+static bool put(int fd, const void *from, uint64_t bytes, const void *to, const void *base) {
+    off_t at = (const uint8_t *)to - (const uint8_t *)base;
+    while (bytes > 0) {
+        ssize_t n = pwrite(fd, from, bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        from = (const uint8_t *)from + n, at += n, bytes -= (uint64_t)n;
+    }
+    return true;
+}
+
+/* Whether the file is still as long as its mapping. If not, all calls fail from now on: a part of what was cut off may
+ * be added again, and then no access to it would fail. */
+static bool is_whole(const Writer *self) {
+    struct stat file;
+    bool whole = fstat(self->w.fd, &file) == 0 && file.st_size >= self->mapped.memory.len;
+    if (!whole && self->mapped.area != NULL)
+        __atomic_store_n(&self->mapped.area->is_cut, 1, __ATOMIC_RELEASE);
+    return whole;
+}
+
+/* Bring the `count` messages of the run, which begin at this position of the buffer, to their places in the file. */
+static bool put_run(Writer *self, uint64_t count, uint64_t position, uint64_t bytes) {
+    const penstock_ring *ring = &self->w.ring;
+    const penstock_slot *slots = self->run->slots;
+    const void *base = self->mapped.memory.buf;
+    uint64_t first = self->w.head & ring->mask, room = ring->mask + 1 - first;
+    uint64_t straight = count < room ? count : room; /* the slots after them are at the start of the table */
+    if (!is_whole(self))
+        return false;
+    PENSTOCK_FAULT_POINT();
+    bool done = put(self->w.fd, self->run->bytes, bytes, ring->buffer + position, base);
+    PENSTOCK_FAULT_POINT();
+    done = done && put(self->w.fd, slots, straight * sizeof *slots, ring->slots + first, base) &&
+           put(self->w.fd, slots + straight, (count - straight) * sizeof *slots, ring->slots, base);
+    PENSTOCK_FAULT_POINT();
+    return done && is_whole(self);
+}
+
+/* Append the next rows to a log by pwrite, as many as a run has room for: a page fault for each new page would take
+ * longer than all the rest. False: none, and the next row is for `append`. Needs no interpreter's lock. */
+static bool append_run(Writer *self, Rows *rows) {
+    penstock_writer *w = &self->w, before;
+    Rows rows_before = *rows;
+    uint64_t count = 0, bytes = 0;
+    Entry e;
+    penstock_publish(w);
+    before = *w;
+    /* Up to the end of the allocated space, and not into the last page: a truncated file is still shorter afterwards. */
+    uint64_t end = w->ring.buffer_size - PENSTOCK_PAGE, most = sizeof self->run->slots / sizeof *self->run->slots;
+    end = w->ready_position < end ? w->ready_position : end;
+    uint64_t slots = w->tail + w->ring.mask + 1 - w->head, ready = w->ready_seq - w->head;
+    most = slots < most ? slots : most;
+    most = ready < most ? ready : most;
+    while (rows->done < rows->count && count < most && next_row(rows, &e)) {
+        uint64_t size = e.slot.block + e.slot.length, room = penstock_align(size, PENSTOCK_ALIGN);
+        uint8_t *to = self->run->bytes + bytes;
+        if (size > sizeof self->run->bytes - bytes || w->position + room > end)
+            break;
+        memcpy(to, e.block, e.slot.block);
+        memcpy(to + e.slot.block, e.payload, e.slot.length);
+        memset(to + size, 0, room - size);
+        w->at = w->position;
+        penstock_finish_at(w, &e.slot, to, &self->run->slots[count++]);
+        row_is_placed(rows, &e);
+        bytes += room;
+    }
+    if (count > 0 && put_run(self, count, before.position, bytes)) {
+        penstock_publish(w);
+        self->bytes += rows->payload - rows_before.payload;
+        return true;
+    }
+    *w = before;
+    *rows = rows_before;
+    return false;
+}
+
+/* Append rows to a log by runs, as long as there is room. False: the next row is for `append`. */
+static bool append_runs(Writer *self, Rows *rows) {
+    uint64_t left = (uint64_t)rows->payloads.len - rows->payload + (rows->count - rows->done) * sizeof(penstock_slot);
+    uint64_t before = rows->done;
+    if (left < FEW || !(self->w.ring.header->flags & PENSTOCK_KEEPS))
+        return false;
+    if (self->run == NULL && (self->run = PyMem_RawMalloc(sizeof *self->run)) == NULL)
+        return false; /* there is another way */
+    PyThreadState *lock = left < LARGE ? NULL : PyEval_SaveThread();
+    while (append_run(self, rows))
+        ;
+    if (lock != NULL)
+        PyEval_RestoreThread(lock);
+    return rows->done > before;
+}
+
 /* _write_rows(slots, blocks, payloads): append messages that Python prepared, in order. */
 static PyObject *writer_write_rows(Writer *self, PyObject *args) {
-    Py_buffer in, blocks, payloads;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &in, &blocks, &payloads))
+    Rows rows = {0};
+    Entry e;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &rows.slots, &rows.blocks, &rows.payloads))
         return NULL;
-    uint64_t count = (uint64_t)in.len / sizeof(penstock_slot), done = 0, block = 0, payload = 0;
+    rows.count = (uint64_t)rows.slots.len / sizeof(penstock_slot);
     bool ready = writer_enter(self);
     int failed = 0;
-    for (; ready && done < count; done++) {
-        Entry e = {0};
-        memcpy(&e.slot, (penstock_slot *)in.buf + done, sizeof e.slot);
-        e.block = (uint8_t *)blocks.buf + block;
-        e.payload = (uint8_t *)payloads.buf + payload;
-        failed = e.slot.block > (uint64_t)blocks.len - block || e.slot.length > (uint64_t)payloads.len - payload;
+    while (ready && !failed && rows.done < rows.count) {
+        failed = !next_row(&rows, &e);
         if (failed)
             PyErr_SetString(PyExc_ValueError, "the rows are longer than their bytes");
-        if (failed || (failed = append(self, &e)) != 0)
-            break;
-        block += e.slot.block;
-        payload += e.slot.length;
+        else if ((failed = make_room(self, &e) == NULL) || append_runs(self, &rows))
+            continue;
+        else if ((failed = is_cut(&self->mapped) || append(self, &e) != 0) == 0) {
+            row_is_placed(&rows, &e);
+            failed = is_cut(&self->mapped); /* before anything is published */
+        }
     }
-    PyBuffer_Release(&in);
-    PyBuffer_Release(&blocks);
-    PyBuffer_Release(&payloads);
+    PyBuffer_Release(&rows.slots);
+    PyBuffer_Release(&rows.blocks);
+    PyBuffer_Release(&rows.payloads);
     if (ready)
-        return conclude(self, failed, count, done);
-    return self->refused += count, NULL;
+        return conclude(self, failed, rows.count, rows.done);
+    return self->refused += rows.count, NULL;
 }
 
 /* Make room for a payload of `size` bytes, and return its offset in the mapping. */
@@ -585,6 +718,7 @@ static PyObject *writer_sleep_for_room(Writer *self, PyObject *argument) {
 
 static void writer_dealloc(Writer *self) {
     Py_XDECREF(writer_detach(self, NULL));
+    PyMem_RawFree(self->run);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 

@@ -513,7 +513,15 @@ class Space:
             writer._ready_seq = _EVERYTHING if around else ready  # noqa: SLF001
 
     def _get(self, base: int, start: int, goal: int, limit: int) -> int:
-        """Allocate from `start` to at least `goal`; return the end of the allocated space."""
+        """Allocate from `start` to at least `goal`; return the end of the allocated space.
+
+        :raises DamagedQueue: the file was truncated, and would become longer again.
+        :raises StorageError: no space.
+        """
+        with storage_errors("looking at", self._file.path):
+            size = os.fstat(self._file.descriptor).st_size
+        if size < self._file.geometry.file_size:
+            raise self._file.cut_off()
         start = start // PAGE * PAGE
         ahead = min(max(start, _LEAST_AHEAD), _AHEAD)
         for end in (min(limit, max(goal, start + ahead)), goal):

@@ -41,6 +41,18 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def settings_restored(spark: SparkSession) -> Iterator[None]:
+    """What the test sets in the session of all tests ends with it."""
+    before = dict(spark.conf.getAll)
+    yield
+    for name in dict(spark.conf.getAll).keys() - before.keys():
+        spark.conf.unset(name)
+    for name, value in before.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
+
+
+@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own with stages in it, and a queue of 100 messages."""
     name = stages(tmp_path)

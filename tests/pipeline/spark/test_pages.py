@@ -26,6 +26,7 @@ def moments(beams):
 """
 
 
+@pytest.mark.usefixtures("settings_restored")
 @pytest.mark.parametrize("page", sorted({page for page, _ in ON_SPARK}))
 def test_the_blocks_of_a_page_run(
     page: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

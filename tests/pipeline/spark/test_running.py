@@ -13,6 +13,7 @@ from penstock import open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import Progress, run
 from penstock.pipeline.run.checkpoints import own, used_before
+from penstock.pipeline.run.spark import STATE_STORE, spark_session
 from penstock.queue.ownership import AlreadyOwned
 from support.spark_pipelines import base, once, stages, write
 from support.spark_streams import payloads
@@ -120,6 +121,22 @@ def test_a_stage_with_state_of_its_own_goes_on_where_it_was(
     rows = [json.loads(payload) for payload in payloads(f"log:{here}/out")]
     assert rows == [{"kind": 7, "n": 100}, {"kind": 7, "n": 120}]
     assert dict(spark.conf.getAll) == settings
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_a_session_that_is_there_already_keeps_state_in_rocksdb_when_told_so(
+    spark: SparkSession, here: Path
+) -> None:
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    assert spark_session(settings={STATE_STORE: provider}) is spark
+    pipeline = (
+        base(here)
+        .stage("tally", from_="a", sql="SELECT type, count(*) AS n FROM a GROUP BY type")
+        .sink("out", from_="tally", url=f"log:{here}/out", mode="update")
+    )
+    once(pipeline, spark, here)
+    assert [json.loads(payload)["n"] for payload in payloads(f"log:{here}/out")] == [100]
+    assert list(Path(here).rglob("state/0/*/*.zip"))
 
 
 def test_pipelines_follow_each_other_through_a_stream_in_one_pass(

@@ -15,6 +15,7 @@ from penstock.core.options import nearest
 from penstock.pipeline.graph.fields import spark_interval
 from penstock.pipeline.run.errors import place_of, reason_of, words_of
 from penstock.pipeline.run.modules import is_remote
+from penstock.pipeline.run.spark import ROCKS_DB_FILES, STATE_STORE
 from penstock.pipeline.sink.row_messages import dead_letters
 
 if TYPE_CHECKING:
@@ -30,14 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Frames", "check_format", "other_source", "refuse_state", "state_store", "united"]
 
 
-#: RocksDB needs Hadoop's default local file system, which `spark_session` replaces by one that does
-#: not fork; and without this setting Hadoop would reuse its cached instance.
 _ROCKS_DB: Final = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-    "fs.file.impl.disable.cache": "true",
+    STATE_STORE: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    **ROCKS_DB_FILES,
 }
 
 #: Operators of Spark's plans that combine rows, and so keep state in a stream. A join does so only

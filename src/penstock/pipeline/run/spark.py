@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["CONNECT", "MissingSpark", "java_ignores", "spark_session"]
+__all__ = [
+    "CONNECT",
+    "ROCKS_DB_FILES",
+    "STATE_STORE",
+    "MissingSpark",
+    "java_ignores",
+    "spark_session",
+]
 
 #: Without its native library Hadoop forks a process for every checkpoint file on a local disk.
 #: These two do not; they are for `file:` checkpoints only, where a rename is atomic.
@@ -35,7 +42,14 @@ _LOCAL_CHECKPOINTS: Final = {
 #: The scheme of a Spark Connect server.
 CONNECT: Final = "sc://"
 
-_STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
+STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
+
+#: RocksDB's state store needs Hadoop's default local file system; and without the second setting
+#: Hadoop would reuse its cached instance of the other one.
+ROCKS_DB_FILES: Final = {
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
 
 #: Silences what Spark logs before it has read its settings.
 _QUIET: Final = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -115,8 +129,6 @@ def spark_session(
         chosen["spark.executorEnv.PYTHONPATH"] = path
     if is_local(checkpoint):
         chosen |= _LOCAL_CHECKPOINTS
-        if "RocksDB" in dict(settings or {}).get(_STATE_STORE, ""):
-            del chosen["spark.hadoop.fs.file.impl"]  # it does not work with that one
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
@@ -129,6 +141,7 @@ def spark_session(
     if on_interrupt not in {signal.getsignal(signal.SIGINT), signal.default_int_handler}:
         # PySpark has installed a handler that would cancel batches in progress.
         signal.signal(signal.SIGINT, on_interrupt)
+    _fit_state_store(session, dict(settings or {}))
     _end_quietly(session)
     # PySpark logs a page of JSON for errors that it also raises.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -142,6 +155,13 @@ def _use_prepared_home(master: str | None) -> None:
     """Let the Python processes of this machine start sooner; YARN needs Spark's own home."""
     if master is not None and master.startswith("local") and (home := java.home()) is not None:
         os.environ.setdefault("SPARK_HOME", str(home))
+
+
+def _fit_state_store(session: SparkSession, settings: Mapping[str, str]) -> None:
+    """Give RocksDB the files that it needs; the session may be an earlier one."""
+    if "RocksDB" in settings.get(STATE_STORE, ""):
+        for key, value in ROCKS_DB_FILES.items():
+            session.conf.set(key, value)
 
 
 def _end_quietly(session: SparkSession) -> None:

@@ -26,6 +26,7 @@ from penstock.protocols.psi import (
 from penstock.protocols.psi.clock import ClockReplyDecoder
 from penstock.protocols.psi.interop import FrameDecoder, decode_json, decode_timed_text
 from penstock.protocols.psi.rendezvous_wire import RendezvousClientDecoder, decode_updates
+from penstock.protocols.psi.store.psi_files import PsiFiles
 from protocols.psi.mutations import mutated
 from protocols.psi.recordings import VECTORS, catalog_of, expected, messages_of, recording
 from support.mutation import sizes
@@ -189,7 +190,19 @@ def test_fuzz_changed_stores_are_read_or_refused(tmp_path: Path, count: int) -> 
                     store.value(stored)
         except (Malformed, NotFound):
             refusals += 1
+        with contextlib.suppress(Malformed, NotFound):
+            PsiFiles(tmp_path, salvage=chance.random() < 0.5).close()
     assert count // 20 < refusals <= count
+    assert open_below(tmp_path) == []
+
+
+def open_below(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open."""
+    found = []
+    for number in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(number.readlink()))
+    return [name for name in found if name.startswith(str(folder))]
 
 
 def test_fuzz_noise_is_refused_or_waits_for_more() -> None:

@@ -212,7 +212,11 @@ class PsiStoreReader(Closable):
             kind: ExtentFile(self.folder, self.name, kind, max_bytes=max_bytes)
             for kind in ("Catalog", "Index", "Data", "LargeData")
         }
-        self.refresh()
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     def _find(self, name: str | None) -> str:
         if name is not None:
@@ -486,9 +490,13 @@ class PsiFiles(StoreStreams):
                 raise DamagedStore(found.name, check.lines())
             self._file = ExtentFile(self.folder, self.name, "Catalog")
             self._place = FilePosition()
-            self.refresh()
-            if salvage or not (found.is_live or self.catalog.is_complete()):
-                self._end_all(found)
+            try:
+                self.refresh()
+                if salvage or not (found.is_live or self.catalog.is_complete()):
+                    self._end_all(found)
+            except BaseException:
+                self._file.close()
+                raise
 
     def _end_all(self, found: PsiStoreReader) -> None:
         """Count the messages that are there, and close all streams with these counts."""

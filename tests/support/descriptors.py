@@ -10,11 +10,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "open_descriptors", "starved"]
+__all__ = ["cpu_seconds", "many_descriptors", "open_descriptors", "starved"]
 
 
 def open_descriptors(pid: int) -> set[int]:
     return {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """Have this process open so many that new ones are above 1,023, where `select` ends."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
 
 
 def cpu_seconds(pid: int) -> float:

@@ -28,6 +28,7 @@ from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
 from penstock.protocols.server import End
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
+from support.descriptors import many_descriptors
 from support.until import until
 
 URLS = {
@@ -55,6 +56,20 @@ def test_messages_pass_by_every_way_and_are_settled(way: str, tmp_path: Path) ->
         books = server.statistics().queue
     assert books.acked == len(payloads) + 1
     assert_balanced(books)
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_it_does_not_matter_how_many_files_are_open(way: str, tmp_path: Path) -> None:
+    with (
+        many_descriptors(),
+        served(tcp=True, unix=tmp_path / "socket") as server,
+        open_writer(URLS[way](server)) as writer,
+        open_reader(URLS[way](server)) as reader,
+    ):
+        writer.write(b"x")
+        message = reader.read(timeout=10)
+        assert message is not None
+        assert message.payload == b"x"
 
 
 @pytest.mark.parametrize("way", ["tcp", "unix"])

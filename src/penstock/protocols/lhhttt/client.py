@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import random
 import secrets
 import select
@@ -190,7 +191,9 @@ class StreamLink(Link):
         self._socket.sendall(b"".join(frames))
 
     def receive(self, timeout: float) -> list[bytes]:
-        if not select.select([self._socket], [], [], timeout)[0]:
+        poll = select.poll()  # `select.select` refuses descriptors above 1,023
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(math.ceil(timeout * 1000)):
             return []
         piece = self._socket.recv(1 << 18)
         if not piece:

@@ -25,6 +25,7 @@ from penstock.protocols.uprotocol import (
 )
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
+from support.descriptors import many_descriptors
 from support.mosquitto import Mosquitto, free_port, mosquitto
 from support.mqtt_client import PlainClient
 from support.until import until
@@ -159,6 +160,18 @@ def test_a_batch_arrives_in_order_and_balances(broker: Mosquitto) -> None:
     assert receiver.statistics()["received"] == 1000
     sender.close()
     receiver.close()
+
+
+def test_it_does_not_matter_how_many_files_are_open(broker: Mosquitto) -> None:
+    stored: list[UMessage] = []
+    with many_descriptors():
+        receiver = started(broker, "cloud", stored.extend)
+        sender = started(broker, "vehicle1")
+        messages = numbered(50)
+        assert sender.deliver(ENTITY, messages) == [None] * 50
+        until(lambda: stored == messages)
+        sender.close()
+        receiver.close()
 
 
 def test_several_threads_deliver_at_once(broker: Mosquitto) -> None:

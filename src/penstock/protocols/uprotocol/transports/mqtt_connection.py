@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import select
 import socket
 import ssl
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.core.errors import InvalidOption, InvalidURL, StorageError, Unsupported
 from penstock.protocols.uprotocol.codes import UCode, UStatus
 
 try:
+    import paho.mqtt.client
     from paho.mqtt.client import Client
     from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
     from paho.mqtt.packettypes import PacketTypes
@@ -25,6 +28,9 @@ except ImportError as missing:
         "uProtocol over MQTT needs the paho-mqtt library", hint="pip install 'penstock[mqtt]'"
     ) from missing
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = ["SILENT", "Connection", "MqttBroker", "connect", "hang_up", "make_client", "subscribe"]
 
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
@@ -32,6 +38,38 @@ _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _log: Final = logging.getLogger(__name__)
 _log.addFilter(lambda record: "exception" in record.getMessage())
 SILENT: Final = UStatus(UCode.UNAVAILABLE, "the broker does not acknowledge")
+
+
+class _Select:
+    """The part of the module `select` that the MQTT library uses, without its limit.
+
+    `select.select` refuses descriptors above 1,023, which the library takes for a lost connection.
+    """
+
+    @staticmethod
+    def select(
+        readers: Sequence[socket.socket],
+        writers: Sequence[socket.socket],
+        _: Sequence[socket.socket],
+        timeout: float,
+    ) -> tuple[list[socket.socket], list[socket.socket], list[socket.socket]]:
+        poll = select.poll()
+        for each in {*readers, *writers}:
+            wanted = (select.POLLIN if each in readers else 0) | (
+                select.POLLOUT if each in writers else 0
+            )
+            poll.register(each, wanted)
+        found = dict(poll.poll(math.ceil(timeout * 1000)))
+        # What is broken is ready for everything: reading and writing tell why.
+        broken = select.POLLERR | select.POLLHUP
+        return (
+            [each for each in readers if found.get(each.fileno(), 0) & (select.POLLIN | broken)],
+            [each for each in writers if found.get(each.fileno(), 0) & (select.POLLOUT | broken)],
+            [],
+        )
+
+
+paho.mqtt.client.select = _Select  # type: ignore[assignment]
 
 
 class _TlsSocket(ssl.SSLSocket):

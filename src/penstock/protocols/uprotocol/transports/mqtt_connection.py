@@ -69,7 +69,7 @@ class _Select:
         )
 
 
-paho.mqtt.client.select = _Select  # type: ignore[assignment]
+paho.mqtt.client.select = _Select  # type: ignore[attr-defined, assignment]
 
 
 class _TlsSocket(ssl.SSLSocket):

@@ -54,17 +54,17 @@ class _Select:
         timeout: float,
     ) -> tuple[list[socket.socket], list[socket.socket], list[socket.socket]]:
         poll = select.poll()
-        for each in {*readers, *writers}:
-            wanted = (select.POLLIN if each in readers else 0) | (
-                select.POLLOUT if each in writers else 0
-            )
-            poll.register(each, wanted)
+        for each in readers:
+            poll.register(each, select.POLLIN)
+        for each in writers:
+            poll.register(each, select.POLLOUT | (select.POLLIN if each in readers else 0))
         found = dict(poll.poll(math.ceil(timeout * 1000)))
+        if not found:
+            return [], [], []
         # What is broken is ready for everything: reading and writing tell why.
-        broken = select.POLLERR | select.POLLHUP
         return (
-            [each for each in readers if found.get(each.fileno(), 0) & (select.POLLIN | broken)],
-            [each for each in writers if found.get(each.fileno(), 0) & (select.POLLOUT | broken)],
+            [each for each in readers if found.get(each.fileno(), 0) & ~select.POLLOUT],
+            [each for each in writers if found.get(each.fileno(), 0) & ~select.POLLIN],
             [],
         )
 

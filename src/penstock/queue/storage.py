@@ -185,8 +185,9 @@ def write_again(fd: int, at: int) -> None:
     :raises OSError: the operating system refuses.
     """
     for start, end in data_ranges(fd, at):
-        for piece in range(start, end, _WRITTEN_AGAIN):
-            os.pwrite(fd, os.pread(fd, min(_WRITTEN_AGAIN, end - piece), piece), piece)
+        place = start
+        while place < end and (data := os.pread(fd, min(_WRITTEN_AGAIN, end - place), place)):
+            place += os.pwrite(fd, data, place)  # maybe not all of it
 
 
 def data_ranges(fd: int, at: int) -> Iterator[tuple[int, int]]:

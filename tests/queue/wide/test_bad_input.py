@@ -510,8 +510,9 @@ def test_messages_whose_sync_failed_are_written_again_before_a_sync_says_that_th
         real(descriptor)
 
     def noted(descriptor: int, data: bytes, at: int) -> int:
-        again.append((at, data))
-        return write(descriptor, data, at)
+        some = data[:3000]  # the kernel may take a part
+        again.append((at, some))
+        return write(descriptor, some, at)
 
     with wide_writer(f"fmq:{queue_path}?sync=batch&slots=8&size=4096") as writer:
         monkeypatch.setattr("os.pwrite", noted)

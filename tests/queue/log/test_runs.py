@@ -84,6 +84,16 @@ def test_a_segment_that_was_truncated_takes_no_batch(tmp_path: Path) -> None:
         assert writer.statistics().messages == 100
 
 
+def test_messages_that_went_to_what_was_cut_off_do_not_count_as_written(tmp_path: Path) -> None:
+    with open_writer(f"log:{tmp_path}/log?sync=none") as writer:
+        writer.write_many([bytes(100)] * 5000)
+        os.truncate(path_of(tmp_path / "log", 0), 8192)
+        with pytest.raises(DamagedQueue):  # some had space already, and more is needed for the rest
+            writer.write_many([bytes(100)] * 50_000)
+        books = writer.statistics()
+        assert (books.messages, books.refused) == (5000, 50_000)
+
+
 def write_many_times(writer: Writer, rows: Batch) -> None:
     for _ in range(400):
         writer.write_batch(rows)

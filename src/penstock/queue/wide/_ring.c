@@ -234,6 +234,8 @@ static uint8_t *make_room(Writer *self, const Entry *e) {
     uint8_t *to;
     penstock_code code;
     while ((code = penstock_begin(&self->w, size, &to)) != PENSTOCK_OK) {
+        if (is_cut(&self->mapped)) /* what was placed is lost: `conclude` says so */
+            return NULL;
         penstock_publish(&self->w); /* so that held readers can advance */
         if (hook(self, "_make_room", code, size) != 0)
             return NULL;

@@ -113,8 +113,9 @@ typedef struct {
     uint32_t check;     /* at 104: crc32c of the fields before it, and of `lineage`; 0: none */
     uint8_t unused_1[20];
     /* Variable fields, on cache lines of their own, because other processes poll them. */
-    uint64_t head; /* at 128: number of the next message */
-    uint8_t unused_2[56];
+    uint64_t head;       /* at 128: number of the next message */
+    uint64_t head_check; /* at 136: the same, stored after it, and so never above it; 0: none */
+    uint8_t unused_2[48];
     uint64_t tail; /* at 192: number of the oldest message */
     uint8_t unused_3[56];
     uint32_t sleeping; /* at 256: 1 when a reader sleeps, or may */
@@ -572,11 +573,15 @@ static inline uint64_t penstock_guard(const penstock_ring *ring) {
     return guard == 0 ? UINT64_MAX : guard;
 }
 
-/* Resume after the last published message; unpublished ones of the last writer are discarded. The
- * caller is the only writer, or has the lock. False: the queue is damaged. */
+/* Resume after the last published message; unpublished ones of the last writer are discarded. A head
+ * that damage has lowered is restored. The caller is the only writer, or has the lock. False: the queue
+ * is damaged. */
 static inline bool penstock_resume(penstock_writer *w) {
     const penstock_ring *ring = &w->ring;
     w->head = __atomic_load_n(&ring->header->head, __ATOMIC_ACQUIRE);
+    uint64_t check = __atomic_load_n(&ring->header->head_check, __ATOMIC_ACQUIRE);
+    if (check > w->head && ring->slots[(check - 1) & ring->mask].seq == check - 1)
+        __atomic_store_n(&ring->header->head, w->head = check, __ATOMIC_RELEASE);
     w->tail = __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
     w->position = 0;
     w->created_ns = INT64_MIN;
@@ -765,6 +770,8 @@ static inline void penstock_publish(penstock_writer *w) {
     w->planned = 0;
     PENSTOCK_FAULT_POINT();
     __atomic_store_n(&h->head, w->head, __ATOMIC_RELEASE);
+    PENSTOCK_FAULT_POINT();
+    __atomic_store_n(&h->head_check, w->head, __ATOMIC_RELEASE);
     PENSTOCK_FAULT_POINT();
     penstock_wake(&h->sleeping, &h->wakes);
 }

@@ -54,7 +54,8 @@ class Machine:
         self.sync()
         disk = path_of(self._disk, 0) if self.kind == "log" else self._disk
         with disk.open("r+b") as file:
-            for name, value in (("head", count.to_bytes(8, "little")), ("boot_id", b"x" * 16)):
+            head = count.to_bytes(8, "little")
+            for name, value in (("head", head), ("head_check", head), ("boot_id", b"x" * 16)):
                 file.seek(HEADER.fields[name].offset)
                 file.write(value)
         self.lose_power()

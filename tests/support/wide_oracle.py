@@ -36,13 +36,14 @@ LENGTH_SIZE: Final = 8
 
 #: The parts of the header, each with its place; zeros are between them.
 _FIXED: Final = struct.Struct("<QIIQQQIIQQQ16sqQI")
-_HEAD: Final = struct.Struct("<Q")
+_HEAD: Final = struct.Struct("<QQ")
+_TAIL: Final = struct.Struct("<Q")
 _SLEEP: Final = struct.Struct("<II")
 _ROOM: Final = struct.Struct("<III")
 _LOCK: Final = struct.Struct("<IIII16sQQQ")
 _LINEAGE: Final = struct.Struct("64s")
 _PARTS: Final = {
-    0: _FIXED, 128: _HEAD, 192: _HEAD, 256: _SLEEP, 320: _ROOM, 384: _LOCK, 448: _LINEAGE,
+    0: _FIXED, 128: _HEAD, 192: _TAIL, 256: _SLEEP, 320: _ROOM, 384: _LOCK, 448: _LINEAGE,
 }  # fmt: skip
 _READER: Final = struct.Struct("<IIQQq88sQ")
 _SLOT: Final = struct.Struct("<QqqQQiiIIII")
@@ -69,6 +70,7 @@ class Header(NamedTuple):
     first_seq: int
     check: int
     head: int
+    head_check: int
     tail: int
     sleeping: int
     wakes: int
@@ -185,6 +187,7 @@ def parse_header(page: bytes, file_size: int) -> Header:
     need(file_size >= h.file_size, "the file is cut off", file_size)
     need(h.first_seq <= h.tail <= h.head, "tail", (h.first_seq, h.tail, h.head))
     need(h.head - h.tail <= h.slots, "head", (h.tail, h.head))
+    need(h.head_check <= h.head, "head_check", (h.head, h.head_check))
     need(h.sleeping <= 1 and h.room_wanted <= 1, "marks", (h.sleeping, h.room_wanted))
     need(h.state <= 2, "state", h.state)
     both = h.state | (h.state ^ 0xFFFFFFFF) << 32

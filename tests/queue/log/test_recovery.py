@@ -197,7 +197,7 @@ def test_a_process_that_died_costs_no_check(path: Path) -> None:
 
 def lose_messages(path: Path, head: int) -> None:
     """Let the disk have got neither the last messages nor a header that counts them."""
-    overwrite(segment_files(path)[-1], 128, head.to_bytes(8, "little"))
+    overwrite(segment_files(path)[-1], 128, head.to_bytes(8, "little") * 2)
     after_power_failure(path)
 
 
@@ -394,7 +394,7 @@ def unseal(log: Path, number: int, head: int | None = None) -> None:
     file = open_segment(log, number, to_write=True)
     mark(file, State.LIVE)
     if head is not None:
-        file.header["head"] = head
+        file.header["head_check"] = file.header["head"] = head
     file.close()
 
 
@@ -635,16 +635,21 @@ def test_a_file_of_a_newer_version_is_not_touched(path: Path) -> None:
 # --- a flipped bit of the tail: a segment has all of its messages or none -------------------------
 
 
+def flipped(file: Path, name: str, bits: range = range(64)) -> Iterator[int]:
+    """Flip bits of a header field in turn; yield its wrong value."""
+    at, right = HEADER.fields[name].offset, field(file, name)
+    for bit in bits:
+        wrong = right ^ 1 << bit
+        overwrite(file, at, wrong.to_bytes(8, "little"))
+        yield wrong
+        overwrite(file, at, right.to_bytes(8, "little"))
+
+
 def flipped_tails(path: Path, number: int) -> Iterator[int]:
     """Flip each bit of a segment's tail in turn; yield the tail."""
     file = segment_files(path)[number]
-    at = HEADER.fields["tail"].offset
-    tail, head = field(file, "tail"), field(file, "head")
-    for bit in range(64):
-        if (wrong := tail ^ 1 << bit) != head:  # it would say that all are removed
-            overwrite(file, at, wrong.to_bytes(8, "little"))
-            yield wrong
-            overwrite(file, at, tail.to_bytes(8, "little"))
+    all_removed = field(file, "head")
+    yield from (tail for tail in flipped(file, "tail") if tail != all_removed)
 
 
 @pytest.mark.parametrize(("number", "first", "end"), [(0, 0, 8), (1, 8, 16)])
@@ -689,6 +694,47 @@ def test_a_writer_restores_the_tail_of_the_newest_segment(
             stored(path)
         copy = Path(shutil.copytree(path, tmp_path / "copy"))
         prepare(copy)
+        with log_writer(copy, "") as writer:
+            assert writer.write(b"new") == 20
+        assert stored(copy) == [*PAYLOADS, b"new"]
+        shutil.rmtree(copy)
+
+
+# --- a flipped bit of the head: a log does not become shorter -------------------------------------
+
+
+def test_a_newest_segment_that_says_it_has_fewer_messages_is_damaged(path: Path) -> None:
+    """It has messages 16 to 19: the head is 20, in bits 10100."""
+    newest = segment_files(path)[-1]
+    for head in flipped(newest, "head", range(5)):
+        with pytest.raises(DamagedQueue, match=r"head|message"):
+            stored(path)
+        assert [fault for checked in check(url_of(path)) for fault in checked.faults]
+        with log_reader(path, "damaged=skip") as reader:
+            assert len(list(reader.available())) <= 20
+            assert reader.statistics().lost, head
+    assert stored(path) == PAYLOADS
+
+
+@pytest.mark.parametrize("prepare", [after_power_failure, lambda _: None], ids=["cut", "whole"])
+def test_a_writer_restores_the_head_of_the_newest_segment(
+    path: Path, prepare: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for _ in flipped(segment_files(path)[-1], "head", range(2, 3)):  # 16: as if it were empty
+        copy = Path(shutil.copytree(path, tmp_path / "copy"))
+        prepare(copy)
+        with log_writer(copy, "") as writer:
+            assert writer.write(b"new") == 20
+        assert stored(copy) == [*PAYLOADS, b"new"]
+
+
+def test_a_flipped_bit_of_what_protects_the_head_changes_nothing(
+    path: Path, tmp_path: Path
+) -> None:
+    for _ in flipped(segment_files(path)[-1], "head_check"):
+        assert stored(path) == PAYLOADS
+        assert not [fault for checked in check(url_of(path)) for fault in checked.faults]
+        copy = Path(shutil.copytree(path, tmp_path / "copy"))
         with log_writer(copy, "") as writer:
             assert writer.write(b"new") == 20
         assert stored(copy) == [*PAYLOADS, b"new"]

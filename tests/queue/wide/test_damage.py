@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.core.errors import DamagedQueue
+from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.queue.wide import _ring
+from penstock.queue.wide.layout import HEADER
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import crc32c, parse_header
 
@@ -145,3 +146,56 @@ def test_a_flipped_bit_of_the_state_changes_nothing(queue_path: str) -> None:
         file.write(b"\1")
     with pytest.raises(DamagedQueue, match="state_check at byte 416"):
         wide_reader(f"fmq:{queue_path}")
+
+
+def flip_bit(path: str, field: str, bit: int) -> None:
+    at, memory = HEADER.fields[field].offset, bytearray(8)
+    with Path(f"{path}.fmq").open("r+b") as file:
+        file.seek(at)
+        file.readinto(memory)
+        file.seek(at)
+        file.write((int.from_bytes(memory, "little") ^ 1 << bit).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("options", ["", "&writers=many"], ids=["one writer", "many"])
+@pytest.mark.parametrize("count", [100, 5000], ids=["never full", "overwritten"])
+def test_a_ring_that_says_it_has_fewer_messages_is_damaged_until_a_writer_mends_it(
+    queue_path: str, options: str, count: int
+) -> None:
+    url = f"fmq:{queue_path}?slots=1024&size=1M{options}"
+    with wide_writer(url) as writer:
+        writer.write_many([b"%d" % n for n in range(count)])
+    for bit in [bit for bit in range(7) if count >> bit & 1]:
+        flip_bit(queue_path, "head", bit)
+        with pytest.raises(DamagedQueue, match="head at byte 128"):
+            wide_reader(f"fmq:{queue_path}")
+        with wide_writer(url) as writer:
+            assert writer.write(b"%d" % count) == count
+        count += 1
+        with wide_reader(f"fmq:{queue_path}", "start") as reader:
+            messages = list(reader.available())
+        assert [message.payload for message in messages] == [
+            b"%d" % n for n in range(messages[0].seq, count)
+        ]
+        assert len(messages) == min(count, 1024)
+
+
+def test_a_writer_that_is_there_puts_a_flipped_bit_of_the_head_right(queue_path: str) -> None:
+    with wide_writer(f"fmq:{queue_path}") as writer:
+        writer.write_many([b"before"] * 8)
+        flip_bit(queue_path, "head", 3)
+        with pytest.raises(LockTimeout):
+            wide_writer(f"fmq:{queue_path}?lock_timeout=0")
+        writer.write(b"after")
+        with wide_reader(f"fmq:{queue_path}") as reader:
+            assert len(list(reader.available())) == 9
+
+
+def test_a_flipped_bit_of_what_protects_the_head_of_a_ring_changes_nothing(queue_path: str) -> None:
+    with wide_writer(f"fmq:{queue_path}") as writer:
+        writer.write_many([b"%d" % n for n in range(2000)])
+    for bit in range(64):
+        flip_bit(queue_path, "head_check", bit)
+        with wide_reader(f"fmq:{queue_path}", "last") as reader:
+            assert [message.payload for message in reader.available()] == [b"1999"]
+        flip_bit(queue_path, "head_check", bit)

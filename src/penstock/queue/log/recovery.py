@@ -317,6 +317,7 @@ def _cut(file: QueueFile, bad: int, found: Recovery) -> None:
         log.warning("the last of them is whole; the segment as it was: %s", copy)
         found.set_aside.append(copy)
     found.cut += lost
+    file.header["head_check"] = 0
     file.header["head"] = bad
 
 
@@ -423,7 +424,7 @@ def _check(listed: Listed) -> Checked | None:
         return Checked(listed.path, listed.first, 0, 0, (str(listed.damage),))
     faults: tuple[str, ...] = ()
     try:
-        file = QueueFile.open(str(listed.path), writable=False)
+        file = QueueFile.open_to_read(str(listed.path))
     except NotFound:
         return None
     except DamagedQueue as error:

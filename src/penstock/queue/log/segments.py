@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
@@ -21,6 +22,7 @@ from penstock.queue.wide.file import (
     Header,
     QueueFile,
     boot_id,
+    check_head,
     check_header,
     mark,
     store_state,
@@ -150,6 +152,9 @@ def _look(path: Path, first: int, descriptor: int) -> Segment:
     page = os.pread(descriptor, PAGE, 0)
     geometry = check_header(str(path), page, status.st_size)
     header = Header(page)
+    if (check := header["head_check"]) > header["head"]:
+        head = Header(os.pread(descriptor, PAGE, 0))["head"]  # the writer may have gone on
+        check_head(str(path), check, head, partial(slot_at, descriptor, geometry))
     _check_range(path, first, header)
     tail, head = header["tail"], header["head"]
     oldest = newest = None
@@ -198,7 +203,7 @@ def _check_range(path: Path, first: int, header: Header) -> None:
 
 
 def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFile:
-    """Map a segment.
+    """Map a segment; with `to_write` the caller is the log's writer.
 
     :raises NotFound: there is no such segment.
     :raises DamagedQueue: the file is no segment, or has the wrong name.
@@ -210,6 +215,8 @@ def open_segment(folder: Path, first: int, *, to_write: bool = False) -> QueueFi
     except NotFound:
         raise _missing(path) from None
     try:
+        if to_write:
+            file.restore_head()
         _check_range(path, first, file.header)
     except BaseException:
         file.close()

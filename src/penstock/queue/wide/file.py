@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
@@ -49,6 +50,7 @@ __all__ = [
     "Header",
     "QueueFile",
     "boot_id",
+    "check_head",
     "check_header",
     "file_of",
     "groups_of",
@@ -58,6 +60,8 @@ __all__ = [
     "store_state",
     "unpack_slot",
 ]
+
+log = logging.getLogger(__name__)
 
 SUFFIX: Final = ".fmq"
 #: Lock bytes of writers, from that of a single writer on.
@@ -257,7 +261,7 @@ class QueueFile:
         weakref.finalize(self.mapping, _ring.unwatch, _ring.watch(self.mapping)).atexit = False
         self.memory = memoryview(self.mapping)
         self.header = Header(self.mapping)
-        _check_progress(path, self.header, self.geometry)
+        _check_progress(self)
         self.compression = COMPRESSIONS[self.header["compression"]]
 
     @classmethod
@@ -286,13 +290,24 @@ class QueueFile:
 
     @classmethod
     def open_to_read(cls, path: str) -> QueueFile:
-        """Map a queue for reading; writable if permitted, for its reader table."""
+        """Map a queue for reading; writable if permitted, for its reader table.
+
+        :raises NotFound: there is no queue at this path.
+        :raises DamagedQueue: the file is no queue, or its header is damaged.
+        """
         try:
-            return cls.open(path, writable=True)
+            queue = cls.open(path, writable=True)
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise
-        return cls.open(path, writable=False)
+            queue = cls.open(path, writable=False)
+        try:
+            # In this order: the check is never above a head that is loaded later.
+            check_head(path, queue.field("head_check"), queue.field("head"), queue.slot)
+        except BaseException:
+            queue.close()
+            raise
+        return queue
 
     def field(self, name: str) -> int:
         """Return the current value of a header field."""
@@ -315,6 +330,14 @@ class QueueFile:
     def mode(self) -> int:
         """Permissions of the file, as of `chmod`."""
         return os.fstat(self.descriptor).st_mode & 0o777
+
+    def restore_head(self) -> None:
+        """Restore a `head` that damage has lowered. The caller is the only writer."""
+        try:
+            check_head(self.path, self.field("head_check"), self.field("head"), self.slot)
+        except DamagedQueue as error:
+            log.warning("%s; it is restored", error)
+            self.header["head"] = self.field("head_check")
 
     def needs_recovery(self) -> bool:
         """Tell whether the machine crashed while the queue was written."""
@@ -480,21 +503,44 @@ def check_header(path: str, header: bytes, file_size: int) -> Geometry:
     return geometry
 
 
-def _check_progress(path: str, header: Header, geometry: Geometry) -> None:
+def _check_progress(file: QueueFile) -> None:
     """Check that `first_seq`, `tail` and `head` are consistent.
+
+    A lowered `head` passes: readers check for it, and a writer restores it.
 
     :raises DamagedQueue: they are not.
     """
+    header, slots = file.header, file.geometry.slots
     for _ in range(_LOOKS):
         # In this order: the values only grow, so a later load is never below an earlier one.
         first, oldest = header["first_seq"], header["tail"]
-        head = header["head"]
-        if first <= oldest <= head <= oldest + geometry.slots:
+        check, head = header["head_check"], header["head"]
+        if check > head and file.slot(check - 1).seq == check - 1:
+            head = check
+        if first <= oldest <= head <= oldest + slots:
             return
     field, expected = "tail", f"from {first} to {head}"
     if first <= oldest <= head:
-        field, expected = "head", f"up to {oldest + geometry.slots}"
-    raise DamagedQueue(path, field, HEADER.fields[field].offset, expected, header[field])
+        field, expected = "head", f"up to {oldest + slots}"
+    raise DamagedQueue(file.path, field, HEADER.fields[field].offset, expected, header[field])
+
+
+def check_head(path: str, check: int, head: int, slot: Callable[[int], Slot]) -> None:
+    """Check that damage has not lowered `head`, which hides the last messages.
+
+    :param check: `head_check`, loaded before `head`
+    :param slot: returns the slot of a message
+    :raises DamagedQueue: the last message that was published is beyond `head`.
+    """
+    if check > head and slot(check - 1).seq == check - 1:
+        raise DamagedQueue(
+            path,
+            "head",
+            HEADER.fields["head"].offset,
+            check,
+            head,
+            hint="open it for writing: a writer restores it",
+        )
 
 
 def store_state(file: QueueFile, state: State) -> None:

@@ -143,6 +143,7 @@ HEADER: Final = Record(
         "first_seq": Field(96, "Q"),
         "check": Field(104, "I"),
         "head": Field(128, "Q"),
+        "head_check": Field(136, "Q"),
         "tail": Field(192, "Q"),
         "sleeping": Field(256, "I"),
         "wakes": Field(260, "I"),

@@ -75,6 +75,7 @@ def _recover(path: str, file: QueueFile) -> None:
         log.warning("%s: %s; the queue as it was: %s", path, what, copy)
     _begin_epoch(file, run.end)
     # In this order, so that a kill at any point leaves a queue that can be opened.
+    file.header["head_check"] = 0
     file.header["tail"] = run.start
     file.header["head"] = run.end
     if run.start == run.end:  # empty
@@ -122,7 +123,7 @@ def check_wide(path: str) -> int:
 
     :raises DamagedQueue: names the first bad message.
     """
-    file = QueueFile.open(path, writable=False)
+    file = QueueFile.open_to_read(path)
     try:
         bad = first_bad(file)
         if bad is not None and bad >= file.field("tail"):

@@ -21,6 +21,8 @@ setup(
                 "include/penstock/ring.h",
                 "src/penstock/core/decoding/_messages.h",
                 "src/penstock/queue/wide/_areas.h",
+                "src/penstock/queue/wide/_reader.h",
+                "src/penstock/queue/wide/_writer.h",
             ],
             extra_compile_args=flags,
             extra_link_args=link,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.core.errors import DamagedQueue, LockTimeout
 from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
-from penstock.queue.wide import _ring
+from penstock.queue.wide import _ring, compression
+from penstock.queue.wide.compression import decompress
 from penstock.queue.wide.layout import HEADER
 from support.wide_opening import wide_reader, wide_writer
 from support.wide_oracle import crc32c, parse_header
@@ -199,3 +202,35 @@ def test_a_flipped_bit_of_what_protects_the_head_of_a_ring_changes_nothing(queue
         with wide_reader(f"fmq:{queue_path}", "last") as reader:
             assert [message.payload for message in reader.available()] == [b"1999"]
         flip_bit(queue_path, "head_check", bit)
+
+
+@pytest.mark.parametrize("way", ["read", "read_many", "read_batch", "available"])
+def test_memory_that_is_short_while_payloads_are_decompressed_loses_no_message(
+    queue_path: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payloads = [b"%d" % n for n in range(20)]
+    with wide_writer(f"fmq:{queue_path}?compress=lz4") as writer:
+        writer.write_many(payloads)
+    calls = itertools.count()
+
+    def sometimes_short(*arguments: Any) -> bytes:
+        if next(calls) % 3 == 2:
+            raise MemoryError
+        return decompress(*arguments)
+
+    monkeypatch.setattr(compression, "decompress", sometimes_short)
+    found: list[bytes] = []
+    with wide_reader(f"fmq:{queue_path}") as reader:
+        while len(found) < len(payloads):
+            with contextlib.suppress(MemoryError):
+                if way == "read":
+                    found += [message.payload for message in [reader.read(timeout=0)] if message]
+                elif way == "available":
+                    found.extend(message.payload for message in reader.available())
+                elif way == "read_many":
+                    found += [message.payload for message in reader.read_many(7)]
+                else:
+                    found += reader.read_batch(7).column("payload").to_pylist()
+        assert found == payloads
+        assert reader.statistics()[:2] == (20, sum(map(len, payloads)))
+        assert reader.statistics().lost == 0

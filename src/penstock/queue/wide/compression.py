@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from penstock.core.capabilities import InPlaceReader, InPlaceWriter
-from penstock.core.errors import DamagedQueue, PenstockError, Unsupported
+from penstock.core.errors import PenstockError, Unsupported
 from penstock.core.message import CopiedMessage
 from penstock.queue.wide.layout import Compression
 from penstock.queue.wide.reader import WideReader
@@ -48,13 +48,13 @@ class CompressedReader(WideReader):
         while True:
             try:
                 messages = take(limit - len(whole))
-            except DamagedQueue:
+                if self._file is not file:  # it has gone over to another segment, or a new queue
+                    file, end = self._file, self._head
+                whole += self._expanded(messages)
+            except Exception:
                 if not whole:
                     raise
                 break  # it is for the next call, which meets it again
-            if self._file is not file:  # it has gone over to another segment, or a new queue
-                file, end = self._file, self._head
-            whole += self._expanded(messages)
             if not messages or (whole and self._next <= messages[-1].seq):
                 break  # nothing more, or a damaged one, which is for the next call
             if len(whole) >= limit or self._next >= end:
@@ -69,32 +69,32 @@ class CompressedReader(WideReader):
         return batch_from_messages(self.read_many(n, timeout), origins=origins)
 
     def _expanded(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with decompressed payloads, up to a damaged one.
+        """Return the messages with decompressed payloads, up to one that cannot be decompressed.
 
-        The next call reads the damaged one again, and skips it or raises.
+        The next call reads that one again. If it is the first, it is skipped as damaged, or raises.
         """
         kind, limit = self._file.compression, self._file.geometry.buffer_size
         wanted = self._options.type
         whole: list[Message] = []
-        for i, message in enumerate(messages):
-            self._messages -= 1
-            self._bytes -= len(message.payload)
+        filtered, failure = 0, None
+        for message in messages:
             if wanted is not None and message.type != wanted:
-                self._filtered += 1
+                filtered += 1
                 continue
             try:
                 payload = decompress(kind, message.payload, limit)
-            except ValueError as error:
-                rest = messages[i + 1 :]
-                self._messages -= len(rest)
-                self._bytes -= sum(len(m.payload) for m in rest)
+                whole.append(message._replace(payload=payload))
+            except Exception as error:  # noqa: BLE001 - raised below; memory may be short
+                failure = error
                 self._next = message.seq
-                if not whole:
-                    self._damaged(message.seq, f"payload ({error})")
                 break
-            self._messages += 1
-            self._bytes += len(payload)
-            whole.append(message._replace(payload=payload))
+        self._messages += len(whole) - len(messages)
+        self._bytes += sum(len(m.payload) for m in whole) - sum(len(m.payload) for m in messages)
+        self._filtered += filtered
+        if isinstance(failure, ValueError) and not whole:
+            self._damaged(self._next, f"payload ({failure})")
+        elif failure is not None and not whole:
+            raise failure
         return whole
 
     def _wanted_type(self) -> None:

@@ -99,8 +99,9 @@ class Prototype:
         self.socket.bind((HOST, 0))
         self.port: int = self.socket.getsockname()[1]
         self.messages: list[bytes] = []
-        #: Answers to the next so many of GET come when the one behind them is asked.
-        self.late = 0
+        #: Answers to the next so many of GET come when the one behind them is asked; those to so
+        #: many before them come at once.
+        self.late = self.prompt = 0
         #: Every answer comes once more when the next one is asked for.
         self.doubles = False
         self._held: list[tuple[bytes, Any]] = []
@@ -125,7 +126,9 @@ class Prototype:
                 answer = b"PUT %d bytes" % len(rest.decode())
             elif verb == b"GET":
                 answer = self.messages.pop(0) if self.messages else b""
-                if self.late:
+                if self.prompt:
+                    self.prompt -= 1
+                elif self.late:
                     self.late -= 1
                     self._held.append((encode_bytes(answer), peer))
                     continue

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -402,6 +404,35 @@ def test_a_late_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:
             message = reader.read(timeout=0)
             assert message is not None
             assert message.payload == b"second"
+
+
+def test_what_the_prototype_gave_is_read_before_the_loss_of_a_later_answer_is_told() -> None:
+    with Prototype() as queue:
+        queue.messages[:] = [b"1", b"2", b"3", b"lost", b"4", b"5"]
+        queue.prompt, queue.late = 3, 1
+        with open_reader(queue.url + "?mode=legacy&timeout=200ms") as reader:
+            assert [message.payload for message in reader.read_many(10)] == [b"1", b"2", b"3"]
+            with pytest.raises(ConnectionLost, match="may be lost"):
+                reader.read_many(10)
+            assert [message.payload for message in reader.read_many(10)] == [b"4", b"5"]
+            assert [reader.read_many(10), reader.statistics().messages] == [[], 5]
+
+
+def test_messages_of_the_prototype_that_nobody_read_are_lost_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Prototype() as queue:
+        queue.messages[:] = [b"1", b"2", b"3"]
+        queue.prompt, queue.late = 2, 1
+        reader = open_reader(queue.url + "?mode=legacy")
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            reader.read_many(10)
+        with caplog.at_level(logging.WARNING):
+            reader.close()
+        books = reader.statistics()
+        assert (books.messages, books.lost, books.backlog) == (0, 2, 0)
+        assert "2 messages" in caplog.text
 
 
 def test_a_doubled_answer_of_the_prototype_is_not_taken_for_the_next_one() -> None:

@@ -16,6 +16,7 @@ from penstock.core.capabilities import Grouped
 from penstock.core.endpoints import Endpoint
 from penstock.core.errors import (
     Closed,
+    ConnectionLost,
     InvalidURL,
     LeaseLost,
     Malformed,
@@ -146,6 +147,10 @@ class LhhtttReader(Reader, Grouped):
         #: balancer, the queues number their messages alike.
         self._open: dict[bytes | None, tuple[int, int]] = {}
         self._next_seq: int | None = None
+        #: Of the prototype: why messages behind those that arrived did not come, and messages that
+        #: arrived and were never handed out.
+        self._failure: ConnectionLost | None = None
+        self._lost = 0
         if not client.is_reliable:
             log.warning("%s: what is read is taken away from the queue", url)
 
@@ -165,13 +170,7 @@ class LhhtttReader(Reader, Grouped):
     def _fetch(self, limit: int, wait: float) -> None:
         now = time.time_ns()
         if not self._client.is_reliable:
-            for _ in range(limit):
-                payload = self._client.get_legacy()
-                if not payload:
-                    return
-                number = self._messages + len(self._arrived)
-                message = Message(number, now, now, 0, 0, None, None, payload)
-                self._arrived.append(message)
+            self._take_away(limit, now)
             return
         tags, payloads = self._client.get(limit, wait)
         rest = iter(payloads)
@@ -185,6 +184,27 @@ class LhhtttReader(Reader, Grouped):
                 Message(number, now, now, 0, 0, None, tag, next(rest))
                 for tag, (_, number) in tagged.items()
             ]
+
+    def _take_away(self, limit: int, now: int) -> None:
+        """Take messages from a queue of the prototype, which keeps none of them.
+
+        :raises ConnectionLost: an answer is lost, after all before it were handed out.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        for _ in range(limit):
+            try:
+                payload = self._client.get_legacy()
+            except ConnectionLost as error:
+                if not self._arrived:
+                    raise
+                self._failure = error
+                return
+            if not payload:
+                return
+            number = self._messages + len(self._arrived)
+            self._arrived.append(Message(number, now, now, 0, 0, None, None, payload))
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
         if not self._client.is_reliable:
@@ -255,7 +275,7 @@ class LhhtttReader(Reader, Grouped):
         return ReaderStatistics(
             messages=self._messages,
             bytes=self._bytes,
-            lost=0,
+            lost=self._lost,
             filtered=0,
             restarts=0,
             next_seq=self._next_seq,
@@ -268,9 +288,13 @@ class LhhtttReader(Reader, Grouped):
             raise Closed(f"{self.url} was closed")
 
     def close(self) -> None:
-        """Return unsettled messages to the queue. Idempotent."""
+        """Return unsettled messages to the queue; one of the prototype takes none. Idempotent."""
         if self._is_closed:
             return
+        if self._arrived and not self._client.is_reliable:
+            self._lost += len(self._arrived)
+            self._arrived.clear()
+            log.warning("%s: %s messages were taken away, and not read", self.url, self._lost)
         try:
             if self._open:
                 self._settle({tag: number for tag, (_, number) in self._open.items()}, 0.0)

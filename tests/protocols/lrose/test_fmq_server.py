@@ -360,3 +360,25 @@ def test_writers_of_a_wide_queue_go_over_to_the_one_that_a_client_makes_anew(
                 one.write(b"newer")
         with open_reader(f"fmq:{tmp_path}/q") as reader:
             assert [m.payload for m in reader.available()] == [b"new", b"newer"]
+
+
+@pytest.mark.parametrize("layout", ["classic", "wide"])
+def test_messages_before_a_damaged_one_are_sent_before_the_error(
+    tmp_path: Path, layout: str
+) -> None:
+    sent = [b"message %d" % number for number in range(6)]
+    more = "&crc=true" if layout == "wide" else ""
+    with open_writer(f"fmq:{tmp_path}/q?layout={layout}{more}") as writer:
+        writer.write_many(sent)
+    file = tmp_path / ("q.fmq" if layout == "wide" else "q.buf")
+    content = bytearray(file.read_bytes())
+    cookie_size = 0 if layout == "wide" else 8
+    content[content.index(sent[4]) - cookie_size] ^= 0xFF
+    file.write_bytes(content)
+    with served(tmp_path) as server:
+        for start in (0, 2):
+            with open_reader(f"{server.url}/q", start=start) as reader:
+                assert [message.payload for message in reader.read_many(10)] == sent[start:4]
+                for _ in range(2):
+                    with pytest.raises(RequestRefused, match="damaged"):
+                        reader.read_many(10)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.core.errors import Closed, Malformed, PositionError, Unsupported
+from penstock.core.errors import Closed, Malformed, PenstockError, PositionError, Unsupported
 from penstock.core.position import Position
 from penstock.protocols.lrose.fmq_messages import Messages, encode_rows, reply_header, reply_with
 from penstock.protocols.lrose.fmq_wire import SeekTo
@@ -166,7 +166,7 @@ class _StoredReader(ClassicReader):
         end = None
         while count <= most and size <= MOST_BYTES:
             restarts = self._restarts
-            run = self._fetch_run(most + 1 - count)
+            run = self._run_behind(found, most + 1 - count)
             if not run or (found and self._restarts != restarts):
                 break  # those of another queue are for the next reply
             self.taken_restarts = self._restarts
@@ -192,6 +192,15 @@ class _StoredReader(ClassicReader):
         if len(found) == 1:
             return reply_with(found[0])
         return reply_with(Messages(*map(_joined, zip(*found, strict=True))) if found else _NOTHING)
+
+    def _run_behind(self, found: Sequence[Messages], limit: int) -> Run | None:
+        """Return the next run; None: there is none, or an error, which the next request gets."""
+        try:
+            return self._fetch_run(limit)
+        except PenstockError:
+            if not found:
+                raise
+            return None
 
 
 def _joined(columns: Sequence[list[Any]]) -> list[Any]:
@@ -494,7 +503,12 @@ class ServedWide(ServedQueue):
         end = reader.newest_seq()
         following = None
         while len(found.ids) <= most and size <= MOST_BYTES:
-            message = reader.read(0)
+            try:
+                message = reader.read(0)
+            except PenstockError:
+                if not found.ids:
+                    raise
+                break  # as for a classic queue
             if message is None:
                 break
             if message.seq != following:

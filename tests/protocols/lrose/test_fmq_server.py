@@ -12,6 +12,8 @@ import pytest
 
 from penstock.core.endpoints import create, open_reader, open_writer
 from penstock.core.errors import ConnectionLost, StorageError
+from penstock.core.overflow import DropReason
+from penstock.core.statistics import Loss
 from penstock.protocols.lrose.ds_client import Connection, RequestRefused, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
 from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages
@@ -382,3 +384,6 @@ def test_messages_before_a_damaged_one_are_sent_before_the_error(
                 for _ in range(2):
                     with pytest.raises(RequestRefused, match="damaged"):
                         reader.read_many(10)
+        with open_reader(f"{server.url}/q?damaged=skip") as reader:
+            assert [m.payload for m in reader.available()] == [*sent[:4], sent[5]]
+            assert reader.statistics().losses == (Loss(4, 4, DropReason.DAMAGED),)

@@ -170,6 +170,8 @@ class QueueLink:
         self.is_ours = False
         #: Messages of a refused WRITE that were appended nevertheless, if known.
         self.written: int | None = 0
+        #: The last request was refused because the next message is damaged.
+        self.is_damaged = False
         #: The type of the messages requested ahead.
         self._ahead: int | None = None
         self._was_ahead = False
@@ -388,6 +390,7 @@ class QueueLink:
     def _error(self, reply: DsMessage) -> PenstockError:
         """Return the error that a reply reports; a server of ours sends its own kind."""
         self.written = max(reply.serial_num, 0) if self.is_ours else None
+        self.is_damaged = self.is_ours and reply.mode == Failure.DAMAGED
         if self.is_ours and reply.mode == Failure.NOT_FOUND:
             return NotFound(f"{self._target.url}: {reply.error_text}", hint=_CREATE_HINT)
         if self.is_ours and reply.mode == Failure.TOO_LARGE:

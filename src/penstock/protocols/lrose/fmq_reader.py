@@ -565,6 +565,8 @@ class FmqReader(Replayable, Reader):
                     raise
                 continue
             except RequestRefused:
+                if self._is_skipped(link):
+                    continue
                 failures += 1
                 if link.is_ours or failures > _MOST_FAILURES:
                     raise
@@ -572,6 +574,18 @@ class FmqReader(Replayable, Reader):
                 continue
             failures = 0
             wait = 0.0
+
+    def _is_skipped(self, link: QueueLink) -> bool:
+        """Move behind a message that a server of ours cannot read, if the options allow that."""
+        if not link.is_damaged or self._options.damaged == "fail":
+            return False
+        if self._next is None or self._is_skipping or self._wanted >= 0:
+            return False  # which message it is is not known
+        if not link.seek_after_id(self._next % ID_COUNT):
+            return False
+        self._losses.add(Loss(self._next, self._next, DropReason.DAMAGED))
+        self._next += 1
+        return True
 
     def _ask(self, link: QueueLink, wait: float) -> Messages:
         """Request the next messages; after a pause, the last one again, too."""

@@ -451,3 +451,25 @@ def test_books_of_the_reader_are_those_of_an_endpoint(
         assert reader.server_is_ours
         reader.read_many(2)
         assert reader.statistics()[:7] == (2, 4, 0, 0, 0, 2, 3)
+
+
+def test_a_connection_goes_on_when_the_numbers_of_its_frames_are_used_up(
+    fmq_server: FmqServer, either: str, queue_name: str
+) -> None:
+    url, last = f"{either}/{queue_name}", 2**31 - 1
+    sent = [b"%d" % number for number in range(12)]
+    with open_writer(url) as writer, open_reader(url) as reader:
+        for each in (writer, reader):
+            each._link._connection.seq = last - 2  # type: ignore[attr-defined]
+        for session in fmq_server._sessions:
+            session._seq = last - 2
+        for message in sent[:6]:
+            writer.write(message)
+        writer.write_many(sent[6:])
+        got: list[bytes] = []
+        while len(got) < len(sent):
+            message = reader.read(timeout=10)
+            assert message is not None
+            got.append(message.payload)
+        assert got == sent
+        assert reader.reconnects == 0  # type: ignore[attr-defined]

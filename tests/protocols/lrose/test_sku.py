@@ -67,6 +67,12 @@ def test_an_id_that_does_not_fit_is_refused() -> None:
         encode_header(2**31, 1, 0)
 
 
+def test_numbers_of_frames_begin_again_below_zero_as_those_of_c_do() -> None:
+    assert encode_header(1, 2**31 - 1, 0)[16:20] == b"\x7f\xff\xff\xff"
+    assert encode_header(1, 2**31, 0)[16:20] == b"\x80\0\0\0"
+    assert encode_header(1, 2**32, 0)[16:20] == bytes(4)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("size", [-1, 101, 2**31 - 1])
 def test_a_length_beyond_the_limit_is_refused_before_its_bytes_come(wide: bool, size: int) -> None:

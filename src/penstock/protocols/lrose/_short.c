@@ -54,6 +54,16 @@ static int read_int32(PyObject *value, int32_t *to)
     return 0;
 }
 
+/* The number of a frame, which wraps: a connection may have more of them. */
+static int read_seq(PyObject *value, int32_t *to)
+{
+    unsigned long n = PyLong_AsUnsignedLongMask(value);
+    if (n == (unsigned long)-1 && PyErr_Occurred())
+        return -1;
+    *to = (int32_t)(uint32_t)n;
+    return 0;
+}
+
 /* Take the arguments (buffer, size) of a function that looks at a frame. */
 static int take_frame(PyObject *const *args, Py_ssize_t nargs, Py_buffer *buffer, Py_ssize_t *size)
 {
@@ -78,7 +88,7 @@ static PyObject *Forms_encode_write(PyObject *self, PyObject *const *args, Py_ss
     int32_t seq, type, subtype;
     if (nargs != 4 || !PyBytes_Check(args[1]))
         return PyErr_Format(PyExc_TypeError, "encode_write(seq, payload: bytes, type, subtype)");
-    if (read_int32(args[0], &seq) != 0 || read_int32(args[2], &type) != 0 ||
+    if (read_seq(args[0], &seq) != 0 || read_int32(args[2], &type) != 0 ||
         read_int32(args[3], &subtype) != 0)
         return NULL;
     Py_ssize_t size = PyBytes_GET_SIZE(args[1]);
@@ -133,7 +143,7 @@ static PyObject *Forms_encode_written(PyObject *self, PyObject *const *args, Py_
     int32_t seq, mode;
     if (nargs != 2)
         return PyErr_Format(PyExc_TypeError, "encode_written(seq, mode)");
-    if (read_int32(args[0], &seq) != 0 || read_int32(args[1], &mode) != 0)
+    if (read_seq(args[0], &seq) != 0 || read_int32(args[1], &mode) != 0)
         return NULL;
     unsigned char frame[REPLY_SIZE];
     memcpy(frame, ((Forms *)self)->reply, REPLY_SIZE);

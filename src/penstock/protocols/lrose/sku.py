@@ -38,6 +38,8 @@ _COOKIE_STARTS: Final = {_COOKIE_32[0], _COOKIE_64[0]}
 HEADER_SIZE: Final = _HEADER_32.size
 #: From this size on payloads need the 64-bit header.
 SMALL_LIMIT: Final = 2**31 - 1
+#: The number of a frame in 32 bits, at most.
+_LARGEST_SEQ: Final = 2**31 - 1
 #: Most bytes of an HTTP header in LROSE.
 LARGEST_HTTP_HEADER: Final = 2000
 #: What its server puts before the reply to a frame that came behind an HTTP header.
@@ -79,11 +81,15 @@ class Frame(NamedTuple):
 def encode_header(id: int, seq: int, size: int, *, wide: bool = False) -> bytes:
     """Return the header for a payload of `size` bytes; `wide` uses 64 bits for a small one, too.
 
-    :raises InvalidOption: the id or the number is out of range.
+    A number beyond 32 bits wraps, as LROSE's does: a connection may have more frames.
+
+    :raises InvalidOption: the id is out of range.
     """
     layout, cookie = _HEADER_32, _COOKIE_32
     if wide or size >= SMALL_LIMIT:
         layout, cookie = _HEADER_64, _COOKIE_64
+    elif seq > _LARGEST_SEQ:
+        seq = (seq + 2**31) % 2**32 - 2**31
     try:
         return layout.pack(cookie, id, size, seq)
     except struct.error as error:

@@ -16,6 +16,7 @@ from penstock.protocols.uprotocol import (
     UMessage,
     UMessageType,
     UPriority,
+    UStatus,
     UStatusError,
     UUri,
     notification,
@@ -23,6 +24,7 @@ from penstock.protocols.uprotocol import (
     request,
     response,
 )
+from penstock.protocols.uprotocol.mqtt_wire import REFUSED
 from penstock.protocols.uprotocol.transports.interface import NOT_TRIED
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
 from support.descriptors import many_descriptors
@@ -436,6 +438,26 @@ def test_a_transport_says_what_the_broker_says(tmp_path: Path) -> None:
             with pytest.raises(UStatusError) as error:
                 transport.send(publish(TOPIC.with_resource(0x8001)))
             assert error.value.code == UCode.PERMISSION_DENIED
+
+
+def test_a_refusal_stays_one_when_the_broker_hangs_up_after_it(tmp_path: Path) -> None:
+    # As some versions of mosquitto do: what is behind it may work with the next connection.
+    access = tmp_path / "acl"
+    access.write_text("topic readwrite vehicle1/10AB/0/3/80CD\n")
+    refused: list[UStatus] = []
+    with (
+        mosquitto(tmp_path, [f"acl_file {access}"]) as broker,
+        MqttLeg("vehicle1", "vehicle1", MqttBroker.parse(broker.url)) as sender,
+    ):
+        sender.start(lambda _: None, ())
+        messages = [publish(TOPIC.with_resource(0x8001)), *(publish(TOPIC) for _ in range(3))]
+        while len(refused) < 5:
+            assert sender.await_connection(10) is None
+            status = sender.deliver(TOPIC, messages)[0]
+            assert status is not None
+            if status.message.startswith(REFUSED):  # else it hung up before that was heard
+                refused.append(status)
+    assert {status.code for status in refused} == {UCode.PERMISSION_DENIED}
 
 
 def test_a_transport_without_a_broker_is_unavailable() -> None:

@@ -411,11 +411,8 @@ class MqttLeg(Leg):
         if self._intake is None:
             problem = UStatus(UCode.UNAVAILABLE, "the leg is not started")
         elif packets:
-            # A connection error says nothing about the message.
             answers = self._intake.link.publish(packets)
             found = [None if answer.is_ok else answer for answer in answers]
-            if any(found) and not self._intake.link.is_up:
-                found = [it and UStatus(UCode.UNAVAILABLE, it.message) for it in found]
         if problem is not None and len(found) < len(messages) and not any(found):
             found.append(problem)
         self._counts.add("delivered", found.count(None))

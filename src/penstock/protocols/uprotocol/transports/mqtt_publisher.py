@@ -207,7 +207,8 @@ class Publisher:
                 self._broker.ack_timeout,
             )
             if not connection.is_up:
-                return connection.why_down
+                # Whatever its reason is, it says nothing about the message.
+                return UStatus(UCode.UNAVAILABLE, connection.why_down.message)
             if not has_room:
                 return SILENT
             if not flight.has_failed:

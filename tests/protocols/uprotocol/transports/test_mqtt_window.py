@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -95,3 +96,26 @@ def test_somebody_who_comes_while_a_batch_is_sent_gets_it_in_order(
             sending.join()
     first = list(dict.fromkeys(heard))
     assert all(before < after for before, after in pairwise(first)), (attempt, first)
+
+
+def test_a_failure_that_is_heard_before_the_next_packet_is_sent_holds_up_nobody(
+    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter, entered = Window.enter, 0
+
+    def enter_late(window: Window, flight: Flight) -> None:
+        nonlocal entered
+        enter(window, flight)
+        entered += 1
+        flight.has_failed |= entered == 3  # by an answer that comes between this and the sending
+
+    monkeypatch.setattr(Window, "enter", enter_late)
+    with MqttLeg("vehicle1", "vehicle1", MqttBroker.parse(broker.url)) as sender:
+        sender.start(lambda _: None, ())
+        assert sender.await_connection(10) is None
+        began = time.monotonic()
+        for _ in range(2):
+            statuses = sender.deliver(TOPIC, [publish(TOPIC, b"") for _ in range(5)])
+        assert statuses == [None] * 5
+        assert time.monotonic() - began < 4
+        assert sender.statistics()["connections"] == 1

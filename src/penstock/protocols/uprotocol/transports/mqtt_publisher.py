@@ -24,6 +24,8 @@ __all__ = ["Flight", "Publisher", "Window"]
 _NOBODY_LISTENS: Final = 0x10
 #: Topics remembered as having a subscriber, at most.
 _MOST_HEARD: Final = 4096
+#: No more packets are sent, since one before them failed.
+_AFTER_FAILURE: Final = UStatus(UCode.ABORTED, "one before it failed")
 
 
 class Flight:
@@ -167,7 +169,7 @@ class Publisher:
         why: UStatus | None = None
         for packet in packets:
             why = self._why_not(packet, flight)
-            if why is not None or flight.has_failed:
+            if why is not None:
                 break
             self._send(packet, flight, sent)
             sent += 1
@@ -178,7 +180,7 @@ class Publisher:
         down = self._connection.why_down.message
         unanswered = UStatus(UCode.UNAVAILABLE, f"not acknowledged: {down}")
         found = [answer or unanswered for answer in flight.answers[:sent]]
-        if why is not None:
+        if why is not None and why is not _AFTER_FAILURE:
             found.append(why)
         published = sum(answer.is_ok for answer in found)
         self._counts.add("published", published)
@@ -211,8 +213,10 @@ class Publisher:
                 return UStatus(UCode.UNAVAILABLE, connection.why_down.message)
             if not has_room:
                 return SILENT
-            if not flight.has_failed:
-                self._window.enter(flight)
+            if flight.has_failed:
+                return _AFTER_FAILURE
+            # From here on it is sent, whatever is heard meanwhile: its place waits for its answer.
+            self._window.enter(flight)
         return None
 
     def _send(self, packet: Packet, flight: Flight, at: int) -> None:

@@ -101,14 +101,27 @@ def test_what_the_kernel_drops_is_counted() -> None:
         sent = 0
         for _ in range(20):
             sent += client.send([(bytes(1000), None)] * 50, 1)
+        before = server.statistics().dropped
+        assert before > 0
         received = 0
         while batch := server.receive(timeout=0.05):
             received += len(batch.whole)
-        client.send([(b"the last", None)])  # it brings the news
+        assert sent == received + before == received + server.statistics().dropped
+        client.send([(b"the last", None)])  # with which the kernel tells it once more
         received += len(server.receive(timeout=5).whole)
-        books = server.statistics()
-        assert books.dropped > 0
-        assert sent + 1 == received + books.dropped
+        assert sent + 1 == received + server.statistics().dropped
+    assert server.statistics().dropped == before
+
+
+def test_what_the_kernel_drops_last_is_counted_when_the_socket_is_closed() -> None:
+    with (
+        DatagramSocket.bind("127.0.0.1", 0) as server,
+        DatagramSocket.connect("127.0.0.1", server.port) as client,
+    ):
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.send([(bytes(1000), None)] * 50, 1)
+        received = len(server.receive(timeout=5).whole)
+    assert server.statistics().dropped == 50 - received > 0
 
 
 def test_what_cannot_be_sent_is_told_of_when_it_is_the_first() -> None:
@@ -265,6 +278,22 @@ def test_the_kernel_is_relieved_of_datagrams_while_others_are_handled() -> None:
         books = server.statistics()
     assert (books.received, books.cut, books.dropped) == (1001, 1, 0)
     assert books.bytes_in == sum(map(len, slow.found))
+
+
+def test_what_waits_in_the_kernel_at_the_end_is_counted() -> None:
+    slow = Slow()
+    sock = DatagramSocket.bind("127.0.0.1", 0, batch=16)
+    server = DatagramServer("slow", sock, slow, log=log, waiting=20_000).start()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(("127.0.0.1", server.port))
+        for _ in range(100):
+            sender.send(b"x" * 1000)
+        until(lambda: sock.waiting)
+        threading.Timer(0.2, slow.may.set).start()
+        server.close(grace=0)
+    books = server.statistics()
+    assert len(slow.found) + server.unhandled == books.received == 100
+    assert server.unhandled > 50
 
 
 def test_what_waits_is_bounded_and_the_rest_is_counted_by_the_kernel() -> None:

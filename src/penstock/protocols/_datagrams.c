@@ -36,6 +36,12 @@ enum { LONGEST_RUN = 64, LARGEST_IN_RUN = 1200, LARGEST_RUN = 65000 };
 #define UDP_SEGMENT 103
 #endif
 
+/* What the kernel tells of a socket's memory (sock_diag(7)): words, of which one counts drops. */
+#ifndef SO_MEMINFO
+#define SO_MEMINFO 55
+#endif
+enum { MEMINFO_DROPS = 8, MEMINFO_MOST = 32 };
+
 typedef union {
     struct sockaddr any;
     struct sockaddr_in v4;
@@ -239,15 +245,40 @@ static int begin(Batches *self, PyObject *timeout, double *deadline)
     return 0;
 }
 
+/* Take over the kernel's count. It wraps, and that of a datagram is as old as the datagram. */
+static void note_overflow(Batches *self, uint32_t count)
+{
+    if ((int32_t)(count - self->overflow) <= 0)
+        return;
+    self->dropped += (uint32_t)(count - self->overflow);
+    self->overflow = count;
+}
+
 static void note_dropped(Batches *self, struct msghdr *header)
 {
     for (struct cmsghdr *each = CMSG_FIRSTHDR(header); each; each = CMSG_NXTHDR(header, each))
         if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SO_RXQ_OVFL) {
             uint32_t count;
             memcpy(&count, CMSG_DATA(each), sizeof count);
-            self->dropped += (uint32_t)(count - self->overflow);
-            self->overflow = count;
+            note_overflow(self, count);
         }
+}
+
+/* Ask for the kernel's count: otherwise it comes with the next datagram, and there may be none. */
+static PyObject *ask_dropped(Batches *self, PyObject *args)
+{
+    int descriptor;
+    uint32_t words[MEMINFO_MOST];
+    socklen_t length = sizeof words;
+    if (!PyArg_ParseTuple(args, "i", &descriptor))
+        return NULL;
+    if (getsockopt(descriptor, SOL_SOCKET, SO_MEMINFO, words, &length) == 0 &&
+        length > MEMINFO_DROPS * sizeof *words) {
+        pthread_mutex_lock(&self->lock); /* for who holds it without the GIL, and never waits for that */
+        note_overflow(self, words[MEMINFO_DROPS]);
+        pthread_mutex_unlock(&self->lock);
+    }
+    Py_RETURN_NONE;
 }
 
 static void note_received(Batches *self, size_t size, int is_cut)
@@ -759,6 +790,7 @@ static void dispose(Batches *self)
 
 static PyMethodDef batches_methods[] = {
     {"receive", (PyCFunction)receive, METH_VARARGS, "receive(fd, limit, timeout) -> (whole, cut)"},
+    {"ask_dropped", (PyCFunction)ask_dropped, METH_VARARGS, "ask_dropped(fd): update `dropped`"},
     {"assist", (PyCFunction)assist, METH_VARARGS, "assist(fd, most_bytes, between, seconds)"},
     {"take", (PyCFunction)take, METH_VARARGS, "take(fd, limit, most_bytes, seconds) -> (whole, cut)"},
     {"send", (PyCFunction)send_all, METH_VARARGS, "send(fd, datagrams, timeout) -> int"},

@@ -11,7 +11,10 @@ SO_RXQ_OVFL: int
 # A socket's datagrams by batches. For one thread at a time, but for `assist`.
 class Batches:
     # Datagrams that the kernel dropped because the socket's room was full.
+    # It is told with the next one, or by this.
     dropped: int
+    def ask_dropped(self, descriptor: int, /) -> None: ...
+
     # Datagrams that came from the kernel, whole and cut; bytes of whole ones, or of what went.
     whole: int
     cut: int

@@ -67,8 +67,7 @@ class DatagramStatistics(NamedTuple):
     bytes_in: int
     #: Datagrams that were larger than the limit.
     cut: int
-    #: Datagrams that the kernel dropped, because its buffer was full. It reports them with the
-    #: next datagram.
+    #: Datagrams that the kernel dropped, because its buffer was full.
     dropped: int
     #: Datagrams that the kernel accepted, and their bytes.
     sent: int
@@ -211,6 +210,7 @@ class DatagramSocket(Closable):
         return taken
 
     def statistics(self) -> DatagramStatistics:
+        self._ask_dropped()
         return DatagramStatistics(
             self._incoming.whole,
             self._incoming.bytes,
@@ -220,7 +220,12 @@ class DatagramSocket(Closable):
             self._outgoing.bytes,
         )
 
+    def _ask_dropped(self) -> None:
+        if (descriptor := self.socket.fileno()) >= 0:
+            self._incoming.ask_dropped(descriptor)
+
     def close(self) -> None:
+        self._ask_dropped()
         self.socket.close()
 
 
@@ -305,7 +310,17 @@ class DatagramServer(Closable):
         self._give_up_at = min(self._give_up_at, time.monotonic() + grace)
         self._assistant.ask_to_stop()
         is_over = self._worker.stop(2 * _LOOK + grace + _LAST) and self._assistant.join(_LAST)
-        # It takes no more of them, also where it is still at a batch.
-        self._left = self.socket.waiting
-        if is_over:
-            self.socket.close()
+        if not is_over:  # it is still at a batch, and takes no more of them
+            self._left = self.socket.waiting
+        elif self.socket.socket.fileno() >= 0:
+            try:
+                self._left = self._count_rest()
+            finally:
+                self.socket.close()
+
+    def _count_rest(self) -> int:
+        """Take what has come and nobody handled, also from the kernel; return how many."""
+        count, deadline = 0, time.monotonic() + _LAST
+        while time.monotonic() < deadline and (found := self.socket.take(self._most_waiting, 0.0)):
+            count += len(found.whole) + len(found.cut)
+        return count

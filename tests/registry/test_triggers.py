@@ -182,6 +182,22 @@ def test_a_queue_that_was_made_anew_is_read_from_its_start(data: str, fresh: tup
     assert recorder.whats()[0] == "restarted"
 
 
+@pytest.mark.parametrize("start", ["end", "last"])
+def test_a_queue_that_is_made_anew_before_the_first_work_is_read_from_its_start(
+    data: str, start: str
+) -> None:
+    write(data, "a", "b", "c")
+    Recorder().trigger(data, start=start).run(stop=lambda: True)
+    for end in ("stat", "buf"):
+        (Path(data) / f"_latest_data_info.{end}").unlink()
+    write(data, *"ABCDE")
+    recorder = Recorder()
+    trigger = recorder.trigger(data, start=start)
+    run(trigger)
+    assert recorder.names == [*"ABCDE"]
+    assert trigger.statistics().restarts == 1
+
+
 def test_an_entry_that_is_none_is_told_of_and_passed(data: str) -> None:
     write(data, "a")
     with open_writer(f"fmq:{data}/_latest_data_info") as writer:

@@ -438,18 +438,26 @@ class _TriggerPlace:
 
         :raises CursorInUse: another process runs this trigger.
         """
-        self._claim(self._first(queue, start) if is_there else 0)
+        self._claim(*(self._first(queue, start) if is_there else (0, _NOBODY)))
 
-    def _claim(self, seq: int) -> None:
+    def _claim(self, seq: int, fingerprint: int = _NOBODY) -> None:
         cursors = self._open.enter_context(CursorFile(self._path))
-        self._cursor = self._open.enter_context(cursors.claim(self._name, epoch=_NOBODY, seq=seq))
+        cursor = cursors.claim(self._name, epoch=fingerprint, seq=seq)
+        self._cursor = self._open.enter_context(cursor)
         self._file = _inode(self._path)
 
     @staticmethod
-    def _first(queue: str, start: Position) -> int:
+    def _first(queue: str, start: Position) -> tuple[int, int]:
+        """Return the first position, and the fingerprint of the entry before it."""
         with _open_entries(queue) as reader:
             reader.seek(start)
-            return reader.statistics().next_seq or 0
+            seq = reader.statistics().next_seq or 0
+            if seq > reader.bounds().oldest:
+                reader.seek(seq - 1)
+                message = reader.read(timeout=0)
+                if message is not None and message.seq == seq - 1:
+                    return seq, _fingerprint(message)
+            return seq, _NOBODY
 
     def stand(self, reader: ClassicReader, queue: str) -> bool:
         """Move a reader to the position; False: the queue was recreated, and it is at its start.

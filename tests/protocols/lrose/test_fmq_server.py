@@ -16,7 +16,11 @@ from penstock.core.overflow import DropReason
 from penstock.core.statistics import Loss
 from penstock.protocols.lrose.ds_client import Connection, RequestRefused, client_count, ping
 from penstock.protocols.lrose.ds_message import Category, CommonPart, DsMessage, ErrorCode
-from penstock.protocols.lrose.fmq_messages import encode_message, encode_messages
+from penstock.protocols.lrose.fmq_messages import (
+    decode_messages,
+    encode_message,
+    encode_messages,
+)
 from penstock.protocols.lrose.fmq_wire import Init, Op, OpenMode, encode_init
 from penstock.protocols.lrose.sku import HTTP_REPLY, Frame, encode
 from penstock.queue.classic.creation import open_device
@@ -387,3 +391,21 @@ def test_messages_before_a_damaged_one_are_sent_before_the_error(
         with open_reader(f"{server.url}/q?damaged=skip") as reader:
             assert [m.payload for m in reader.available()] == [*sent[:4], sent[5]]
             assert reader.statistics().losses == (Loss(4, 4, DropReason.DAMAGED),)
+
+
+def test_a_queue_that_is_made_anew_before_the_first_read_is_read_from_its_start(
+    tmp_path: Path,
+) -> None:
+    url = f"fmq:{tmp_path}/q?layout=classic&slots=10&size=1000"
+    with open_writer(url) as writer:
+        writer.write_many([b"old"] * 5)
+    with served(tmp_path) as server, Caller(server.port) as caller:
+        # As LROSE's programs open a queue that they may also write to.
+        init = INIT._replace(open_mode=OpenMode.READ_WRITE, open_position=OpenMode.READ_WRITE)
+        assert not caller.ask(encode_init(init)).error
+        create(url, replace=True)
+        with open_writer(url) as writer:
+            writer.write_many([b"new 0", b"new 1"])
+        caller.say(READ)
+        _, messages = decode_messages(caller.hear_frame().payload)
+        assert messages.payloads == [b"new 0", b"new 1"]

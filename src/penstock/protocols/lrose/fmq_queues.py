@@ -342,7 +342,12 @@ class ServedClassic(ServedQueue):
 
     @property
     def _reading(self) -> _StoredReader:
-        return self._reader or self._open_reader(self._start)
+        if self._reader is not None:
+            return self._reader
+        try:
+            return self._open_reader(self._start)
+        except PositionError:  # it was made anew, and is shorter
+            return self._open_reader(Position.START)
 
     def take(self, wanted: int, most: int) -> Encoded:
         reply = self._reading.take_reply(wanted, most)

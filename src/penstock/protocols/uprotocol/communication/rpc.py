@@ -49,6 +49,11 @@ _RETRYING = 16
 #: Takes a request and returns the response payload. A `UStatusError` becomes the response code, any
 #: other error INTERNAL.
 RequestHandler: TypeAlias = Callable[[UMessage], UPayload | bytes | str | None]
+#: Rules without which a request cannot be answered: who violates others is answered.
+_UNANSWERABLE: Final = frozenset(
+    {"id", "source-uuri", "sink-uuri", "source-wildcard", "sink-wildcard"}
+    | {"request-source", "request-sink"}
+)
 #: Any entity: the source filter of requests.
 _ANYBODY = UUri.ANY.with_resource(0)
 
@@ -346,6 +351,11 @@ class RpcServer(Closable):
         if message.attributes.type != UMessageType.REQUEST or message.attributes.sink is None:
             return
         self._counts.add("requests")
+        if rules := _UNANSWERABLE.intersection(message.validate()):
+            self._counts.add("not_sent")
+            source = message.attributes.source
+            log.warning("nobody could get an answer to %s: %s", source, ", ".join(sorted(rules)))
+            return
         with self._lock:
             handler = self._handlers.get(self._uris.own(message.attributes.sink))
         if handler is None:

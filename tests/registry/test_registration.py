@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -133,3 +134,18 @@ def test_a_stream_has_a_name_on_the_map(
     url: str, expected: tuple[str, str], tmp_path: Path
 ) -> None:
     assert data_set_of(url.format(tmp_path)) == expected
+
+
+def test_a_machine_without_threads_costs_the_registration_and_not_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        with registered(open_writer(f"fmq:{tmp_path}/q")) as writer:
+            assert writer.write(b"one") == 0
+            assert writer.registrations().failed > 0
+            assert "thread" in (writer.registrations().error or "")
+    assert writer.statistics().messages == 1

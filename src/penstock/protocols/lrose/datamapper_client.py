@@ -291,7 +291,17 @@ class Registrar(Closable):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.interval
-            self._worker.start().wake()
+            if self._has_started():
+                self._worker.wake()
+
+    def _has_started(self) -> bool:
+        """Start the thread; where the system has none left, a later note tries again."""
+        try:
+            self._worker.start()
+        except RuntimeError as error:
+            self._note_failure(error)
+            return False
+        return True
 
     def _work(self, worker: Worker) -> None:
         while True:
@@ -310,20 +320,24 @@ class Registrar(Closable):
         try:
             self._client.register_latest(self.directory, latest_time, self.datatype, lead=lead)
         except Exception as error:  # noqa: BLE001 - whatever it is, the data matter more
-            if books.error is None:
-                log.log(
-                    self._level,
-                    "%s is not registered with the data map: %s; it is tried again",
-                    self.directory,
-                    error,
-                )
-            self._books = books._replace(failed=books.failed + 1, error=str(error))
+            self._note_failure(error)
             return False
         else:
             if books.error is not None:
                 log.info("%s is registered with the data map again", self.directory)
             self._books = RegistrarStatistics(books.registered + 1, books.failed, None)
             return True
+
+    def _note_failure(self, error: Exception) -> None:
+        books = self._books
+        if books.error is None:
+            log.log(
+                self._level,
+                "%s is not registered with the data map: %s; it is tried again",
+                self.directory,
+                error,
+            )
+        self._books = books._replace(failed=books.failed + 1, error=str(error))
 
     def statistics(self) -> RegistrarStatistics:
         return self._books
@@ -334,5 +348,5 @@ class Registrar(Closable):
             return
         self._is_closing = True
         if self._latest is not None:
-            self._worker.start()  # for what is left
+            self._has_started()  # for what is left
         self._worker.stop(patience)

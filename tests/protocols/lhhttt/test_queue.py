@@ -221,6 +221,21 @@ def test_a_full_queue_drops_what_its_policy_says(
     assert_balanced(books)
 
 
+def test_nothing_is_dropped_for_messages_that_get_no_room_by_it() -> None:
+    with served(capacity=10, policy="drop_oldest") as server, Asker(server.port) as asker:
+        for number in range(10):
+            assert asker.ask(b"PUT:%d" % number) == b"PUT 1 bytes"
+        assert asker.ask(b"RGETS:me:1:6").startswith(b"MSGS:1:")
+        more = b"".join(encode_bytes(b"%d" % number) for number in range(8))
+        assert asker.ask(b"RPUTS:me:1:" + more).startswith(b"ERR:1:full:")
+        books = server.statistics().queue
+        assert (books.held, books.leased, sum(books.dropped.values())) == (10, 6, 0)
+        assert asker.ask(b"RPUTS:me:2:" + more[:12]) == b"OK:2"
+        books = server.statistics().queue
+        assert (books.held, sum(books.dropped.values())) == (10, 4)
+        assert_balanced(books)
+
+
 def test_a_queue_of_datagrams_cannot_make_them_wait() -> None:
     with pytest.raises(InvalidOption, match="wait"):
         QueueSettings(policy=OverflowPolicy.BLOCK)

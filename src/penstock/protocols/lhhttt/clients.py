@@ -154,6 +154,11 @@ class Loans:
         return self._runs.count
 
     @property
+    def size(self) -> int:
+        """Bytes of the leased messages."""
+        return self._runs.size
+
+    @property
     def is_full(self) -> bool:
         return self._runs.count >= _MOST_LEASED or self._runs.size >= _MOST_LEASED_BYTES
 

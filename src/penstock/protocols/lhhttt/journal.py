@@ -255,6 +255,11 @@ class Journal(Closable):
         """Messages that are neither leased nor delayed."""
         return self.held - self.out - self._delayed.count
 
+    @property
+    def delayed_bytes(self) -> int:
+        """Bytes of the messages that wait for their redelivery time."""
+        return self._delayed.size
+
     def next(self) -> Run | None:
         """Return the next run of deliverable messages, or None."""
         if not self._again.count and not self._ready:

@@ -345,12 +345,23 @@ class MessageQueue(Closable):
         if is_refused or self._journal.is_pinned:
             return Code.FULL
         if settings.policy is OverflowPolicy.DROP_OLDEST:
+            if not self._could_make_room(count, size):
+                return Code.FULL
             while not self._has_room(count, size):
                 if (run := self._journal.next()) is None:
                     return Code.FULL  # clients have all the rest
                 self._dropped[DropReason.OVERFLOW_OLDEST] += 1
                 self._journal.finish([self._journal.take(run, 1)])
         return None
+
+    def _could_make_room(self, count: int, size: int) -> bool:
+        """Tell whether new messages had room if every waiting one was dropped."""
+        journal, settings = self._journal, self._settings
+        staying, bytes_staying = journal.held - journal.waiting, self._loans.size
+        return (
+            staying + count <= settings.capacity
+            and bytes_staying + journal.delayed_bytes + size <= settings.capacity_bytes
+        )
 
     def _is_dropped(self, count: int, size: int) -> bool:
         """Tell whether the queue's policy drops these new messages, and count them if so."""

@@ -26,7 +26,7 @@ from penstock.core.overflow import DropReason
 from penstock.protocols.lrose.ds_client import RequestRefused
 from penstock.protocols.lrose.fmq_reader import FmqReader
 from penstock.protocols.lrose.fmq_server import FmqServer
-from penstock.protocols.lrose.fmq_writer import UNKNOWN
+from penstock.protocols.lrose.fmq_writer import UNKNOWN, FmqWriter
 from penstock.queue.classic.layout import Status
 from protocols.lrose.serving import served
 
@@ -459,12 +459,15 @@ def test_a_connection_goes_on_when_the_numbers_of_its_frames_are_used_up(
     url, last = f"{either}/{queue_name}", 2**31 - 1
     sent = [b"%d" % number for number in range(12)]
     with open_writer(url) as writer, open_reader(url) as reader:
-        for each in (writer, reader):
-            each._link._connection.seq = last - 2  # type: ignore[attr-defined]
+        assert isinstance(writer, FmqWriter)
+        assert isinstance(reader, FmqReader)
+        for link in (writer._link, reader._link):
+            assert link is not None
+            link._connection.seq = last - 2
         for session in fmq_server._sessions:
             session._seq = last - 2
-        for message in sent[:6]:
-            writer.write(message)
+        for payload in sent[:6]:
+            writer.write(payload)
         writer.write_many(sent[6:])
         got: list[bytes] = []
         while len(got) < len(sent):
@@ -472,4 +475,4 @@ def test_a_connection_goes_on_when_the_numbers_of_its_frames_are_used_up(
             assert message is not None
             got.append(message.payload)
         assert got == sent
-        assert reader.reconnects == 0  # type: ignore[attr-defined]
+        assert reader.reconnects == 0

@@ -22,6 +22,7 @@ from penstock.core.message import Message
 from penstock.protocols.jrtc._structs import Plan
 from penstock.protocols.jrtc.nanopb import Nanopb
 from penstock.protocols.jrtc.struct_codec import StructCodec, StructLike
+from penstock.protocols.uprotocol.message import varint
 from protocols.jrtc.forwarded import EXAMPLE, LIMITS, UP, VECTORS, as_set, describe
 
 NUMBERS = (
@@ -353,6 +354,112 @@ def test_nanopb_reads_the_options_of_the_proto_itself() -> None:
     assert codec.dtype["n"].shape == (3,)
     assert "n_count" not in (codec.dtype.fields or {})  # fixed_count
     assert codec.dtype["b"].shape == (4,)  # fixed_length
+
+
+def embed(options: Any, *numbers: tuple[int, int]) -> None:
+    """Set options of nanopb, by their numbers, as `[(nanopb).max_size = 10]` does in a .proto."""
+    inside = b"".join(varint(8 * number) + varint(value) for number, value in numbers)
+    options.MergeFromString(b"\x92\x3f" + bytes([len(inside)]) + inside)
+
+
+MAX_SIZE, TYPE, PACKED_STRUCT, INT_SIZE, NO_UNIONS, PACKED_ENUM = 1, 3, 5, 7, 8, 10
+TYPE_OVERRIDE, SORT_BY_TAG, LABEL_OVERRIDE, ENUM_INTSIZE = 27, 28, 31, 34
+
+
+def test_nanopbs_options_of_a_file_and_a_message_hold_for_their_fields() -> None:
+    def offset_of_b(*, is_in_file: bool, bits: int) -> int:
+        file = describe({"A": [("a", "int32"), ("b", "int32")]})
+        embed(file.options if is_in_file else file.message_type[0].options, (INT_SIZE, bits))
+        struct = Nanopb().struct(find_message(as_set(file), "A"))
+        return int(struct.b.offset)
+
+    # As nanopb's own generator lays them out.
+    assert offset_of_b(is_in_file=True, bits=8) == 1
+    assert offset_of_b(is_in_file=False, bits=16) == 2
+
+
+def test_fields_of_a_struct_are_in_the_order_of_the_proto_if_that_is_asked_for() -> None:
+    wanted = [("b", "int32", {"number": 2}), ("a", "int64", {"number": 1}), ("c", "int32")]
+    file = describe({"A": wanted})  # type: ignore[dict-item]
+    embed(file.message_type[0].options, (SORT_BY_TAG, 0))
+    struct = Nanopb().struct(find_message(as_set(file), "A"))
+    # As above.
+    assert (struct.b.offset, struct.a.offset, struct.c.offset) == (0, 8, 16)
+
+
+def test_what_a_proto_says_holds_and_not_what_a_file_of_options_says(tmp_path: Path) -> None:
+    file = describe({"A": [("s", "string"), ("a", "int32")]})
+    embed(file.message_type[0].field[0].options, (MAX_SIZE, 10))
+    options = tmp_path / "a.options"
+    options.write_text("A.s max_size:20\n")
+    struct = Nanopb.from_options(options).struct(find_message(as_set(file), "A"))
+    assert (struct.s.size, struct.a.offset, ctypes.sizeof(struct)) == (10, 12, 16)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A.s max_size: 20 max_count: 3",
+        "A.s max_size:20, max_count:3",
+        "A.s max_size:0x14; max_count:3 fixed_count:false type:FT_STATIC",
+        "A.s max_size:20 callback_datatype:'max_size:9 #' max_count:3",
+        "/* all,\nthat is */ A.* max_size:20 /* long */ max_count:3",
+    ],
+)
+def test_a_line_of_options_is_written_in_many_ways(tmp_path: Path, line: str) -> None:
+    options = tmp_path / "a.options"
+    options.write_text(f"{line} # and so on\n")
+    message = find_message(as_set(describe({"A": [("s", "*string"), ("a", "int32")]})), "A")
+    struct = Nanopb.from_options(options).struct(message)
+    assert (struct.s.size, struct.a.offset, ctypes.sizeof(struct)) == (60, 64, 68)
+
+
+@pytest.mark.parametrize(
+    ("scope", "option", "value"),
+    [
+        ("field", TYPE, 3),
+        ("field", TYPE, 4),
+        ("message", PACKED_STRUCT, 1),
+        ("file", PACKED_STRUCT, 1),
+        ("message", NO_UNIONS, 1),
+        ("field", TYPE_OVERRIDE, 3),
+        ("field", LABEL_OVERRIDE, 2),
+        ("file", ENUM_INTSIZE, 8),
+        ("enum", PACKED_ENUM, 1),
+    ],
+)
+def test_an_option_that_makes_another_struct_is_refused(
+    scope: str, option: int, value: int
+) -> None:
+    file = describe({"A": [("b", "bool"), ("a", "int64"), ("e", "int32")]})
+    message = file.message_type[0]
+    enum = file.enum_type.add(name="E")
+    enum.value.add(name="NONE", number=0)
+    message.field[2].type, message.field[2].type_name = 14, ".E"
+    message.oneof_decl.add(name="one")
+    message.field[2].oneof_index = 0
+    assert Nanopb().struct(find_message(as_set(file), "A")).one.offset == 20
+    scopes = {"file": file, "message": message, "field": message.field[1], "enum": enum}
+    embed(scopes[scope].options, (option, value))
+    with pytest.raises(InvalidOption, match="struct"):
+        Nanopb().struct(find_message(as_set(file), "A"))
+
+
+def test_options_of_a_file_that_make_another_struct_are_refused(tmp_path: Path) -> None:
+    options = tmp_path / "a.options"
+    message = find_message(as_set(describe({"A": [("b", "bool"), ("a", "int64")]})), "A")
+    for line, is_known in (
+        ("* packed_struct:false sort_by_tag:true type:FT_DEFAULT", True),
+        ("A packed_struct:true", False),
+        ("A.a type:FT_IGNORE", False),
+        ("*.a type:FT_SOMETHING", None),
+    ):
+        options.write_text(line)
+        if is_known:
+            assert Nanopb.from_options(options).struct(message).a.offset == 8
+            continue
+        with pytest.raises(Malformed if is_known is None else InvalidOption):
+            Nanopb.from_options(options).struct(message)
 
 
 def test_a_message_is_cast_to_the_struct_of_its_codec() -> None:

@@ -7,6 +7,7 @@ file beside the .proto or in the .proto itself.
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -44,15 +45,54 @@ _BY_SIZE: Final = {
 _OPTIONS: Final = {
     1: "max_size",
     2: "max_count",
+    3: "type",
+    5: "packed_struct",
     7: "int_size",
+    8: "no_unions",
+    10: "packed_enum",
     14: "max_length",
     15: "fixed_length",
     16: "fixed_count",
     21: "proto3_singular_msgs",
+    27: "type_override",
+    28: "sort_by_tag",
+    31: "label_override",
+    34: "enum_intsize",
+    35: "discard_deprecated",
 }
+#: Those of them that make another struct than is known here, except with these values.
+_STRANGE: Final = {
+    "type": {0, 2},
+    "packed_struct": {0},
+    "type_override": set[int](),
+    "label_override": set[int](),
+}
+_STRANGE_OF_ONEOFS: Final = {"no_unions": {0}}
+_STRANGE_OF_ENUMS: Final = {"packed_enum": {0}, "enum_intsize": {0}}
+_STRANGE_OF_DEPRECATED: Final = {"discard_deprecated": {0}}
 #: Where a .proto has them.
 _EXTENSION: Final = 1010
-_WORDS: Final = {"true": 1, "false": 0, "IS_8": 8, "IS_16": 16, "IS_32": 32, "IS_64": 64}
+#: What a value may be, beside a number; others are names of types and labels.
+_WORDS: Final = {
+    **dict.fromkeys(("true", "True", "t"), 1),
+    **dict.fromkeys(("false", "False", "f"), 0),
+    "IS_DEFAULT": 0,
+    "IS_8": 8,
+    "IS_16": 16,
+    "IS_32": 32,
+    "IS_64": 64,
+    "FT_DEFAULT": 0,
+    "FT_CALLBACK": 1,
+    "FT_STATIC": 2,
+    "FT_IGNORE": 3,
+    "FT_POINTER": 4,
+    "FT_INLINE": 5,
+}
+_NAMED: Final = re.compile("(?:TYPE|LABEL)_[A-Z0-9]+")
+#: Of a file of options: comments, and options as in protobuf's text format.
+_TEXT: Final = r"""(?P<text>"[^"\n]*"|'[^'\n]*')"""
+_COMMENT: Final = re.compile(rf"{_TEXT}|/\*.*?(?:\*/|\Z)|//[^\n]*|#[^\n]*", re.DOTALL)
+_OPTION: Final = re.compile(rf"(?P<name>[A-Za-z_]\w*)\s*:\s*(?:{_TEXT}|(?P<value>[^\s,;]*))")
 #: Structs are elements of a queue; a larger one is a mistake in its limits.
 _LARGEST: Final = 1 << 20
 _DEEPEST: Final = 32
@@ -64,8 +104,8 @@ class Nanopb:
     """The struct that nanopb generates for a message.
 
     :param limits: options of fields, later ones over earlier: `{"status.status": {"max_size": 32}}`
-        for the field `status` of the message `status`; the name may have wildcards. They come after
-        what the .proto itself says.
+        for the field `status` of the message `status`; the name may have wildcards. What the .proto
+        itself says holds before them, as in nanopb.
     :param size_bytes: of a count, of a size and of what says which member a oneof has: 4 where
         PB_FIELD_32BIT is set, as jbpf-protobuf does, otherwise 2
     """
@@ -84,16 +124,17 @@ class Nanopb:
         with storage_errors("reading", str(path)), path.open("rb") as source:
             text = source.read(_LARGEST_OPTIONS).decode(errors="replace")
         limits: dict[str, dict[str, int]] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            name, *options = line.partition("#")[0].partition("//")[0].split()[:32] or [""]
-            for option in options:
-                key, _, value = option.partition(":")
-                if key not in _OPTIONS.values():
+        text = _COMMENT.sub(lambda it: it["text"] or "\n" * it[0].count("\n"), text)
+        for number, line in enumerate(text.split("\n"), 1):
+            name, _, options = line.strip().replace("\t", " ").partition(" ")
+            for option in _OPTION.finditer(options):
+                if (key := option["name"]) not in _OPTIONS.values():
                     continue  # about names in C, and the like
-                if not value.isdecimal() and value not in _WORDS:
-                    where = f"line {number}, {key}"
-                    raise Malformed(f"options {path}", where, "a number", repr(value))
-                limits.setdefault(name, {})[key] = _WORDS.get(value) or int(value)
+                value = _number(option["value"] or "")
+                if value is None:
+                    where, found = f"line {number}, {key}", repr(option["value"])
+                    raise Malformed(f"options {path}", where, "a number", found)
+                limits.setdefault(name, {})[key] = value
         return cls(limits, size_bytes)
 
     def struct(self, descriptor: Any) -> type[ctypes.Structure]:
@@ -121,9 +162,9 @@ class _Layout:
         inside = (*inside, descriptor.full_name)
         members: list[tuple[str, Any]] = []
         done: set[str] = set()
-        for each in sorted(descriptor.fields, key=lambda each: each.number):
-            oneof = each.containing_oneof
-            if oneof is None or (len(oneof.fields) == 1 and oneof.name == f"_{each.name}"):
+        for each in self._in_order(descriptor, descriptor.fields):
+            oneof = _oneof_of(each)
+            if oneof is None:
                 members += self._members(each, inside)
             elif oneof.name not in done:
                 done.add(oneof.name)
@@ -133,6 +174,11 @@ class _Layout:
         struct: type[ctypes.Structure] = _make(ctypes.Structure, descriptor.name, members)
         self._made[descriptor.full_name] = struct
         return struct
+
+    def _in_order(self, descriptor: Any, fields: Sequence[Any]) -> Sequence[Any]:
+        """Return fields of a message by their numbers, or as they are in the .proto."""
+        is_sorted = self._of_scopes(descriptor.file, descriptor).get("sort_by_tag", 1)
+        return sorted(fields, key=lambda each: each.number) if is_sorted else fields
 
     def _members(self, each: Any, inside: tuple[str, ...]) -> list[tuple[str, Any]]:
         """Return the struct members of a field, with its presence flag or count."""
@@ -157,7 +203,7 @@ class _Layout:
         # Also of an anonymous union: its members have the same places.
         members = [
             (each.name, self._kind(each, self._options(each), inside))
-            for each in sorted(oneof.fields, key=lambda each: each.number)
+            for each in self._in_order(oneof.containing_type, oneof.fields)
         ]
         union = _make(ctypes.Union, oneof.name, members)
         return [(f"which_{oneof.name}", self._size), (oneof.name, union)]
@@ -188,13 +234,37 @@ class _Layout:
         )
 
     def _options(self, each: Any) -> dict[str, int]:
-        options = _embedded(each)
-        package = each.file.package
-        names = (each.full_name, each.full_name.removeprefix(f"{package}."))
+        """Return the options of a field: those of its file, of its message, and its own.
+
+        :raises InvalidOption: one of them makes another struct than is known here.
+        """
+        options = self._of_scopes(each.file, each.containing_type, each)
+        _refuse(each, options, _STRANGE)
+        if _oneof_of(each) is not None:
+            _refuse(each, options, _STRANGE_OF_ONEOFS)
+        if each.type == _ENUM:
+            of_enum = self._of_scopes(each.enum_type.file, each.enum_type)
+            _refuse(each, options | of_enum, _STRANGE_OF_ENUMS)
+        if each.GetOptions().deprecated:
+            _refuse(each, options, _STRANGE_OF_DEPRECATED)
+        return options
+
+    def _of_scopes(self, *scopes: Any) -> dict[str, int]:
+        options: dict[str, int] = {}
+        for scope in scopes:
+            options |= self._given(scope) | _embedded(scope)
+        return options
+
+    def _given(self, scope: Any) -> dict[str, int]:
+        """Return the options whose pattern has the name of a file, a message or a field."""
+        full_name = scope.full_name if hasattr(scope, "full_name") else _file_name(scope)
+        package = getattr(scope, "file", scope).package
+        names = {full_name, full_name.removeprefix(f"{package}.")}
+        found: dict[str, int] = {}
         for pattern, given in self._limits.items():
             if any(fnmatchcase(name, pattern) for name in names):
-                options |= given
-        return options
+                found |= given
+        return found
 
     def _check_size(self, descriptor: Any, members: Sequence[tuple[str, Any]]) -> None:
         # As it grows: a few messages that are each inside of the next twice are gigabytes.
@@ -202,8 +272,38 @@ class _Layout:
             raise _unfit(descriptor, f"would be larger than {_LARGEST:,} bytes")
 
 
+def _file_name(file: Any) -> str:
+    try:
+        return str(file.name)
+    except UnicodeDecodeError:  # nobody looks at it but this
+        return ""
+
+
+def _oneof_of(each: Any) -> Any:
+    """Return the oneof of a field, or None; that of a proto3 `optional` is none."""
+    oneof = each.containing_oneof
+    is_made = oneof is not None and len(oneof.fields) == 1 and oneof.name == f"_{each.name}"
+    return None if is_made else oneof
+
+
+def _number(text: str) -> int | None:
+    """Return the value of an option; None: it is none. Names of types and labels are all alike."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return int(text, 0)
+    except ValueError:
+        return 0 if _NAMED.fullmatch(text) else None
+
+
+def _refuse(each: Any, options: Mapping[str, int], strange: Mapping[str, set[int]]) -> None:
+    for name, harmless in strange.items():
+        if name in options and options[name] not in harmless:
+            raise _unfit(each, f"has the option {name}, by which the struct is another one")
+
+
 def _embedded(each: Any) -> dict[str, int]:
-    """Return the nanopb options of a field in the .proto."""
+    """Return the nanopb options of a file, a message, an enum or a field in the .proto."""
     from google.protobuf import empty_pb2, unknown_fields  # noqa: PLC0415 - an extra
 
     found: dict[str, int] = {}

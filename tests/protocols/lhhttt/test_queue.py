@@ -563,6 +563,33 @@ def test_a_journal_that_cannot_settle_costs_nobody_an_answer(
         assert [asker.ask(b"GET") for _ in range(7)] == [b"5", b"6", b"7", b"8", b"9", b"more", b""]
 
 
+def test_a_journal_that_cannot_sync_costs_nobody_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("writing to", "the disk", OSError(5, "Input/output error"))
+
+    with (
+        served(journal=f"log:{tmp_path}/queue?sync=batch", tcp=True) as server,
+        StreamAsker(server.port) as asker,
+    ):
+        for number in range(4):
+            assert asker.ask(b"PUT:%d" % number) == b"PUT 1 bytes"
+        with monkeypatch.context() as fault:
+            fault.setattr("penstock.queue.log.writer.LogWriter.sync", fail)
+            asker.send(b"PUT:4")  # whose answer would be a promise
+            assert asker.is_silent()
+            assert asker.ask(b"RPUT:me:1:5").startswith(b"ERR:1:failed:")
+            assert asker.ask(b"RPUT:me").startswith(b"ERR::malformed:")
+            assert [asker.ask(b"GET") for _ in range(2)] == [b"0", b"1"]
+            assert asker.ask(b"SIZE") == b"4"
+        assert asker.ask(b"RPUT:me:1:5") == b"OK:1"
+        assert [asker.ask(b"GET") for _ in range(5)] == [b"2", b"3", b"4", b"5", b""]
+        books = server.statistics().queue
+        assert (books.taken, books.repeated) == (6, 1)
+        assert_balanced(books)
+
+
 @pytest.mark.parametrize("sync", ["none", "batch"])
 def test_a_server_that_is_killed_has_lost_nothing(tmp_path: Path, sync: str) -> None:
     journal = f"log:{tmp_path}/queue?sync={sync}"

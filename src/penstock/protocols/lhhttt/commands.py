@@ -35,6 +35,7 @@ __all__ = [
     "LONGEST_WAIT_MS",
     "MOST_MESSAGES",
     "RELIABLE",
+    "STORING",
     "Ack",
     "BadRequest",
     "Code",
@@ -235,6 +236,10 @@ RELIABLE: Final[Mapping[bytes, Callable[[bytes], Request]]] = {
     b"ACK": _parse_ack,
     b"NACK": _parse_nack,
 }
+
+
+#: Those that append messages.
+STORING: Final = frozenset({b"RPUT", b"RPUTS"})
 
 
 def _parts(rest: bytes, count: int, *, optional: int = 0) -> list[bytes]:

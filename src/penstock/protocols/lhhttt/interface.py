@@ -110,7 +110,6 @@ class CommandQueue(Protocol):
 
         :param send: sends the replies to requests that wait for a message
         :param largest: the largest reply, in bytes
-        :raises StorageError: the journal failed; no reply may be sent.
         """
 
     def forget(self, send: Send) -> None:

@@ -20,6 +20,7 @@ from penstock.protocols.lhhttt.clients import WINDOW, Clients, Loan, Loans, chos
 from penstock.protocols.lhhttt.commands import (
     CAPS,
     RELIABLE,
+    STORING,
     Ack,
     BadRequest,
     Code,
@@ -41,7 +42,7 @@ from penstock.protocols.lhhttt.journal import Journal
 from penstock.protocols.lhhttt.runs import framed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.protocols.datagrams import Address
     from penstock.protocols.lhhttt.commands import Tags
@@ -110,13 +111,17 @@ class MessageQueue(Closable):
         self, commands: Sequence[Commands], send: Send, largest: int
     ) -> tuple[list[tuple[bytes, Address]], int]:
         replies: list[tuple[bytes, Address]] = []
+        #: Places of replies that say that something is stored, and what was asked.
+        stored: dict[int, bytes | None] = {}
         parked = 0
         with self._lock:
             now = time.monotonic()
             for verb, rests, peers in commands:
                 self._counts["commands"] += len(rests)
                 if verb == b"PUT":
+                    first = len(replies)
                     self._put(rests, peers, replies)
+                    stored |= dict.fromkeys(range(first, len(replies)))
                 elif verb == b"GET":
                     self._get(rests, peers, largest, replies)
                 else:
@@ -125,10 +130,15 @@ class MessageQueue(Closable):
                         reply = self._answer(verb, rest, asker)
                         parked += reply == _WAITS
                         if reply:
+                            if verb in STORING:
+                                stored[len(replies)] = rest
                             replies.append((reply, peer))
             self._serve_parked(now)
             self._journal.settle(now)
-            self._journal.sync()
+            try:
+                self._journal.sync()
+            except PenstockError as error:
+                replies = _without_promises(replies, stored, error)
             late, self._late = self._late, []
         _send_late(late)
         return replies, parked
@@ -578,6 +588,25 @@ def _named(tags: Tags, lost: Sequence[Range]) -> Tags:
     firsts = [first for first, _ in ranges]
     ends = [0, *itertools.accumulate((end for _, end in ranges), max)]
     return [tag for tag in tags if ends[bisect_right(firsts, tag[2])] > tag[1]]
+
+
+def _without_promises(
+    replies: Sequence[tuple[bytes, Address]], stored: Mapping[int, bytes | None], error: Exception
+) -> list[tuple[bytes, Address]]:
+    """Return replies without those that say that messages are stored, which may not be on the disk.
+
+    All others stay: a message that a GET took is nowhere else.
+    """
+    log.warning("messages are stored, and may not be on the disk: %s", error)
+    found: list[tuple[bytes, Address]] = []
+    for at, (reply, peer) in enumerate(replies):
+        rest = stored.get(at, b"")
+        if rest is None:
+            continue  # who asked the prototype's way hears nothing
+        about = rest.partition(b":")[2].partition(b":")[0]  # behind the client
+        is_promise = at in stored and reply == ok_reply(about)
+        found.append((error_reply(about, Code.FAILED, str(error)) if is_promise else reply, peer))
+    return found
 
 
 def _send_late(late: Sequence[tuple[Send, bytes, Address]]) -> None:

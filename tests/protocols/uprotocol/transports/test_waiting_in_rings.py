@@ -191,3 +191,17 @@ def test_what_expires_while_it_waits_and_what_was_unregistered_holds_back_nothin
         until(lambda: acknowledged(tmp_path) == 12)
         assert transport.statistics()["expired"] == 1
     assert heard == []
+
+
+def test_a_ring_is_read_once_its_file_of_waiting_messages_can_be(tmp_path: Path) -> None:
+    heard: list[UMessage] = []
+    file = tmp_path / "20.unheard"
+    file.mkdir()  # or it belongs to somebody else
+    with RingTransport("vehicle1", receive=ring(tmp_path)) as transport:
+        transport.register_listener(TOPIC, heard.append)
+        sent = numbered(3)
+        assert deliver(tmp_path, sent) == 3
+        time.sleep(0.3)
+        assert heard == []
+        file.rmdir()
+        until(lambda: heard == sent)

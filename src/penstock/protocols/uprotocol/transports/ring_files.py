@@ -331,10 +331,14 @@ class RingReceiver:
 
     def _run(self, first: _Followed, worker: Worker) -> None:
         ring: _Followed | None = first
-        self._first()
+        has_begun = False
         while not self._stopping.is_set():
             try:
-                self._follow(ring or _Followed(self._url))
+                if not has_begun:
+                    self._first()
+                    has_begun = True
+                followed, ring = ring or _Followed(self._url), None
+                self._follow(followed)
             except _Stopped:
                 return
             except (PenstockError, OSError):
@@ -342,7 +346,6 @@ class RingReceiver:
                 log.exception("%s cannot be read; it is tried again", self._url)
                 self._failed()
                 worker.back_off()
-            ring = None
         if ring is not None:  # it was stopped before it began
             ring.__exit__(None, None, None)
 

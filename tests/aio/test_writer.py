@@ -160,3 +160,17 @@ def test_a_writer_never_closed_leaves_no_thread(queue_url: str) -> None:
         await aio.open_writer(queue_url).write(b"x")
 
     asyncio.run(main())
+
+
+def test_a_file_is_not_finished_when_its_block_ends_by_an_exception(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with aio.open_writer(f"jsonl:{tmp_path}/file") as writer:
+            await writer.write(b"half of it")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing is left of it" in caplog.text

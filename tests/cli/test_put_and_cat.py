@@ -433,6 +433,17 @@ def test_a_condition_counts_with_numbers_alone(url: str) -> None:
         assert numbers(url, "--where", condition) == expected
 
 
+@pytest.mark.parametrize("pager", ["true", "head -n 2"])
+def test_who_leaves_the_pager_has_seen_enough(
+    url: str, pager: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer(url) as writer:
+        writer.write_many([b"%d" % i for i in range(40_000)])
+    monkeypatch.setenv("PAGER", pager)
+    with OnTerminal("cat", url) as shown:
+        assert (shown.exit_code(), shown.seen.count(b"\n")) == (0, 2 if "head" in pager else 0)
+
+
 def test_lines_have_colours_on_a_terminal_and_never_in_a_pipe(
     readings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

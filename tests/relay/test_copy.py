@@ -99,6 +99,22 @@ def test_a_message_that_the_target_cannot_hold_stops_the_copy_with_the_rest_in_p
         assert writer.statistics().refused == 2
 
 
+@pytest.mark.parametrize("option", ["group", "hold"])
+def test_a_copy_acknowledges_nothing_that_an_unfinished_file_would_take_with_it(
+    option: str, tmp_path: Path
+) -> None:
+    log = f"log:{tmp_path}/log"
+    fill(log, 3)
+    with (
+        pytest.raises(InvalidOption, match="keeps nothing until it is finished"),
+        open_reader(log, **{option: "name"}) as reader,
+        open_writer(f"csv:{tmp_path}/file") as writer,
+    ):
+        copy(reader, writer)
+    with open_reader(log, **{option: "name"}) as reader:
+        assert len(reader.read_many(10)) == 3
+
+
 class _TextOnly(Writer):
     """A target with no place for anything but the payload."""
 

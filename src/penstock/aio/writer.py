@@ -36,6 +36,8 @@ class AsyncWriter:
     counted, and keeps its place before later ones; if it then fails, the failure is counted as
     refused and logged. So `asyncio.timeout` limits how long a task waits, not whether the message
     is written: use the `timeout` of a blocking queue for that.
+
+    A file whose `async with` ends by an exception is not finished, and nothing is left of it.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -96,8 +98,14 @@ class AsyncWriter:
 
     async def aclose(self) -> None:
         """Finish the started writes, then release all resources. Idempotent."""
+        await self._close()
+
+    async def _close(self, failure: BaseException | None = None) -> None:
         if self._closing is None:
-            self._closing = self._worker.submit(self._do, self._writer.close)
+            kind = None if failure is None else type(failure)
+            self._closing = self._worker.submit(
+                self._do, lambda: self._writer.__exit__(kind, failure, None)
+            )
             self._worker.shutdown(wait=False)
         await _outcome(self._closing, self.url)
 
@@ -110,7 +118,7 @@ class AsyncWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        await self._close(error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"

@@ -545,6 +545,11 @@ def _output(*, paged: bool) -> Iterator[BinaryIO]:
         ) as process
     ):
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # who has read enough
+        try:
             yield cast("BinaryIO", process.stdin)
             process.stdin.close()
+        except BrokenPipeError:
+            raise typer.Exit from None  # who has read enough
+        finally:
+            with suppress(BrokenPipeError):  # by what is still to be written
+                process.stdin.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.capabilities import Grouped, KeepsOrigin
+from penstock.core.capabilities import AllOrNone, Grouped, Held, KeepsOrigin
 from penstock.core.endpoints import are_same_stream
 from penstock.core.errors import InvalidOption
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.core.interfaces import Reader, Writer
 
-__all__ = ["CopyStatistics", "check_apart", "copy", "fields_lost"]
+__all__ = ["CopyStatistics", "check_apart", "check_kept", "copy", "fields_lost"]
 
 #: Messages per batch.
 _BATCH = 1000
@@ -56,6 +56,27 @@ def check_apart(source: str, target: str) -> None:
         )
 
 
+def check_kept(reader: Reader, writer: Writer, state: str | None = None) -> None:
+    """Refuse to acknowledge messages that are lost if the target is never finished.
+
+    :raises InvalidOption: the target is `AllOrNone`, and the source's position would advance.
+    """
+    if not isinstance(writer, AllOrNone):
+        return
+    option, value = "state", state
+    if isinstance(reader, Grouped):
+        option, value = "group", reader.url
+    elif isinstance(reader, Held) and reader.hold is not None:
+        option, value = "hold", reader.hold
+    if value is not None:
+        raise InvalidOption(
+            option,
+            value,
+            f"{writer.url} keeps nothing until it is finished",
+            hint="copy to a log: first, or leave it out",
+        )
+
+
 def copy(
     reader: Reader,
     writer: Writer,
@@ -69,10 +90,12 @@ def copy(
     The target assigns its own `seq` and `created_ns`; payload, type, subtype, time, stream,
     attributes and `origin_ns` are kept as far as it can store them.
 
-    :raises InvalidOption: both are one stream; nothing was copied.
+    :raises InvalidOption: both are one stream, or the source would be acknowledged before the
+        target is finished; nothing was copied.
     :raises PenstockError: the reader or writer failed; copied messages stay.
     """
     check_apart(reader.url, writer.url)
+    check_kept(reader, writer)
     newest = None if follow else reader.newest_seq()
     lost_before = reader.statistics().lost
     written_before = writer.statistics()

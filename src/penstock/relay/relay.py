@@ -14,7 +14,7 @@ from penstock.core.batch import (
     messages_from_batch,
     numbers_of,
 )
-from penstock.core.capabilities import AllOrNone, Grouped, Held, KeepsOrigin
+from penstock.core.capabilities import Grouped, KeepsOrigin
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.delivery_policy import DeliveryQueue
 from penstock.core.errors import (
@@ -29,7 +29,7 @@ from penstock.core.errors import (
 from penstock.core.overflow import DropCounts, DropReason
 from penstock.core.quota import parse_quota
 from penstock.core.worker import Worker
-from penstock.relay.copy import check_apart
+from penstock.relay.copy import check_apart, check_kept
 from penstock.relay.feed import Feed, Left, books_within, payload_bytes, shifted
 from penstock.relay.journal import (
     MOST_RUNS,
@@ -139,8 +139,7 @@ class Relay:
         is_paused: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if isinstance(writer, AllOrNone):
-            _check_kept(reader, options)
+        check_kept(reader, writer, None if options.state is None else str(options.state))
         self._reader = reader
         self._writer = writer
         self._options = options
@@ -563,22 +562,3 @@ class Relay:
 
     def _note_return(self) -> None:
         self.trouble = None
-
-
-def _check_kept(reader: Reader, options: RelayOptions) -> None:
-    """Refuse to acknowledge messages that are lost if the target is never finished.
-
-    :raises InvalidOption: the source's position would advance.
-    """
-    option, value = "state", None if options.state is None else str(options.state)
-    if isinstance(reader, Grouped):
-        option, value = "group", reader.url
-    elif isinstance(reader, Held) and reader.hold is not None:
-        option, value = "hold", reader.hold
-    if value is not None:
-        raise InvalidOption(
-            option,
-            value,
-            f"{options.target} keeps nothing until it is finished",
-            hint="copy to a log: first, or leave it out",
-        )

@@ -143,8 +143,11 @@ def test_after_a_write_that_failed_there_is_no_file_with_a_gap(tmp_path: Path, k
         with pytest.raises(StorageError, match="No space left"):
             deque(map(writer.write_batch, batches), maxlen=0)
         ballast.unlink()
+        taken = writer.statistics().messages
+        assert (writer.statistics().refused, taken < len(some_rows)) == (1, True)
         with pytest.raises(PenstockError, match="rows would be missing"):
             writer.write(b"more")
+        assert (writer.statistics().messages, writer.statistics().refused) == (taken, 2)
         with pytest.raises(PenstockError, match="rows would be missing"):
             writer.close()
         assert list(disk.iterdir()) == []
@@ -400,6 +403,27 @@ def test_csv_refuses_a_line_that_it_could_not_read_again(
         pytest.raises(MessageTooLarge),
     ):
         writer.write(bytes(101))
+
+
+def test_what_is_before_a_message_that_csv_refuses_is_written_and_only_that_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.files.text.CsvFormat.largest", 100)
+    log, url = f"log:{tmp_path}/log", f"csv:{tmp_path}/file"
+    payloads = [b"0", b"1", bytes(101), b"3", bytes(102), b"5"]
+    with open_writer(log) as writer:
+        writer.write_many(payloads)
+    options = relay_options(source=log, target=url, follow=False, refused="drop")
+    with open_reader(log) as reader, open_writer(url) as writer:
+        books = Relay(reader, writer, options).run()
+    assert (books.read, books.copied, sum(books.dropped.values())) == (6, 4, 2)
+    assert [message.payload for message in read(url)] == [b"0", b"1", b"3", b"5"]
+    with open_writer(f"csv:{tmp_path}/other") as writer:
+        with open_reader(log) as reader, pytest.raises(MessageTooLarge) as raised:
+            writer.write_batch(reader.read_batch(10))
+        assert raised.value.size == 101
+        books_of_it = writer.statistics()
+        assert (books_of_it.messages, books_of_it.bytes, books_of_it.refused) == (2, 2, 4)
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

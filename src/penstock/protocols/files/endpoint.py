@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from penstock.core.batch import (
     BATCH_SCHEMA,
     batch_from_messages,
     check_batch,
+    integers_in,
     messages_from_batch,
     numbers_of,
 )
@@ -243,16 +245,40 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         """Append messages; keep their `seq` and `created_ns`.
 
         Messages with `created_ns` 0 get new ones.
+
+        :raises MessageTooLarge: one can never fit; those before it are appended.
         """
         self._check_open()
         check_batch(batch)
         if not batch.num_rows:
             return None
-        self._check_whole()
+        before = self._messages
+        try:
+            self._check_whole()
+            fitting, too_large = self._fitting(batch)
+            if fitting.num_rows:
+                self._append(fitting)
+        finally:
+            self._refused += batch.num_rows - (self._messages - before)
+        if too_large is not None:
+            raise too_large
+        return self._last_seq
+
+    def _fitting(self, batch: Batch) -> tuple[Batch, MessageTooLarge | None]:
+        """Return the messages before the first one that is too large, and the error about that."""
+        if self._largest is None:
+            return batch, None
+        sizes = integers_in(pc.binary_length(batch.column("payload")))
+        too_large = np.flatnonzero(sizes > self._largest)
+        if not len(too_large):
+            return batch, None
+        first = int(too_large[0])
+        return batch.slice(0, first), MessageTooLarge(
+            int(sizes[first]), self._largest, hint="parquet: and arrow: take larger ones"
+        )
+
+    def _append(self, batch: Batch) -> None:
         sizes = pc.binary_length(batch.column("payload"))
-        if self._largest is not None and (size := pc.max(sizes).as_py()) > self._largest:
-            self._refused += batch.num_rows
-            raise MessageTooLarge(size, self._largest, hint="parquet: and arrow: take larger ones")
         batch = self._numbered(batch)
         if self._rows is not None:
             batch, failures = self._rows.of(batch)
@@ -265,7 +291,6 @@ class FileWriter(AllOrNone, Concluding, BookedWriter):
         self._messages += len(sizes)
         self._bytes += pc.sum(sizes).as_py()
         self._last_seq = self._messages - 1
-        return self._last_seq
 
     def _numbered(self, batch: Batch) -> Batch:
         is_new = numbers_of(batch, "created_ns") == 0

@@ -377,6 +377,25 @@ def test_what_is_no_such_file_is_said(tmp_path: Path, kind: str) -> None:
         open_reader(f"{kind}:{tmp_path}/none")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_reader_does_not_take_an_error_for_the_end_of_the_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    written(f"{kind}:{path}", some(5000))
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4990], b'"', *lines[4990:]]))
+    with open_reader(f"{kind}:{path}") as reader:
+        found: list[Message] = []
+        with pytest.raises(Malformed):
+            deque(map(found.append, reader.available()), maxlen=0)
+        for _ in range(2):
+            with pytest.raises(Malformed):
+                reader.read_many(1000)
+        path.write_bytes(whole)
+        found += reader.available()
+        assert [message.seq for message in found] == list(range(5000))
+
+
 def test_a_batch_that_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -492,8 +492,13 @@ class FileReader(Replayable, Reader):
         del timeout  # a file has no later messages
         self._check_open()
         if self._pending is None:
-            with _storage_errors("reading", self._path):
-                self._pending = next(self._batches, None)
+            try:
+                with _storage_errors("reading", self._path):
+                    self._pending = next(self._batches, None)
+            except BaseException:
+                # An iterator that has failed is at its end: the next read would find no error.
+                self._batches = self._format.batches(self._path, self._next, self._options)
+                raise
         if self._pending is None or n < 1:
             return batch_from_messages([])
         batch, rest = self._pending.slice(0, n), self._pending.slice(n)

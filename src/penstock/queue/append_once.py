@@ -26,9 +26,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.core.capabilities import AppendOnce, Replayable
+from penstock.core.capabilities import AllOrNone, AppendOnce, Replayable
 from penstock.core.endpoints import endpoint_of, open_reader, open_writer
 from penstock.core.errors import NotFound, PenstockError, Unsupported
+from penstock.core.interfaces import Closable
 from penstock.core.position import Position
 from penstock.core.provenance import (
     COMPARED,
@@ -216,7 +217,10 @@ def append_noted(
         log.warning("%s: batch %d is there already, and skipped", writer.url, commit.batch)
         return 0
     new = _append(writer, _after(staged_batches(files), there))
-    writer.flush()
+    if isinstance(writer, AllOrNone) and isinstance(writer, Closable):
+        writer.close()  # only then they are there
+    else:
+        writer.flush()
     notes.put(note._replace(is_done=True, files=()))
     return new
 

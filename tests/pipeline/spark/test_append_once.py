@@ -34,6 +34,7 @@ from penstock.queue.append_once import (
 from penstock.queue.notes import NoteFile, notes_beside
 from support.commit_lives import notes_for, stage
 from support.machine import Machine
+from support.small_disks import small_disk_at
 from support.spark_streams import fill, payloads
 
 TESTS = Path(__file__).parents[2]
@@ -561,3 +562,15 @@ def test_the_checkpoint_is_on_the_disk_before_a_note_tells_of_the_batch(
     append_once(url, rows(url, folder, 0, 10), "q", 0, folder, origin)
     note = next(i for i, name in enumerate(synced) if "commits.json" in name)
     assert {"0", "offsets", "metadata", "c"} <= set(synced[:note])
+
+
+def test_a_batch_is_not_done_before_its_file_is_there(tmp_path: Path, folder: Path) -> None:
+    with small_disk_at(tmp_path / "disk", "1m") as disk:
+        url = f"jsonl:{disk}/file"
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes((1 << 20) - 8192))
+        with pytest.raises(StorageError, match="No space left"):
+            append_once(url, staged(url, folder, 300), "q", 0, folder)
+        ballast.unlink()
+        assert append_once(url, staged(url, folder, 300), "q", 0, folder) == 300
+        assert rows_of(url) == list(range(300))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import PENSTOCK, fill, run
+from cli.command import PENSTOCK, count, fill, run
 from penstock import open_reader, open_writer
 from penstock.core.errors import InvalidOption
 from penstock.protocols.files.endpoint import check_replaceable
+from support.until import until
 
 
 def shell(command: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -61,6 +62,21 @@ def test_a_closed_standard_error_does_not_send_notes_into_the_output(queue_url: 
     done = shell('"$0" cat "$1" --from 10 --raw 2>&-', queue_url)
     assert done.returncode == 3
     assert done.stdout == b"".join(b"message %d" % i for i in range(30, 50))
+
+
+def test_no_file_of_a_stream_takes_the_place_of_a_closed_standard_stream(tmp_path: Path) -> None:
+    log, queue = f"log:{tmp_path}/log", f"fmq:{tmp_path}/queue"
+    fill(log, 5)
+    closed = b"writing to standard output: it is closed"
+    assert_one_line(shell('"$0" cat "$1" >&-', log), closed)
+    command = ['exec "$0" put "$1" --rate 0.1 -t a -t b <&- >&- 2>&-', PENSTOCK, queue]
+    with subprocess.Popen(["sh", "-c", *command]) as process:
+        try:
+            until(lambda: count(queue) > 0)
+            opened = [Path(f"/proc/{process.pid}/fd/{fd}").readlink() for fd in range(3)]
+        finally:
+            process.kill()
+    assert opened == [Path(os.devnull)] * 3
 
 
 @pytest.mark.parametrize("command", ["put", "cp"])

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import penstock
 from penstock.cli.commands import FAMILIES
-from penstock.cli.output import drop_output, note, one_line
+from penstock.cli.output import drop_output, fill_closed_streams, note, one_line
 from penstock.cli.signals import INTERRUPTED
 from penstock.core.redaction import Redacted
 
@@ -163,6 +163,7 @@ def _global_options(
 
 def main() -> None:
     """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130."""
+    fill_closed_streams()
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.command import PENSTOCK, OnTerminal, fill
-from penstock import PenstockError, open_reader, open_writer
+from penstock import NotFound, PenstockError, open_reader, open_writer
 from penstock.cli.main import app
 from penstock.cli.mon import _Sample, _samples, _Watcher, _watcher
 from penstock.cli.signals import StopSign
@@ -118,6 +118,26 @@ def test_a_writer_that_waits_for_its_reader_is_only_looked_at(
         assert (found.messages, found.bytes, found.stored_bytes) == (1, None, 16)
         assert found.slowest == 5
         assert len(list(reader.available())) == 5
+
+
+@pytest.mark.parametrize("scheme", ["fmq", "log"])
+@pytest.mark.parametrize("option", ["group", "hold"])
+def test_what_is_for_the_readers_of_a_name_is_not_taken_from_them(
+    tmp_path: Path, scheme: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{scheme}:{tmp_path}/a"
+    open_writer(url).close()
+    named = f"{url}?{option}=workers"
+    open_reader(named).close()
+    watcher = _watcher(named, look=False)
+    fill(url, 5)
+    assert watched(watcher).messages == 5
+    with open_reader(named) as reader:
+        assert len(reader.read_many(10)) == 5
+    watcher.close()
+    assert "only looked at" in capsys.readouterr().err
+    with pytest.raises(NotFound):
+        _watcher(f"{scheme}:{tmp_path}/none?{option}=workers&wait=1s", look=False)
 
 
 def test_a_writer_that_begins_to_wait_is_only_looked_at_from_then_on(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from penstock.core import endpoints
 from penstock.core.errors import InvalidOption, NotFound, PenstockError, Unsupported
 from penstock.core.redaction import shown
 from penstock.core.units import format_size, format_time, parse_duration
+from penstock.core.url import URL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ _SHOWN = 15
 #: Lines of a log file between two headings.
 _PAGE = 20
 _ID_COUNT = 10**9
+#: Options by which readers share messages, or keep a place that each read moves.
+_SHARED = ("group", "hold", "cursor")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -84,7 +87,7 @@ def mon(
     """Watch a stream, until Ctrl-C: rate, messages, bytes, backlog and losses per interval.
 
     It reads what is new, as any reader does. A queue whose writer waits for its one reader is
-    only looked at: reading would let the writer go on.
+    only looked at: reading would let the writer go on. So is what has a group or a held place.
 
     Examples:
       penstock mon fmq:/data/beams --interval 1s
@@ -139,6 +142,7 @@ class _Watcher(ABC):
 
 
 def _watcher(url: str, *, look: bool) -> _Watcher:
+    look = look or _is_shared(url)
     can_look = True
     seen: StreamInfo | None = None
     try:
@@ -163,6 +167,14 @@ def _is_delicate(seen: StreamInfo) -> bool:
     if is_so:
         note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
     return is_so
+
+
+def _is_shared(url: str) -> bool:
+    """Tell whether reading would take messages away from the readers of a name."""
+    names = [name for name in _SHARED if URL.parse(url).options.get(name)]
+    if names:
+        note(f"penstock: what {names[0]}= names is read by others: it is only looked at")
+    return bool(names)
 
 
 class _Stored:

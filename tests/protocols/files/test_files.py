@@ -218,6 +218,24 @@ def test_mcap_files_are_those_of_the_library(tmp_path: Path) -> None:
     assert [each.payload for each in read(f"{url}?topic=/radar")] == [b"0"]
 
 
+def test_mcap_takes_any_columns_of_payloads(tmp_path: Path) -> None:
+    """Also the payload itself, and columns that have a name or a type of a message's own."""
+    payloads = [b'{"time_ns": 5, "type": "a"}', b"nothing", b'{"time_ns": null, "type": "b"}']
+    sent = [Message(i, i, 1000 + i, 0, 0, ID, None, each) for i, each in enumerate(payloads)]
+    decode = "{format: json, schema: 'time_ns BIGINT, type STRING', keep: [seq, stream, payload]}"
+    with open_writer(f"mcap:{tmp_path}/file", decode=decode) as writer:
+        writer.write_batch(batch_from_messages(sent))
+    found = read(f"mcap:{tmp_path}/file")
+    assert [(each.time_ns, each.type, each.stream) for each in found] == [
+        (5, 0, ID),
+        (0, 0, ID),
+        (0, 0, ID),
+    ]
+    rows = [json.loads(each.payload) for each in found]
+    assert [bytes.fromhex(row["payload"]) for row in rows] == payloads
+    assert [row.get("type") for row in rows] == ["a", None, "b"]
+
+
 def test_rows_of_others_are_json_payloads(tmp_path: Path) -> None:
     table = pa.table(
         {"station": ["Oslo", "Bergen"], "type": ["x", "y"], "time_ns": [5, 6], "value": [None, 2]}

@@ -123,12 +123,19 @@ class _McapSink:
         if self._is_plain:
             messages = list(messages_from_batch(rows))
         else:
-            known = [name for name in BATCH_SCHEMA.names if name in rows.schema.names]
-            headers = rows.select(known).to_pylist()
-            payloads = json_rows(rows)
+            # A column of payloads may have a field's name, and be null or of another type.
+            known = [
+                field.name
+                for field in rows.schema
+                if field.name in _NO_HEADER and field.type == BATCH_SCHEMA.field(field.name).type
+            ]
+            headers = [
+                {name: value for name, value in row.items() if value is not None}
+                for row in rows.select(known).to_pylist()
+            ]
             messages = [
                 Message(**{**_NO_HEADER, **header}, payload=payload)
-                for header, payload in zip(headers, payloads, strict=True)
+                for header, payload in zip(headers, json_rows(rows), strict=True)
             ]
         for message in messages:
             self._too_old += min(message.time_ns, message.created_ns) < 0

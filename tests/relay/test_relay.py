@@ -32,6 +32,7 @@ from penstock.core.units import format_time
 from penstock.protocols.flight import FlightServer, ServerOptions
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
 from penstock.relay.journal import Journal, Note
+from relay.background import Background
 from support.until import until
 
 
@@ -558,6 +559,23 @@ def test_what_a_live_source_gave_and_nobody_got_is_dropped_with_its_reason(
     (books,) = found
     assert books.dropped == {DropReason.ABANDONED: 10}
     assert (books.read, books.copied, books.held, books.missing) == (10, 0, 0, 10)
+
+
+def test_what_a_group_delivers_again_is_not_counted_as_dropped(tmp_path: Path) -> None:
+    """The target is away when the relay shall stop."""
+    source = f"log:{tmp_path}/source"
+    open_writer(source).close()
+    with FlightServer(ServerOptions(root=tmp_path, port=0)) as server:
+        running = Background(
+            f"{source}?group=archive", f"{server.url}target?retry=0&call_timeout=3s"
+        )
+        until(lambda: running.relay is not None and running.relay._feed is not None)
+    fill(source, 10)
+    until(lambda: running.relay is not None and running.relay.trouble is not None)
+    books = running.end()
+    assert (books.read, books.copied, books.dropped) == (10, 0, {})
+    assert (books.held, books.missing) == (10, 0)
+    assert numbers(f"{source}?group=archive") == list(range(10))
 
 
 def test_a_state_goes_on_though_a_side_is_reached_in_another_way(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from penstock.core.errors import (
     InvalidOption,
     LeaseLost,
     MessageTooLarge,
+    PenstockError,
     Unacknowledged,
+    Unsupported,
     WriteTimeout,
 )
 from penstock.core.overflow import DropCounts, DropReason
@@ -74,8 +76,9 @@ class RelayStatistics(NamedTuple):
     bytes: int
     #: Messages dropped, by reason: by the policy, or because the target will never accept them.
     dropped: dict[DropReason, int]
-    #: Messages read and not yet in the target. A relay with a state reads them again; if the source
-    #: delivers once only, they are dropped as `abandoned` when the relay stops.
+    #: Messages read and not yet in the target. A relay with a state reads them again, and a group
+    #: delivers them again; if the source delivers once only, they are dropped as `abandoned` when
+    #: the relay stops.
     held: int
     #: Messages that were gone before they could be read.
     lost: int
@@ -226,10 +229,24 @@ class Relay:
 
     def _abandon_held(self) -> None:
         """Count held messages as dropped, if the source cannot deliver them again."""
-        if self._feed is not None and self._feed.epoch is None and (held := self.statistics().held):
+        if self._feed is None or self._feed.epoch is not None:
+            return
+        if (held := self.statistics().held) and not self._takes_back():
             log.warning("%d messages were taken from %s for nothing", held, self._reader.url)
             with self._lock:
                 self._dropped.add(DropReason.ABANDONED, held)
+
+    def _takes_back(self) -> bool:
+        """Tell whether the source delivers again what was not acknowledged, as a group does."""
+        if not isinstance(self._reader, Grouped):
+            return False
+        try:
+            self._reader.nack([])
+        except Unsupported:
+            return False
+        except PenstockError:
+            pass  # its members find that the leases are over
+        return True
 
     def _start_again(self, error: TargetCut) -> None:
         """Restart from the target's end, if there is a journal."""

@@ -561,6 +561,23 @@ def test_what_a_live_source_gave_and_nobody_got_is_dropped_with_its_reason(
     assert (books.read, books.copied, books.held, books.missing) == (10, 0, 0, 10)
 
 
+@pytest.mark.parametrize("policy", [None, "unlimited"])
+def test_what_a_live_source_gave_before_an_error_is_dropped_with_its_reason(
+    policy: str | None,
+) -> None:
+    reader = LiveReader()
+    payloads = [b"a", b"b", b"too large", b"d"]
+    reader.there = [Message(i, 0, 0, 0, 0, None, None, each) for i, each in enumerate(payloads)]
+    options = relay_options(source="fmq:/live", target="fmq:/slow", follow=False, policy=policy)
+    relay = Relay(reader, Slow(largest=5), options)
+    with pytest.raises(MessageTooLarge):
+        relay.run()
+    books = relay.statistics()
+    assert adds_up(books)
+    assert (books.read, books.copied, books.held, books.missing) == (4, 2, 0, 2)
+    assert books.dropped == {DropReason.ABANDONED: 2}
+
+
 def test_what_a_group_delivers_again_is_not_counted_as_dropped(tmp_path: Path) -> None:
     """The target is away when the relay shall stop."""
     source = f"log:{tmp_path}/source"

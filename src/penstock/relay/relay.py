@@ -217,6 +217,7 @@ class Relay:
             if options.state is not None:
                 journal = Journal(options.state, options.source, options.target)
                 self._journal = stack.enter_context(journal)
+            stack.callback(self._abandon_held)
             with contextlib.suppress(StopAsked):
                 self._start()
                 if self._queue is None:
@@ -224,7 +225,6 @@ class Relay:
                 else:
                     self._copy_through(self._queue)
                 self._note_end(is_flushed=self._flush())
-            self._abandon_held()
         return self.statistics()
 
     def _abandon_held(self) -> None:

@@ -136,7 +136,7 @@ class SubscriptionStatistics(NamedTuple):
     messages: int
     #: Payload bytes delivered.
     bytes: int
-    #: Messages not delivered: overwritten, or dropped by the policy.
+    #: Messages not delivered: overwritten, unreadable, or dropped by the policy.
     lost: int
     #: Messages waiting.
     backlog: int
@@ -395,16 +395,23 @@ class Subscription(Closable):
         ready = [source for source in self._sources.values() if source.reader.backlog]
         for source in ready:
             source.find_sender()
+            source.look()
         counts = [seen.get(source, 0) for source in ready]
         self._round = _Round(ready, counts, self._queue_size, self._policy)
         return True
 
     def _give_up(self, source: _Source, error: PenstockError) -> None:
-        """Stop reading an unreadable stream; the others continue."""
+        """Stop reading an unreadable stream, and count what waits in it; the others continue."""
         if self._sources.get(source.place) is source:  # otherwise it was closed meanwhile
-            log.error("%s reads %s no more: %s", self.name, source.place, error)
+            source.look()
             self._forget(source.place)
             self._unreadable.add(source.place)
+            lost = max(0, source.known - source.reader.passed)
+            self._past = self._past._replace(lost=self._past.lost + lost)
+            log.error(
+                "%s reads %s no more, with %d messages that are lost: %s",
+                *(self.name, source.place, lost, error),
+            )
 
     # --- counters and closing -------------------------------------------------------------------
 
@@ -483,6 +490,12 @@ class _Source:
         self.may_be_another = False
         self.sender = ""
         self._writer_pid = 0
+        #: Messages that it is known to have had since it is read.
+        self.known = 0
+
+    def look(self) -> None:
+        """Note how many messages there are: a damaged file may not tell later."""
+        self.known = max(self.known, self.reader.passed + self.reader.backlog)
 
     def find_sender(self) -> None:
         """Update the sender of an output stream, if its writer changed."""
@@ -562,7 +575,8 @@ class _Round:
         self._left = [0] * len(self._sources)
         surplus, self._surplus = self._surplus, []
         for source, count in zip(self._sources, surplus, strict=False):
-            source.reader.skip(count, DropReason.OVERFLOW_NEWEST)
+            if not source.reader.is_closed:  # otherwise it was given up, and all of it counted
+                source.reader.skip(count, DropReason.OVERFLOW_NEWEST)
 
     def _in_order(self, counts: list[int]) -> Iterator[int]:
         if len(counts) == 1:

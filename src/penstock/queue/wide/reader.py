@@ -302,6 +302,11 @@ class WideReader(
         return 0 if self._is_closed else max(0, self._head - self._next)
 
     @property
+    def passed(self) -> int:
+        """Number of messages that it delivered, filtered out or lost."""
+        return self._messages + self._filtered + self._losses.total
+
+    @property
     def writer_pid(self) -> int:
         """The pid of the current or last writer; 0 before the first."""
         self._check_open()

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from penstock import InvalidOption, Position, StreamId
+from penstock.core.batch import batch_from_messages
 from penstock.core.errors import Closed, MessageTooLarge
+from penstock.core.message import Message
 from support.queue_files import (
     numbered,
     read_all,
@@ -40,6 +42,24 @@ def test_a_writer_s_books_add_up_when_some_writes_are_refused(queue_path: str) -
         assert books.bytes == 4
         assert books.last_seq == 3
     assert list(read_all(queue_path).values()) == [b"a", b"c", b"d", b"e"]
+
+
+@pytest.mark.parametrize("by", ["many", "batch"])
+@pytest.mark.parametrize("compression", ["off", "gzip"])
+def test_all_that_is_behind_a_refused_message_of_a_large_call_counts_as_refused(
+    queue_path: str, by: str, compression: str
+) -> None:
+    payloads = [*numbered(0, 1499), bytes(100_000), *numbered(1500, 4998)]
+    messages = [Message(0, 0, 0, 0, 0, None, None, payload) for payload in payloads]
+    with writer_of(queue_path, slots=5000, size=90_000, compress=compression) as writer:
+        write = {
+            "many": lambda: writer.write_many(payloads),
+            "batch": lambda: writer.write_batch(batch_from_messages(messages)),
+        }
+        with pytest.raises(MessageTooLarge):
+            write[by]()
+        books = writer.statistics()
+        assert (books.messages, books.refused, books.last_seq) == (1500, 3500, 1499)
 
 
 def test_messages_before_an_error_of_the_caller_s_own_are_written(queue_path: str) -> None:

@@ -110,8 +110,11 @@ def test_a_message_larger_than_the_buffer_is_refused_and_nothing_is_harmed(
         assert stored(queue_path) == [bytes(4088)]
 
 
-def test_what_comes_before_a_message_that_is_too_large_is_written(queue_path: str) -> None:
-    with writer_of(queue_path) as writer:
+@pytest.mark.parametrize("method", ["none", "lz4", "zstd"])
+def test_what_comes_before_a_message_that_is_too_large_is_written(
+    queue_path: str, method: str
+) -> None:
+    with writer_of(queue_path, f"{SMALL}&compress={method}") as writer:
         with pytest.raises(MessageTooLarge):
             writer.write_many([b"1", b"2", bytes(5000), b"3"])
         with pytest.raises(MessageTooLarge):

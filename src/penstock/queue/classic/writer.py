@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.core.batch import messages_from_batch
@@ -176,17 +177,22 @@ class ClassicWriter(BookedWriter):
     def write_many(
         self, payloads: Iterable[BytesLike], type: int = 0, subtype: int = 0
     ) -> int | None:
-        return self._append_all(
-            self._entry(payload, type, subtype, self._now()) for payload in payloads
-        )
+        entries = (self._entry(payload, type, subtype, self._now()) for payload in payloads)
+        return self._append_all(entries, len(payloads) if isinstance(payloads, Sized) else 0)
 
     def write_batch(self, batch: Batch) -> int | None:
-        return self._append_all(self._entry_of(m) for m in messages_from_batch(batch))
+        entries = (self._entry_of(m) for m in messages_from_batch(batch))
+        return self._append_all(entries, batch.num_rows)
 
-    def _append_all(self, entries: Iterable[Entry]) -> int | None:
-        """Append messages in chunks; after an error, also those that preceded it."""
+    def _append_all(self, entries: Iterable[Entry], offered: int) -> int | None:
+        """Append messages in chunks; after an error, also those that preceded it.
+
+        Of `offered` messages, those behind an error are refused. An iterator need not tell how many
+        it has, and is not read on.
+        """
         last = None
         prepared: list[Entry] = []
+        before = self._messages + self._refused
         try:
             for entry in entries:
                 prepared.append(entry)
@@ -194,8 +200,11 @@ class ClassicWriter(BookedWriter):
                     full, prepared = prepared, []
                     last = self._append(full, self._now())
         finally:
-            if prepared:
-                last = self._append(prepared, self._now())
+            try:
+                if prepared:
+                    last = self._append(prepared, self._now())
+            finally:
+                self._refused += max(0, offered - (self._messages + self._refused - before))
         return last
 
     def _entry_of(self, m: Message) -> Entry:

@@ -174,11 +174,15 @@ class CompressingWriter(WideWriter):
     def write_batch(self, batch: Batch) -> int | None:
         from penstock.core.batch import messages_from_batch  # noqa: PLC0415 - loads Arrow
 
-        last = None
-        for m in messages_from_batch(batch):
-            origin_ns = m.origin_ns if isinstance(m, CopiedMessage) else None
-            header = m.type, m.subtype, m.time_ns, None, m.stream, m.attributes
-            last = self.write(m.payload, *header, origin_ns)
+        last, messages = None, messages_from_batch(batch)
+        before = self._messages + self._refused
+        try:
+            for m in messages:
+                origin_ns = m.origin_ns if isinstance(m, CopiedMessage) else None
+                header = m.type, m.subtype, m.time_ns, None, m.stream, m.attributes
+                last = self.write(m.payload, *header, origin_ns)
+        finally:  # those behind an error
+            self._refused += batch.num_rows - (self._messages + self._refused - before)
         return last
 
     def reserve(self, size: int, *_: object, **__: object) -> Reservation:

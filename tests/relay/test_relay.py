@@ -578,6 +578,24 @@ def test_what_a_live_source_gave_before_an_error_is_dropped_with_its_reason(
     assert books.dropped == {DropReason.ABANDONED: 2}
 
 
+@pytest.mark.parametrize("policy", [None, "unlimited", "queue-throttled:3"])
+def test_a_held_place_does_not_pass_what_waited_when_the_target_failed(
+    tmp_path: Path, policy: str | None
+) -> None:
+    source = f"log:{tmp_path}/source"
+    with open_writer(source) as writer:
+        writer.write_many([b"%d" % i if i != 50 else b"too large" for i in range(200)])
+    held = f"{source}?hold=archive"
+    slow = Slow(0.002, largest=5)
+    with pytest.raises(MessageTooLarge):
+        relay(held, "slow:", writer=slow, batch=10, policy=policy)
+    assert slow.got == [b"%d" % i for i in range(50)]
+    with open_reader(held) as reader:
+        first = reader.read(0)
+    assert first is not None
+    assert 40 <= first.seq <= 50
+
+
 def test_what_a_group_delivers_again_is_not_counted_as_dropped(tmp_path: Path) -> None:
     """The target is away when the relay shall stop."""
     source = f"log:{tmp_path}/source"

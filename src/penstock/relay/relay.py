@@ -313,6 +313,7 @@ class Relay:
 
     def _copy_through(self, queue: DeliveryQueue[Message]) -> None:
         """Read in a separate thread, so that the policy applies while the target is slow."""
+        assert self._feed is not None
         failure: list[BaseException] = []
         reading = Worker(
             "penstock-relay-reader", lambda _: self._fill(queue, failure), log=log
@@ -328,17 +329,18 @@ class Relay:
                         break
                     messages = queue.get_many(self._options.batch, _LOOK)
                     if messages:
+                        left = messages[0].seq  # if it fails: how much arrived is unknown
                         is_copied = isinstance(self._writer, KeepsOrigin)
                         left = self._write(batch_from_messages(messages, origins=is_copied))
         finally:
             queue.close()
             reading.join(_DRAIN * 4)
-        assert self._feed is not None
-        if left is None:
-            waiting = queue.peek()
-            left = self._first_unqueued() if waiting is None else waiting.seq
-        if left is not None:
-            self._feed.go_back(left)
+            # Also after an error: a held place would have passed what waits in memory.
+            if left is None:
+                waiting = queue.peek()
+                left = self._first_unqueued() if waiting is None else waiting.seq
+            if left is not None:
+                self._feed.go_back(left)
         for error in failure:
             raise error
 

@@ -16,6 +16,7 @@ import pytest
 from penstock import create, open_reader, open_writer
 from penstock.core.capabilities import Grouped
 from penstock.core.errors import (
+    Closed,
     CursorInUse,
     DamagedQueue,
     InvalidOption,
@@ -30,6 +31,8 @@ from penstock.core.statistics import ReaderStatistics, WriterStatistics
 from penstock.core.stream_id import StreamId
 from penstock.core.units import format_time
 from penstock.protocols.flight import FlightServer, ServerOptions
+from penstock.queue.wide.file import QueueFile, mark
+from penstock.queue.wide.layout import State
 from penstock.relay import Relay, RelayOptions, RelayStatistics, relay_options
 from penstock.relay.journal import Journal, Note
 from relay.background import Background
@@ -594,6 +597,20 @@ def test_a_held_place_does_not_pass_what_waited_when_the_target_failed(
         first = reader.read(0)
     assert first is not None
     assert 40 <= first.seq <= 50
+
+
+@pytest.mark.parametrize("policy", [None, "unlimited"])
+def test_a_target_that_takes_no_more_is_an_error(
+    source: str, tmp_path: Path, policy: str | None
+) -> None:
+    fill(source, 10)
+    target = f"fmq:{tmp_path}/target?writers=many"
+    writer = open_writer(target)
+    file = QueueFile.open(f"{tmp_path}/target", writable=True)
+    mark(file, State.SEALED)
+    file.close()
+    with pytest.raises(Closed, match="takes no more"):
+        relay(source, target, writer=writer, policy=policy)
 
 
 def test_what_a_group_delivers_again_is_not_counted_as_dropped(tmp_path: Path) -> None:

@@ -321,17 +321,19 @@ class Relay:
         left = None
         stop_at: float | None = None
         try:
-            with contextlib.suppress(Closed):
-                while left is None:
-                    if stop_at is None and self._clock.should_stop():
-                        stop_at = time.monotonic() + _DRAIN
-                    if stop_at is not None and time.monotonic() > stop_at:
-                        break
+            while left is None:
+                if stop_at is None and self._clock.should_stop():
+                    stop_at = time.monotonic() + _DRAIN
+                if stop_at is not None and time.monotonic() > stop_at:
+                    break
+                try:
                     messages = queue.get_many(self._options.batch, _LOOK)
-                    if messages:
-                        left = messages[0].seq  # if it fails: how much arrived is unknown
-                        is_copied = isinstance(self._writer, KeepsOrigin)
-                        left = self._write(batch_from_messages(messages, origins=is_copied))
+                except Closed:  # the source has ended, and all of it was taken
+                    break
+                if messages:
+                    left = messages[0].seq  # if it fails: how much arrived is unknown
+                    is_copied = isinstance(self._writer, KeepsOrigin)
+                    left = self._write(batch_from_messages(messages, origins=is_copied))
         finally:
             queue.close()
             reading.join(_DRAIN * 4)

@@ -12,6 +12,7 @@ from cli.command import PENSTOCK, count, fill, run
 from penstock import open_reader, open_writer
 from penstock.core.errors import InvalidOption
 from penstock.protocols.files.endpoint import check_replaceable
+from support.small_disks import small_disk_at
 from support.until import until
 
 
@@ -77,6 +78,20 @@ def test_no_file_of_a_stream_takes_the_place_of_a_closed_standard_stream(tmp_pat
         finally:
             process.kill()
     assert opened == [Path(os.devnull)] * 3
+
+
+def test_nothing_is_said_to_be_written_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with small_disk_at(tmp_path / "disk", "64k") as disk:
+        done = run("put", f"csv:{disk}/full", stdin=b"x" * 50 + b"\n" * 5000)
+        assert_one_line(done, b"No space left on device; 0 messages written (0 B)")
+        assert done.stdout == b""
+        lines = b'{"payload": "a"}\nnonsense\n'
+        done = run("put", f"jsonl:{disk}/bad", "--jsonl", "-", stdin=b"\n" * (1 << 17) + lines)
+        assert b"; 0 messages written (0 B)" in done.stderr
+        assert (done.returncode, done.stdout) == (1, b"")
+        done = shell('"$0" put "$1" --text hello > /dev/full', f"csv:{disk}/whole")
+        assert_one_line(done, b"No space left on device; 1 message written (5 B)")
+        assert [path.name for path in disk.iterdir()] == ["whole"]
 
 
 @pytest.mark.parametrize("command", ["put", "cp"])

@@ -16,16 +16,17 @@ import typer
 
 from penstock.cli.message_text import unescaped
 from penstock.cli.output import is_terminal, note
+from penstock.core.capabilities import AllOrNone
 from penstock.core.endpoints import describe, open_writer, storage_of
 from penstock.core.errors import NotFound, PenstockError, StorageError, Unsupported
 from penstock.core.json_lines import chunks_of, message_from_json, read_lines
+from penstock.core.statistics import WriterStatistics
 from penstock.core.units import format_size, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.core.interfaces import Writer
-    from penstock.core.statistics import WriterStatistics
 
 __all__ = [
     "LOST",
@@ -165,25 +166,24 @@ def put(
     ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
     _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
     is_new = not _is_there(url)
-    with (
-        writer_to(url, register) as writer,
-        progress_told(lambda: _written(writer.statistics())),
-        contextlib.closing(_Pace(writer, rate)) as paced,
-    ):
-        for each in text or []:
-            if each == "-":
+    writer = writer_to(url, register)
+    # What is there if it ends early: nothing of a file.
+    kept = WriterStatistics(0, 0, 0, 0, 0.0, None) if isinstance(writer, AllOrNone) else None
+    with progress_told(lambda: _written(kept or writer.statistics())):
+        with writer, contextlib.closing(_Pace(writer, rate)) as paced:
+            for each in text or []:
+                if each == "-":
+                    _put_lines(paced, ending, type, subtype)
+                else:
+                    _put_pieces(paced, [os.fsencode(each)], type, subtype)
+            for path in file or []:
+                _put_pieces(paced, [_read_file(path)], type, subtype)
+            if is_piped:
                 _put_lines(paced, ending, type, subtype)
-            else:
-                _put_pieces(paced, [os.fsencode(each)], type, subtype)
-        for path in file or []:
-            _put_pieces(paced, [_read_file(path)], type, subtype)
-        if is_piped:
-            _put_lines(paced, ending, type, subtype)
-        if jsonl is not None:
-            _put_json_lines(paced, jsonl, type, subtype)
-        writer.flush()
-        paced.close()
-        written = writer.statistics()
+            if jsonl is not None:
+                _put_json_lines(paced, jsonl, type, subtype)
+            writer.flush()
+        kept = written = writer.statistics()
         typer.echo(_written(written))
     if writer.statistics().untaken or (is_new and _has_overwritten(url, written.messages)):
         raise typer.Exit(LOST)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from penstock import open_reader, open_writer
-from penstock.core.errors import Closed, MessageTooLarge
+from penstock.core.errors import Closed, InvalidOption, MessageTooLarge
 from penstock.protocols.lrose.datamapper_client import DataMapClient
 from penstock.protocols.lrose.ds_server import DsServer
 from penstock.protocols.lrose.ldata_format import LatestInfo
 from penstock.registry import DataMapServer, MapServerOptions, registered
 from penstock.registry.registration import MapRegistrar, data_set_of
+from penstock.relay import copy
 
 # --- entries of latest_data_info ----------------------------------------------------------------
 
@@ -89,6 +90,29 @@ def test_what_only_that_kind_of_writer_has_is_there_as_well(tmp_path: Path) -> N
         assert callable(writer.reserve)
         with pytest.raises(AttributeError):
             writer.nothing_like_it  # noqa: B018
+
+
+def test_a_file_is_whole_or_not_there_also_when_it_is_registered(tmp_path: Path) -> None:
+    log, url = f"log:{tmp_path}/log", f"jsonl:{tmp_path}/file"
+    with open_writer(log) as writer:
+        writer.write_many([b"a", b"b"])
+    nobody = DataMapClient("127.0.0.1", 1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        registered(open_writer(url), client=nobody) as writer,
+    ):
+        assert (writer.write_many([b"a"] * 10) or 0) // 0
+    assert not (tmp_path / "file").exists()
+    with (
+        pytest.raises(InvalidOption, match="keeps nothing until it is finished"),
+        open_reader(log, group="workers") as reader,
+        registered(open_writer(url), client=nobody) as writer,
+    ):
+        copy(reader, writer)
+    with open_reader(log) as reader, registered(open_writer(url), client=nobody) as writer:
+        assert copy(reader, writer).copied == 2
+    with open_reader(url) as reader:
+        assert [message.payload for message in reader.available()] == [b"a", b"b"]
 
 
 def test_a_writer_that_wrote_nothing_is_not_registered(tmp_path: Path) -> None:

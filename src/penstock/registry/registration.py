@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.core.capabilities import InPlaceWriter, KeepsOrigin, Reservation
+from penstock.core.capabilities import AllOrNone, InPlaceWriter, KeepsOrigin, Reservation
 from penstock.core.endpoints import identity
 from penstock.core.interfaces import Writer
 from penstock.core.url import URL
@@ -21,6 +21,7 @@ from penstock.protocols.lrose.ldata_format import UNKNOWN, LatestInfo, guess_dat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import TracebackType
 
     from penstock.core.batch import Batch
     from penstock.core.interfaces import BytesLike
@@ -102,6 +103,8 @@ def registered(
         kind = _InPlace
     elif isinstance(writer, KeepsOrigin):
         kind = _Keeping
+    elif isinstance(writer, AllOrNone):
+        kind = _File
     return kind(writer, registrar)
 
 
@@ -174,8 +177,16 @@ class RegisteredWriter(Writer):
         return self._registrar.statistics()
 
     def close(self) -> None:
+        self.__exit__(None, None, None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
-            self._writer.close()
+            self._writer.__exit__(kind, error, trace)
         finally:
             self._registrar.close()
 
@@ -187,6 +198,10 @@ class RegisteredWriter(Writer):
 
 class _Keeping(RegisteredWriter, KeepsOrigin):
     """A wrapped writer that preserves the creation times of copied messages."""
+
+
+class _File(RegisteredWriter, AllOrNone):
+    """A wrapped writer of a file, which is there when it is closed."""
 
 
 class _InPlace(_Keeping, InPlaceWriter):

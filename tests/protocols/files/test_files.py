@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import struct
+import time
 import tracemalloc
 from collections import deque
 from pathlib import Path
@@ -105,6 +106,17 @@ def test_a_reader_goes_to_any_message(
         assert [message.seq for message in reader.read_many(2)] == [50, 51]
     with open_reader(url, "end") as reader:
         assert reader.read_many(5) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_rows_of_a_file_are_there_also_if_they_are_from_the_future(
+    tmp_path: Path, kind: str
+) -> None:
+    """They were appended on a machine whose clock is ahead."""
+    url, ahead = f"{kind}:{tmp_path}/file", time.time_ns() + 10**12
+    written(url, [Message(i, i, ahead + i, 0, 0, None, None, b"%d" % i) for i in range(10)])
+    with open_reader(url) as reader:
+        assert [message.seq for message in reader.available()] == list(range(10))
 
 
 @pytest.mark.parametrize("kind", KINDS)

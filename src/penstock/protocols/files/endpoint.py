@@ -509,6 +509,11 @@ class FileReader(Replayable, Reader):
         self._bytes += pc.sum(pc.binary_length(batch.column("payload"))).as_py()
         return batch.set_column(0, BATCH_SCHEMA.field("seq"), numbers)
 
+    def available(self) -> Iterator[Message]:
+        # Up to its end, whenever they were appended: a file has no later messages.
+        while messages := self._take(1):
+            yield messages[0]
+
     def statistics(self) -> ReaderStatistics:
         return ReaderStatistics(
             messages=self._messages,

@@ -80,6 +80,18 @@ def test_no_file_of_a_stream_takes_the_place_of_a_closed_standard_stream(tmp_pat
     assert opened == [Path(os.devnull)] * 3
 
 
+def test_a_copy_that_ends_because_nobody_reads_its_progress_says_so(tmp_path: Path) -> None:
+    source, target = f"log:{tmp_path}/a", f"log:{tmp_path}/b"
+    fill(source, 400)  # for four seconds
+    copy = '("$0" cp "$1" "$2" --progress json --quota 1k/s; echo $? >&2) | head -n 1'
+    done = shell(copy, source, target)
+    assert done.stdout.count(b"\n") == 1
+    said, code = done.stderr.splitlines()
+    assert said.startswith(b"penstock: writing to standard output: Broken pipe; ")
+    assert b"%d messages copied" % count(target) in said
+    assert code == b"1"
+
+
 def test_nothing_is_said_to_be_written_to_a_file_that_is_not_there(tmp_path: Path) -> None:
     with small_disk_at(tmp_path / "disk", "64k") as disk:
         done = run("put", f"csv:{disk}/full", stdin=b"x" * 50 + b"\n" * 5000)

@@ -16,7 +16,13 @@ from typer.core import TyperCommand, TyperGroup
 
 import penstock
 from penstock.cli.commands import FAMILIES
-from penstock.cli.output import drop_output, fill_closed_streams, note, one_line
+from penstock.cli.output import (
+    drop_output,
+    fill_closed_streams,
+    note,
+    one_line,
+    output_refused,
+)
 from penstock.cli.signals import INTERRUPTED
 from penstock.core.redaction import Redacted
 
@@ -181,9 +187,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError) and _only_shows(own):
+        error = end.__context__
+        if isinstance(error, BrokenPipeError) and _only_shows(own):
             drop_output()
             sys.exit(0)  # who reads it has seen enough
+        if isinstance(error, BrokenPipeError) and hasattr(error, "__notes__"):
+            # It moves messages, and has ended before its time: the notes say how far it came.
+            note(f"penstock: {one_line(output_refused(error))}")
         raise
     except Exception as error:  # noqa: BLE001 - told, by a line or a traceback
         note(traceback.format_exc() if debug else f"penstock: {one_line(error)}")

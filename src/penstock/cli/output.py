@@ -39,6 +39,7 @@ __all__ = [
     "name_losses",
     "note",
     "one_line",
+    "output_refused",
     "standard_output",
 ]
 
@@ -116,9 +117,17 @@ def standard_output() -> Iterator[BinaryIO]:
         if isinstance(error, PenstockError):
             raise
         drop_output()
-        raise StorageError(
-            "writing to", "standard output", error, hint="look where the output goes"
-        ) from error
+        raise output_refused(error) from error
+
+
+def output_refused(error: OSError) -> StorageError:
+    """Return the error of a command that cannot write its output, with the notes of `error`."""
+    refused = StorageError(
+        "writing to", "standard output", error, hint="look where the output goes"
+    )
+    for each in getattr(error, "__notes__", ()):
+        refused.add_note(each)
+    return refused
 
 
 def is_terminal(stream: TextIO | None) -> bool:

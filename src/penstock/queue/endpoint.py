@@ -118,7 +118,7 @@ class FmqEndpoint(NotedAppends, Listable, Removable, Resizable, Endpoint):
         if not force:
             check_unused(found)
         if _classic(url) is None:
-            remove_wide(url.path)
+            remove_wide(url.path, force=force)
         else:
             remove_classic(url.path.removesuffix(SUFFIX))
 

@@ -23,6 +23,7 @@ from penstock.queue.log.settings import SETTINGS
 from penstock.queue.log.writer_lock import LOCK, WriterLock
 from penstock.queue.notes import NoteFile
 from penstock.queue.storage import LockFile, storage_errors
+from penstock.queue.wide.creation import is_written
 from penstock.queue.wide.file import SUFFIX, QueueFile, file_of, groups_of, mark
 from penstock.queue.wide.layout import State
 
@@ -130,12 +131,17 @@ def check_unused(found: StreamInfo) -> None:
 # --- removal --------------------------------------------------------------------------------------
 
 
-def remove_wide(path: str) -> None:
-    """Remove a wide queue. A writer that has it open notices within a second."""
+def remove_wide(path: str, *, force: bool) -> None:
+    """Remove a wide queue; with `force` even under its writer, which notices within a second.
+
+    :raises LockTimeout: a process writes to the queue, without `force`.
+    """
     file = QueueFile.open(path, writable=True)
     locks = LockFile(file.descriptor)
     try:
-        locks.try_lock(*file.writer_locks)  # keeps new writers out; an existing one stays
+        # Keeps new writers out; an existing one stays.
+        if not locks.try_lock(*file.writer_locks) and not force:
+            raise is_written(path, file, "end it first, or force it")
         with storage_errors("removing", file.path):
             Path(file.path).unlink()
             mark(file, State.REPLACED)

@@ -14,8 +14,10 @@ import pytest
 
 from cli.command import PENSTOCK, run
 from penstock import open_reader, open_writer
+from penstock.cli.cp import _Playback
 from penstock.core.capabilities import SourceTimed
 from penstock.core.units import format_time
+from penstock.relay import relay_options
 from support.until import until
 
 SECOND = 1_000_000_000
@@ -150,3 +152,23 @@ def test_the_space_bar_pauses_and_goes_on(tmp_path: Path, recording: str) -> Non
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         os.close(ours)
+
+
+def test_what_nobody_took_is_counted_once_in_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server such as iwrf+tcp: counts it from its start on, through all rounds."""
+    source, target = f"log:{tmp_path}/a", f"log:{tmp_path}/b"
+    with open_writer(source) as writer:
+        writer.write_many([b"x"] * 10)
+    with open_reader(source) as reader, open_writer(target) as writer:
+        real = writer.statistics
+        monkeypatch.setattr(
+            writer, "statistics", lambda: real()._replace(untaken=real().messages // 2)
+        )
+        options = relay_options(source=source, target=target, follow=False)
+        played = _Playback(reader, writer, options)
+        for _ in range(3):
+            reader.seek("start")
+            assert played.run(lambda: False, lambda: False, None)
+        assert (played.statistics().copied, played.statistics().untaken) == (30, 15)

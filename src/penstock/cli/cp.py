@@ -240,7 +240,9 @@ class _Playback:
     def statistics(self) -> RelayStatistics:
         if self._relay is None:
             return self._earlier
-        return self._relay.statistics().behind(self._earlier)
+        done = self._relay.statistics()
+        # Not the sum of the rounds: the target counts what nobody took since it was opened.
+        return done.behind(self._earlier)._replace(untaken=done.untaken)
 
 
 def _pause_key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import sys
 import traceback
@@ -18,7 +19,6 @@ import penstock
 from penstock.cli.commands import FAMILIES
 from penstock.cli.output import (
     drop_output,
-    fill_closed_streams,
     note,
     one_line,
     output_refused,
@@ -169,7 +169,7 @@ def _global_options(
 
 def main() -> None:
     """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130."""
-    fill_closed_streams()
+    _fill_closed_streams()
     arguments = sys.argv[1:]
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
@@ -199,6 +199,18 @@ def main() -> None:
         note(traceback.format_exc() if debug else f"penstock: {one_line(error)}")
         _hand_over_output()
         sys.exit(1)
+
+
+def _fill_closed_streams() -> None:
+    """Open those of the three standard streams that are closed, to nowhere.
+
+    Otherwise the next file would get their number, and what a library prints there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _only_shows(arguments: list[str]) -> bool:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = [
     "bar",
     "drop_output",
-    "fill_closed_streams",
     "is_coloured",
     "is_terminal",
     "losses_named",
@@ -146,27 +145,8 @@ def is_coloured() -> bool:
 
 def drop_output() -> None:
     """Discard unwritten standard output: Python would retry at exit, and print an error."""
-    _lead_nowhere(1)
-
-
-def fill_closed_streams() -> None:
-    """Open those of the three standard streams that are closed, to nowhere.
-
-    Otherwise the next file would get their number, and what a library prints there.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            _lead_nowhere(number)
-
-
-def _lead_nowhere(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    if nowhere == number:
-        os.set_inheritable(nowhere, True)
-        return
-    os.dup2(nowhere, number)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
     os.close(nowhere)
 
 

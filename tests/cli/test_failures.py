@@ -106,6 +106,17 @@ def test_nothing_is_said_to_be_written_to_a_file_that_is_not_there(tmp_path: Pat
         assert [path.name for path in disk.iterdir()] == ["whole"]
 
 
+def test_nothing_is_said_to_be_copied_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+    lines = b'{"payload": "a"}\n' * 20_000  # more than are read at once
+    (tmp_path / "bad").write_bytes(lines + b"nonsense\n")
+    done = run("cp", f"jsonl:{tmp_path}/bad", f"csv:{tmp_path}/file")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"line 20001 should be a JSON object" in done.stderr
+    assert b"; 0 messages copied (0 B)" in done.stderr
+    done = run("cp", f"jsonl:{tmp_path}/bad", f"log:{tmp_path}/log")
+    assert b"; %s messages copied (" % f"{count(f'log:{tmp_path}/log'):,}".encode() in done.stderr
+
+
 @pytest.mark.parametrize("command", ["put", "cp"])
 def test_an_error_half_way_says_how_many_came_before_it(
     command: str, queue_url: str, tmp_path: Path

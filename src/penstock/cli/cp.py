@@ -24,6 +24,7 @@ from penstock.cli.messages import (
 )
 from penstock.cli.output import is_terminal, losses_named, name_losses, note
 from penstock.cli.signals import stop_on_signal
+from penstock.core.capabilities import AllOrNone
 from penstock.core.errors import InvalidOption, Unsupported
 from penstock.core.position import Position
 from penstock.core.units import format_size
@@ -184,14 +185,20 @@ def cp(
         begins = reader.statistics().next_seq
         played = _Playback(reader, writer, options)
 
+        def so_far() -> str:
+            """Say what is there if it ends early: nothing of a file."""
+            done = played.statistics()
+            is_kept = not isinstance(writer, AllOrNone)
+            return _copied(done if is_kept else done._replace(copied=0, bytes=0))
+
         def held_up() -> None:
-            tell_interrupted(_copied(played.statistics()))
+            tell_interrupted(so_far())
             name_losses(books_within(reader, options.end))
 
         with stop_on_signal(held_up=held_up) as stop, _progress(progress) as shown:
             take = _display(progress, shown)
             with (
-                progress_told(lambda: _copied(played.statistics())),
+                progress_told(so_far),
                 _pause_key(shown, enabled=options.speed is not None) as is_paused,
             ):
                 while played.run(stop, is_paused, take) and loop and not stop():

@@ -71,6 +71,38 @@ def test_a_document_that_does_not_decode_fails_alone(payload: bytes, reason: str
     assert reason in failure.reason
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("TINYINT", ["-128", "127"], ["0xFF", "0X1f", "128"]),
+        ("DOUBLE", ["1e300", "-inf", "NaN"], ["1e400", "-1e400"]),
+        ("FLOAT", ["1e38", "INF"], ["1e39"]),
+        ("DECIMAL(10,2)", ["1.5", "1e3"], [f"{2**128 + 1}", f"{2**128 + 1}.5", "1.005", "nan"]),
+        ("DECIMAL(38,10)", ["1e27"], ["12345678901234567890123456789012345678", "1e28"]),
+    ],
+)
+def test_a_number_is_what_its_text_says_or_does_not_decode(
+    kind: str, good: list[str], bad: list[str]
+) -> None:
+    texts = [*good, *bad, *good]
+    for schema, path in ((f"x {kind}", "@x"), (f"x ARRAY<{kind}>", "v")):
+        payloads = [f'<a x="{each}"><v>{each}</v></a>'.encode() for each in texts]
+        found = decode(payloads, format="xml", schema=schema, paths={"x": path})
+        failed = [failure.row for failure in found.failures]
+        assert failed == list(range(len(good), len(good) + len(bad)))
+        column = found.rows.column("x")
+        values = column if path == "@x" else column.flatten()
+        numbers = [float(each) for each in values.to_pylist()]
+        expected = [float(each) for each in good * 2]
+        assert numbers == pytest.approx(expected, rel=1e-6, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("rows", ["//storm/@id", "//name/text()"])
+def test_rows_that_are_no_elements_do_not_decode(rows: str) -> None:
+    found = decode([STORMS], **{**OPTIONS, "rows": rows})
+    assert [failure.expected for failure in found.failures] == ["elements as rows"]
+
+
 def test_entities_that_would_grow_are_refused() -> None:
     laughs = b"".join(b'<!ENTITY l%d "%s">' % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 10))
     bomb = b'<!DOCTYPE a [<!ENTITY l0 "ha">' + laughs + b"]><a>&l9;</a>"

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.decoding.decoder import Decoder, Parsed, Part, Refused, parse_all
 from penstock.core.decoding.schema import Wrong
-from penstock.core.decoding.values import ValueChanged, check_times
+from penstock.core.decoding.values import ValueChanged, cast_unchanged, check_times
 from penstock.core.errors import InvalidOption, Unsupported
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ class XmlDecoder(Decoder):
         etree = _lxml()
         try:
             found = rows(_parse(payload, etree))
-            if not isinstance(found, list):
-                raise Refused("elements as rows", f"{found!r}, which the path finds")
+            for each in found if isinstance(found, list) else [found]:
+                if not etree.iselement(each):
+                    raise Refused("elements as rows", f"{each!r}, which the path finds")
             if len(found) > self._max_rows:
                 raise Refused(f"{_DOCUMENT} of at most {self._max_rows:,} rows", f"{len(found):,}")
             texts = {name: [path(row) for row in found] for name, path in columns.items()}
@@ -138,7 +139,7 @@ def _column(field: pa.Field, found: list[Any]) -> pa.Array:
         raise Refused(f"one value of {field.name} a row", "several")
     flat = pa.array([text for each in texts for text in each], pa.string())
     try:
-        values = _cast(flat, kind)
+        values = cast_unchanged(flat, kind)
         check_times(values)
     except (pa.ArrowInvalid, ValueChanged) as error:
         raise Refused(f"{field.name} as {kind}", str(error)) from None
@@ -148,12 +149,6 @@ def _column(field: pa.Field, found: list[Any]) -> pa.Array:
     places = np.cumsum([len(each) for each in texts]) - 1
     is_missing = np.array([not each for each in texts], np.bool_)
     return values.take(pa.array(places, pa.int64(), mask=is_missing))
-
-
-def _cast(flat: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_string(kind):
-        return flat
-    return flat.cast(kind)
 
 
 def _texts(found: Any) -> list[str]:

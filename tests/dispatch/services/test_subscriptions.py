@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,13 +13,14 @@ import pytest
 
 from penstock.core.errors import StorageError
 from penstock.dispatch.routes import Subscriber
-from penstock.dispatch.services import Subscription, SubscriptionTable
+from penstock.dispatch.services import Subscription, SubscriptionTable, subscriptions
 from penstock.dispatch.services.subscriptions import Journal
 from penstock.protocols.uprotocol import UUri
 
 TOPIC = UUri("here", 0x10, 1, 0x8001)
 ALICE = UUri("here", 0x20, 1, 0)
 BOB = UUri("here", 0x30, 1, 0)
+CAROL = UUri("here", 0x40, 1, 0)
 
 
 def kept_in(path: Path) -> list[Subscription]:
@@ -113,6 +115,45 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         table.put(Subscription(TOPIC, BOB))
     assert [one.subscriber for one in table] == [ALICE]
     table.close()
+
+
+def long_table(path: Path) -> SubscriptionTable:
+    """Return a table whose file is rewritten with its next change."""
+    table = SubscriptionTable(path)
+    table.put(Subscription(TOPIC, ALICE))
+    table._journal._lines = 100_000
+    return table
+
+
+def test_a_change_is_made_although_the_file_cannot_be_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    table = long_table(path)
+    (tmp_path / "table.new").mkdir()  # in the way of the new file
+    table.put(Subscription(TOPIC, BOB))
+    table.remove(Subscription(TOPIC, ALICE))
+    assert table.receivers_of(TOPIC) == (Subscriber(BOB),)
+    table.close()
+    assert [one.subscriber for one in kept_in(path)] == [BOB]
+
+
+def test_changes_after_a_rewrite_that_failed_half_way_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table"
+    table = long_table(path)
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subscriptions, "sync_names", refuse)
+        table.put(Subscription(TOPIC, BOB))
+        with pytest.raises(StorageError):  # not into the file that was replaced
+            table.put(Subscription(TOPIC, CAROL))
+        assert table.get(TOPIC, CAROL) is None
+    table.put(Subscription(TOPIC, CAROL))
+    table.close()
+    assert [one.subscriber for one in kept_in(path)] == [ALICE, BOB, CAROL]
 
 
 _WRITES = """

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from penstock.core.errors import StorageError
 from penstock.core.whole_files import sync_names
 from penstock.dispatch.outbox.state import save_notes
 from penstock.dispatch.routes import Subscriber
@@ -77,6 +78,8 @@ class Journal:
         if not lines:
             return
         with storage_errors("writing", str(self._path)):
+            if self._file.closed:
+                self._open_again()
             end = os.fstat(self._file.fileno()).st_size
             data = (b"\n" if self._is_torn else b"") + b"".join(lines)
             self._is_torn = True
@@ -99,15 +102,18 @@ class Journal:
     def rewrite(self, records: Iterable[Record]) -> None:
         """Replace the file by one with these records only.
 
-        :raises StorageError: the operating system refuses; the file is unchanged.
+        :raises StorageError: the operating system refuses; no record is lost.
         """
         lines = [_line(record) for record in records]
         save_notes(self._path, b"".join(lines), sync=True)
-        with storage_errors("opening", str(self._path)):
-            sync_names(self._path.parent)  # else later appends may be lost with the new name
-            self._file.close()
-            self._file = self._path.open("a+b", buffering=0)
         self._lines = len(lines)
+        self._file.close()  # it has no name any more: nothing may be appended to it
+        with storage_errors("opening", str(self._path)):
+            self._open_again()
+
+    def _open_again(self) -> None:
+        sync_names(self._path.parent)  # else later appends may be lost with the new name
+        self._file = self._path.open("a+b", buffering=0)
 
     def close(self) -> None:
         self._file.close()
@@ -343,7 +349,13 @@ class SubscriptionTable:
             self.generation += 1
             in_use = self._count + len(self._watchers) + len(self._notes)
             if self._journal.is_long(in_use):
-                self._journal.rewrite(self._records())
+                self._shorten()
+
+    def _shorten(self) -> None:
+        try:
+            self._journal.rewrite(self._records())
+        except StorageError as error:  # the change itself is stored
+            log.warning("the subscriptions could not be rewritten: %s", error)
 
     def _apply(self, record: Record) -> UUri | None:
         """Apply a change; return the topic whose receivers changed."""

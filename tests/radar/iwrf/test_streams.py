@@ -274,6 +274,30 @@ def test_each_stretch_of_damage_is_lost_where_it_is(
     assert "bytes of 1.iwrf_ts in 3 places are no packet" in caplog.text
 
 
+def test_half_a_packet_at_the_end_is_waited_for_and_then_lost(tmp_path: Path) -> None:
+    path, data = tmp_path / "x.iwrf_ts", vector("fl32").tobytes()
+    path.write_bytes(data[:-100])
+    with open_reader(f"iwrf:{path}") as reader:
+        assert len(payloads_of(reader)) == 27
+        assert reader.statistics().lost == 0  # its writer may be at it
+        with path.open("ab") as file:
+            file.write(data[-100:])
+        assert len(payloads_of(reader)) == 1
+    path.write_bytes(data[:-100])
+    before = time.time() - 60
+    os.utime(path, (before, before))
+    with open_reader(f"iwrf:{path}") as reader:
+        got = payloads_of(reader)
+        assert sum(map(len, got)) + reader.skipped_bytes == len(data) - 100  # type: ignore[attr-defined]
+        assert [(loss.first, loss.reason) for loss in reader.statistics().losses] == [
+            (27, DropReason.DAMAGED)
+        ]
+    assert describe(f"iwrf:{path}").details["bytes_that_are_no_packet"] == 28
+    copied = run("cp", f"iwrf:{path}", f"log:{tmp_path}/copied")
+    assert copied.returncode == 3
+    assert b"28 bytes of x.iwrf_ts are no packet" in copied.stderr
+
+
 def test_what_is_no_packet_is_not_written(tmp_path: Path) -> None:
     with open_writer(f"iwrf:{tmp_path}/ts") as writer:
         writer.write_many(scan(3))

@@ -58,6 +58,8 @@ _CHUNK: Final = 8 << 20
 #: While nothing comes, look this often (seconds) at the end of the last file, and at the directory.
 _LOOK: Final = 0.02
 _LOOK_AROUND: Final = 0.25
+#: The last file is not written to any more if nobody did for so long (seconds).
+_LEFT_ALONE: Final = 10.0
 #: Files whose packets were counted are remembered, so many at most.
 _REMEMBERED: Final = 10_000
 #: What files begin with that an RVP8 wrote, which are of another format.
@@ -113,7 +115,7 @@ class _Counted:
     def count(self, *, is_last: bool) -> None:
         """Count the packets of a file; only the last file may still grow."""
         while not self.is_done:
-            read = _read_chunk(self.path, self.end, is_end=not is_last)
+            read = _read_chunk(self.path, self.end, is_last=is_last)
             if read is None:
                 return
             batch, end, found, is_over = read
@@ -129,11 +131,13 @@ class _Counted:
 
 
 def _read_chunk(
-    path: Path, start: int, *, is_end: bool, first_seq: int = 0
+    path: Path, start: int, *, is_last: bool, first_seq: int = 0
 ) -> tuple[Batch, int, Framing, bool] | None:
     """Read packets from an offset of a file; return where they end, and where packets are.
 
     The last value says whether the file ended. None: the file was removed.
+
+    :param is_last: the file may still grow: half a packet at its end is left for later
     """
     size = _CHUNK
     while True:
@@ -141,6 +145,7 @@ def _read_chunk(
             with path.open("rb", buffering=0) as file:
                 file.seek(start)
                 data = np.fromfile(file, np.uint8, size)
+                written = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -154,7 +159,8 @@ def _read_chunk(
                 "an RVP8's tsarchive",
                 hint="convert it with LROSE's TsConvert",
             )
-        found = frame(data, is_end=is_over and is_end)
+        may_grow = is_last and time.time() - written < _LEFT_ALONE
+        found = frame(data, is_end=is_over and not may_grow)
         if found.end or is_over:
             batch = batch_of(data, found.runs, first_seq)
             return batch, start + found.end, found, is_over
@@ -232,7 +238,7 @@ class IwrfFileReader(Replayable, PacketReader):
                 return False
             is_last = self._index == len(self._files) - 1
             path = self._files[self._index]
-            read = _read_chunk(path, self._offset, is_end=not is_last, first_seq=self._next)
+            read = _read_chunk(path, self._offset, is_last=is_last, first_seq=self._next)
             if read is None:
                 self._miss(path)
                 continue

@@ -137,6 +137,93 @@ def test_a_wrong_column_of_the_pipeline_or_of_a_case_is_told_with_its_line(
     assert "'high' is no double" in two.differences[0]
 
 
+KINDS = """
+pipeline: p
+sources:
+  kinds:
+    url: "fmq:/nowhere/kinds"
+    decode:
+      format: json
+      schema: "x DOUBLE, d DECIMAL(10,2), t TIMESTAMP_NTZ, b BOOLEAN, i TINYINT, s STRUCT<a: INT>"
+stages:
+  same: {from: kinds, sql: "select x, d, t, b, i, s from kinds"}
+sinks:
+  out: {from: same, url: "log:/nowhere/out"}
+"""
+
+
+def test_numbers_are_compared_to_six_digits_however_small_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pairs = [
+        ("5.0e-7", "1.0e-9", False),
+        ("0.0", "1.0e-9", False),
+        ("1.0000001e-9", "1.0e-9", True),
+        ("1.0e-9", "0", True),  # zero has no digits: what is left of a calculation is none
+        ("1.0e-3", "0", False),
+    ]
+    cases = "".join(
+        f"  - case: {came} for {wanted}\n"
+        f"    given: {{kinds: {{rows: [{{x: {came}}}]}}}}\n"
+        f"    expect: {{same: {{rows: [{{x: {wanted}}}]}}}}\n"
+        for came, wanted, _ in pairs
+    )
+    found = verdicts(spark, tmp_path, f"cases:\n{cases}", KINDS)
+    assert [one.is_good for one in found] == [is_same for _, _, is_same in pairs]
+
+
+def test_every_type_of_a_column_goes_in_and_is_compared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    values = '{d: 0.1, t: "2026-01-02T03:04:05.5", b: true, i: -128, s: {a: 1}}'
+    good, by_rows, wrong = verdicts(
+        spark,
+        tmp_path,
+        f"""
+cases:
+  - case: messages
+    given: {{kinds: {{messages: [{{json: {values}}}]}}}}
+    expect: {{same: {{rows: [{values}]}}}}
+  - case: rows
+    given: {{kinds: {{rows: [{values}, {{d: 3}}]}}}}
+    expect: {{same: {{rows: [{values}, {{d: 3, t: null, b: null, i: null, s: null}}]}}}}
+  - case: others
+    given: {{kinds: {{rows: [{values}]}}}}
+    expect: {{same: {{rows: [{{d: 0.11, t: "2026-01-02T03:04:05", b: false}}]}}}}
+""",
+        KINDS,
+    )
+    assert (good.differences, by_rows.differences) == ((), ())
+    assert wrong.differences[0] == "same: 1 row expected, 1 came"
+
+
+def test_a_value_that_does_not_fit_its_column_is_told_and_the_other_cases_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    misfits = {
+        "{i: 300}": "300 is no tinyint",
+        "{i: true}": "True is no tinyint",
+        '{b: "maybe"}': "'maybe' is no boolean",
+        "{d: 0.125}": "0.125 is no decimal(10,2)",
+        "{d: 123456789}": "123456789 is no decimal(10,2)",
+        '{d: "NaN"}': "'NaN' is no decimal(10,2)",
+        '{t: "2026-01-02T03:04:05Z"}': "'2026-01-02T03:04:05Z' is no timestamp_ntz",
+        "{s: 5}": "5 is no struct<a:int>",
+    }
+    cases = "".join(
+        f"  - case: number {number}\n"
+        f"    given: {{kinds: {{rows: [{row}]}}}}\n"
+        f"    expect: {{same: {{count: 1}}}}\n"
+        for number, row in enumerate([*misfits, "{x: 1}"])
+    )
+    *found, last = verdicts(spark, tmp_path, f"cases:\n{cases}", KINDS)
+    for number, (one, said) in enumerate(zip(found, misfits.values(), strict=True)):
+        (difference,) = one.differences
+        assert f"p.test.yaml:{3 + 3 * number}: cases[{number}].given.kinds.rows[0]." in difference
+        assert said in difference
+    assert last.is_good
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [

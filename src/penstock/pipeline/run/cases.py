@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -343,7 +344,7 @@ class _Run:
                 )
             try:
                 made[name] = _value(kinds[name], value)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, AttributeError) as error:
                 said = f"{value!r} is no {kinds[name].simpleString()}: {error}"
                 raise self._lines.error((*where, name), said) from error
         return made
@@ -475,7 +476,8 @@ class _Run:
             missing = [a for a, b in zip(expected, came, strict=True) if not _is_same(a, b)]
             surplus = [b for a, b in zip(expected, came, strict=True) if not _is_same(a, b)]
         else:
-            missing, surplus = _left(expected, came), _left(came, expected)
+            missing = _left(expected, came, _is_same)
+            surplus = _left(came, expected, lambda row, wanted: _is_same(wanted, row))
         if missing or surplus:
             yield f"{name}: {_rows_of(len(expected))} expected, {len(came)} came"
             yield from _listed("-", missing)
@@ -490,12 +492,16 @@ def _in_place_of(source: Source, url: str) -> Source:
     return source.model_copy(update=changed)
 
 
-def _left(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _left(
+    some: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    is_same: Callable[[Any, Any], bool],
+) -> list[Any]:
     """Return the rows of `some` that have no counterpart in `others`."""
     rest = list(others)
     left = []
     for row in some:
-        index = next((i for i, other in enumerate(rest) if _is_same(row, other)), None)
+        index = next((i for i, other in enumerate(rest) if is_same(row, other)), None)
         if index is None:
             left.append(row)
         else:
@@ -503,16 +509,20 @@ def _left(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
     return left
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(expected: Any, came: Any) -> bool:
     """Tell whether two values are equal, floating-point numbers within `_PRECISION`."""
-    if isinstance(one, float) and isinstance(other, float):
-        both = math.isnan(one) and math.isnan(other)
-        return both or math.isclose(one, other, rel_tol=_PRECISION, abs_tol=_PRECISION)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(v, other[k]) for k, v in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return bool(one == other)
+    if isinstance(expected, float) and isinstance(came, float):
+        both = math.isnan(expected) and math.isnan(came)
+        # Zero has no digits to compare. A small number has: any other would be near it.
+        near = 0.0 if expected else _PRECISION
+        return both or math.isclose(expected, came, rel_tol=_PRECISION, abs_tol=near)
+    if isinstance(expected, dict) and isinstance(came, dict):
+        return expected.keys() == came.keys() and all(
+            _is_same(value, came[key]) for key, value in expected.items()
+        )
+    if isinstance(expected, list) and isinstance(came, list):
+        return len(expected) == len(came) and all(map(_is_same, expected, came))
+    return bool(expected == came)
 
 
 def _value(kind: t.DataType, value: Any) -> Any:
@@ -532,7 +542,11 @@ def _value(kind: t.DataType, value: Any) -> Any:
         case t.IntegralType():
             if isinstance(value, bool) or int(value) != value:
                 raise ValueError("it is no whole number")
+            if not -(1 << _BITS[type(kind)] - 1) <= value < 1 << _BITS[type(kind)] - 1:
+                raise ValueError("it is too large")
             return int(value)
+        case t.DecimalType():
+            return _decimal(kind, value)
         case _:
             convert = _PLAIN.get(type(kind))
             return value if convert is None else convert(value)
@@ -544,6 +558,34 @@ def _moment(time_ns: int) -> datetime:
     return moment.astimezone().replace(tzinfo=None)
 
 
+def _local_moment(value: object) -> datetime:
+    """Return a time without a zone."""
+    text = str(value)
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=parse_time(text) // 1000)
+    if datetime.fromisoformat(text).tzinfo is not None:
+        raise ValueError("it has a zone")
+    return moment.replace(tzinfo=None)
+
+
+def _decimal(kind: t.DecimalType, value: object) -> Decimal:
+    if isinstance(value, bool):
+        raise TypeError("it is no number")
+    try:
+        number = Decimal(str(value))
+        stored = number.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT)
+    except InvalidOperation:
+        raise ValueError("it is no number, or too large") from None
+    if stored != number or len(stored.as_tuple().digits) > kind.precision:
+        raise ValueError("it has more digits")
+    return stored
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("it is neither true nor false")
+    return value
+
+
 def _bytes(value: object) -> bytes:
     text = str(value)
     return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
@@ -552,12 +594,17 @@ def _bytes(value: object) -> bytes:
 #: How a value of the file is converted to a column's type.
 _PLAIN: Final[Mapping[type[t.DataType], Callable[[Any], Any]]] = {
     t.BinaryType: _bytes,
+    t.BooleanType: _boolean,
     t.DateType: lambda value: date.fromisoformat(str(value)),
     t.DoubleType: float,
     t.FloatType: float,
     t.StringType: str,
     t.TimestampType: lambda value: _moment(parse_time(str(value))),
+    t.TimestampNTZType: _local_moment,
 }
+#: With room for the digits of any DECIMAL.
+_EXACT: Final = Context(prec=76)
+_BITS: Final = {t.ByteType: 8, t.ShortType: 16, t.IntegerType: 32, t.LongType: 64}
 
 
 def _reason(attributes: bytes | None) -> str | None:

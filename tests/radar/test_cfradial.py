@@ -70,6 +70,7 @@ def test_a_volume_without_what_may_be_unknown_is_written_and_read(tmp_path: Path
     found = read_volume(stored(tmp_path, beams))
     assert found.column("REF").to_pylist() == [[1.0, 1.0]]
     assert found.column("latitude").to_pylist() == [None]
+    assert found.column("volume_number").to_pylist() == [None]
     assert found.column("calibration").to_pylist() == [None]
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "FILL",
     "RADAR_VARIABLES",
     "RAY_VARIABLES",
     "SWEEP_WORDS",
@@ -49,7 +50,8 @@ __all__ = [
 
 _SECOND: Final = 1_000_000_000
 _MILLI: Final = 1_000_000
-_FILL: Final = -9999
+#: What stands for a number that is missing.
+FILL: Final = -9999
 _FILL_BYTE: Final = -128
 _TEXT: Final = 32
 #: Bytes on a disk that is as good as full.
@@ -349,7 +351,7 @@ class _File:
             ("longitude", "degrees_east", "longitude"),
             ("altitude", "meters", "altitude"),
         ):
-            variable = self._variable(name, "f8", (), fill=_FILL)
+            variable = self._variable(name, "f8", (), fill=FILL)
             variable.setncatts({"long_name": name, "units": units, "standard_name": standard})
             variable[...] = _known(self._first(name))
         self._file["altitude"].positive = "up"
@@ -383,7 +385,7 @@ class _File:
             frequency.meta_group = "instrument_parameters"
             frequency[:] = SPEED_OF_LIGHT / wavelength
         for each in RADAR_VARIABLES:
-            variable = self._variable(each.name, "f4", (), fill=_FILL)
+            variable = self._variable(each.name, "f4", (), fill=FILL)
             variable.setncatts({"long_name": each.long_name, "units": each.units})
             variable.meta_group = "radar_parameters"
             variable[...] = _known(self._first(each.column))
@@ -400,7 +402,7 @@ class _File:
             variable.long_name = name
             variable[:] = values
         parts = [self._beams.slice(s.first, s.last - s.first + 1) for s in self._sweeps]
-        angle = self._variable("fixed_angle", "f4", ("sweep",), fill=_FILL)
+        angle = self._variable("fixed_angle", "f4", ("sweep",), fill=FILL)
         angle.setncatts({"long_name": "ray_target_fixed_angle", "units": "degrees"})
         angle[:] = [_known(first_of(part, "fixed_angle")) for part in parts]
         for name, column, otherwise in SWEEP_WORDS:
@@ -413,17 +415,17 @@ class _File:
             ("target_scan_rate", "target_scan_rate_for_sweep", "degrees/s"),
             ("ray_angle_res", "angular_resolution_between_rays", "degrees"),
         ):
-            unknown = self._variable(name, "f4", ("sweep",), fill=_FILL)
+            unknown = self._variable(name, "f4", ("sweep",), fill=FILL)
             unknown.setncatts({"long_name": long_name, "units": units})
             unknown.meta_group = "instrument_parameters"
-            unknown[:] = _FILL
+            unknown[:] = FILL
         indexed = self._variable("rays_are_indexed", "S1", ("sweep", "string_length_8"))
         indexed.meta_group = "instrument_parameters"
         indexed[:] = np.stack([text_of("false", 8) for _ in parts])
 
     def _per_ray(self) -> None:
         for each in RAY_VARIABLES:
-            fill = _FILL_BYTE if each.kind == "i1" else _FILL
+            fill = _FILL_BYTE if each.kind == "i1" else FILL
             variable = self._variable(each.name, each.kind, ("time",), fill=fill)
             variable.setncatts({"long_name": each.long_name, "units": each.units})
             if each.standard_name:
@@ -434,18 +436,18 @@ class _File:
             if each.kind == "i1":
                 column = column.cast(pa.int8())
             variable[:] = pc.fill_null(column, pa.scalar(fill, column.type)).to_numpy()
-        ratio = self._variable("prt_ratio", "f4", ("time",), fill=_FILL)
+        ratio = self._variable("prt_ratio", "f4", ("time",), fill=FILL)
         ratio.setncatts({"long_name": "pulse_repetition_frequency_ratio", "units": "1"})
         ratio.meta_group = "instrument_parameters"
         is_fixed = pc.equal(pc.fill_null(self._beams.column("prt_mode"), "fixed"), "fixed")
-        ratio[:] = np.where(is_fixed.to_numpy(), 1.0, float(_FILL))
+        ratio[:] = np.where(is_fixed.to_numpy(), 1.0, float(FILL))
 
     def _calibration(self) -> None:
         known = dict(self._first("calibration") or ())
         if not known:
             return
         self._file.createDimension("r_calib", 1)
-        index = self._variable("r_calib_index", "i4", ("time",), fill=_FILL)
+        index = self._variable("r_calib_index", "i4", ("time",), fill=FILL)
         index.setncatts(
             {"long_name": "calibration_data_array_index_per_ray", "meta_group": "radar_calibration"}
         )
@@ -458,7 +460,7 @@ class _File:
         needed = dict.fromkeys(("noise_hc", "receiver_gain_hc", "base_dbz_1km_hc"))
         for name, value in {**needed, **known}.items():
             variable = self._variable(
-                f"r_calib_{_NAME.sub('_', name)}", "f4", ("r_calib",), fill=_FILL
+                f"r_calib_{_NAME.sub('_', name)}", "f4", ("r_calib",), fill=FILL
             )
             variable.setncatts({"long_name": name, "meta_group": "radar_calibration"})
             variable[:] = _known(value)
@@ -471,7 +473,7 @@ class _File:
             free_name(self._file, name),
             "f4",
             ("time", "range"),
-            fill_value=np.float32(_FILL),
+            fill_value=np.float32(FILL),
             compression="zlib",
             complevel=4,
             chunksizes=(min(self._beams.num_rows, 256), self._gates),
@@ -491,7 +493,7 @@ class _File:
             attributes["fold_limit_upper"] = np.float32(nyquist)
         variable.setncatts({key: value for key, value in attributes.items() if value != ""})
         values = values_of(self._beams, name, self._gates)
-        variable[:] = np.where(np.isfinite(values), values, np.float32(_FILL))
+        variable[:] = np.where(np.isfinite(values), values, np.float32(FILL))
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -515,7 +517,7 @@ def text_of(text: str, size: int) -> NDArray[np.bytes_]:
 
 
 def _known(value: float | None) -> float:
-    return _FILL if value is None else value
+    return FILL if value is None else value
 
 
 def _iso(time_ns: int) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.errors import Malformed, NotFound, StorageError
 from penstock.radar.beams import field_names, make_beams, together
-from penstock.radar.cfradial import RADAR_VARIABLES, RAY_VARIABLES, SWEEP_WORDS
+from penstock.radar.cfradial import FILL, RADAR_VARIABLES, RAY_VARIABLES, SWEEP_WORDS
 from penstock.radar.pulse_pair import SPEED_OF_LIGHT
 
 if TYPE_CHECKING:
@@ -286,7 +286,8 @@ def _base_time(path: str, units: str) -> tuple[int, int]:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    # Radx, and so we, write the number of an unknown volume without saying that it means so.
+    return None if value is None or value == FILL else int(value)
 
 
 def _nullable(values: NDArray[Any], kind: str) -> pa.Array:

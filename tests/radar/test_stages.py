@@ -27,7 +27,7 @@ def entries(*paths: Path | None) -> pa.RecordBatch:
 
 
 def opened(format: str, *paths: Path | None, skips: bool = False, **options: Any) -> pa.Table:
-    opener = _opener(format, ["DBZ", "OTHER"], options)
+    opener = _opener(format, ["DBZ", "OTHER"], options, skips=skips)
     made = list(_Opening(opener, skips=skips)(iter([entries(*paths)])))
     return pa.Table.from_batches(made, made[0].schema if made else opener.schema)
 
@@ -79,6 +79,34 @@ def test_grids_are_made_of_whole_volumes() -> None:
     with pytest.raises(Malformed, match="without its beginning"):
         list(_Gridding(options, partial=False)(iter(both.slice(2).to_batches())))
     assert len(list(_Gridding(options, partial=True)(iter(both.slice(2, 10).to_batches())))) == 2
+
+
+def test_a_volume_whose_end_is_missing_is_not_put_together_with_the_next() -> None:
+    options = GridOptions.model_validate({"x": "-3:3:1", "y": "0", "z": "2"})
+    cut = volume(1, rays=4, gates=9, ends=False)
+    whole, other = volume(2, rays=4, gates=9), volume(1, rays=4, gates=9, radar="OTHER")
+    for following in (whole, whole.slice(1), other.slice(1)):
+        batches = pa.concat_tables([cut, following]).to_batches(max_chunksize=3)
+        with pytest.raises(Malformed, match=r"volume 1 .* without its end"):
+            list(_Gridding(options, partial=False)(iter(batches)))
+        made = list(_Gridding(options, partial=True)(iter(batches)))
+        ends = [batch.column("end_ns")[0].as_py() for batch in made]
+        assert ends == [max(each.column("time_ns").to_pylist()) for each in (cut, following)]
+
+
+@pytest.mark.parametrize("damage", ["inside", "cut off"])
+def test_time_series_that_are_damaged_fail_or_give_what_is_whole(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = (TESTS / "vectors" / "iwrf" / "fl32.iwrf_ts").read_bytes()
+    path = tmp_path / "x.iwrf_ts"
+    damaged = {"cut off": data[:-100], "inside": data[:20_000] + bytes(77) + data[20_000:]}
+    path.write_bytes(damaged[damage])
+    with pytest.raises(Malformed, match="bytes that are no packet"):
+        opened("iwrf", path)
+    rows = opened("iwrf", path, skips=True)
+    assert rows.num_rows >= 27
+    assert "bytes that are no packet" in caplog.text
 
 
 def test_messages_become_beams() -> None:

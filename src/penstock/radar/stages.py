@@ -30,6 +30,7 @@ from penstock.radar.grids import (
     grid_row,
     read_grid,
 )
+from penstock.radar.iwrf.files import files_in
 from penstock.radar.volume_files import read_volume
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _LARGEST_FILE: Final = 256 << 20
 _AT_ONCE: Final = 256
 _PULSES_AT_ONCE: Final = 4096
 _NO_PULSES: Final = batch_from_messages([])
+#: What tells volumes apart, and where one begins and ends.
+_OF_VOLUME: Final = ("radar", "volume_number", "start_of_volume", "end_of_volume")
 
 
 def decode_beams(df: DataFrame, *, fields: Sequence[str] = tuple(FIELDS)) -> DataFrame:
@@ -82,9 +85,10 @@ def open_files(
 
     :raises InvalidOption: there is no such format, or an option does not fit.
     """
-    opener = _opener(format, fields, options)
+    skips = _skips(on_error)
+    opener = _opener(format, fields, options, skips=skips)
     return df.select("path" if "path" in df.columns else "payload").mapInArrow(
-        _Opening(opener, skips=_skips(on_error)), _spark_schema(opener.schema)
+        _Opening(opener, skips=skips), _spark_schema(opener.schema)
     )
 
 
@@ -134,7 +138,7 @@ class _Opener(Protocol):
         """
 
 
-def _opener(format: str, fields: Sequence[str], options: dict[str, Any]) -> _Opener:
+def _opener(format: str, fields: Sequence[str], options: dict[str, Any], *, skips: bool) -> _Opener:
     if format in {"xml", "struct"}:
         return _Decoded({"format": format, **options})
     if options:
@@ -145,7 +149,7 @@ def _opener(format: str, fields: Sequence[str], options: dict[str, Any]) -> _Ope
     if format == "cfgrid":
         return _Grids(fields)
     if format == "iwrf":
-        return _Pulses()
+        return _Pulses(skips=skips)
     raise InvalidOption(
         "format", format, "there is no such format", hint="iwrf, cfradial, cfgrid, xml or struct"
     )
@@ -163,10 +167,21 @@ class _Pulses:
         ]
     )
 
+    def __init__(self, *, skips: bool) -> None:
+        self._skips = skips
+
     def read(self, path: Path) -> pa.Table:
         url = f"iwrf:{escaped(str(path))}"
         with open_reader(url) as reader:
             batches = list(iter(lambda: reader.read_batch(_PULSES_AT_ONCE), _NO_PULSES))
+            size = sum(file.stat().st_size for file in files_in(path))
+            left = size - reader.statistics().bytes
+        if left:
+            found = f"{left:,} bytes that are no packet"
+            damage = Malformed(str(path), "content", "packets", found)
+            if not self._skips:
+                raise damage
+            log.warning("%s; the others are taken", damage)
         rows = pa.Table.from_batches(batches or [_NO_PULSES])
         return rows.append_column("url", pa.array([url] * rows.num_rows, pa.string()))
 
@@ -274,19 +289,28 @@ class _Gridding:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         open_rows: list[pa.Table] = []
+        before: tuple[Any, ...] = ()
         for batch in batches:
             rows = check_beams(pa.Table.from_batches([batch]))
-            ends = rows.column("end_of_volume").to_pylist()
+            columns = (rows.column(name).to_pylist() for name in _OF_VOLUME)
             start = 0
-            for at, is_end in enumerate(ends):
-                if is_end:
+            for at, (*volume, is_first, is_last) in enumerate(zip(*columns, strict=True)):
+                is_next = is_first or tuple(volume) != before
+                before = tuple(volume)
+                if is_next and (open_rows or at > start):
+                    yield from self._unfinished([*open_rows, rows.slice(start, at - start)])
+                    open_rows, start = [], at
+                if is_last:
                     yield from self._grid([*open_rows, rows.slice(start, at + 1 - start)])
                     open_rows, start = [], at + 1
             if start < rows.num_rows:
                 open_rows.append(rows.slice(start))
         if open_rows:
-            self._refuse(open_rows[0], "end")
-            yield from self._grid(open_rows)
+            yield from self._unfinished(open_rows)
+
+    def _unfinished(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+        self._refuse(together(parts), "end")
+        return self._grid(parts)
 
     def _grid(self, parts: list[pa.Table]) -> Iterator[pa.RecordBatch]:
         volume = together(parts)

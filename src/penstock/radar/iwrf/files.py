@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.core.position import PositionLike
     from penstock.radar.iwrf.pulses import Metadata
 
-__all__ = ["SUFFIX", "FileOptions", "IwrfFileReader", "IwrfFileWriter", "file_name"]
+__all__ = ["SUFFIX", "FileOptions", "IwrfFileReader", "IwrfFileWriter", "file_name", "files_in"]
 
 log = logging.getLogger(__name__)
 

@@ -439,6 +439,25 @@ def test_r12_a_queue_of_a_latency_lets_older_ones_expire(make_world: Callable[..
 
 
 @pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(topic=TOPIC, queue=DeliveryPolicy.parse("latency:500us")),
+        Policy(topic=TOPIC, queue=DeliveryPolicy.parse("latency:0s")),
+        Policy(topic=TOPIC, max_age=0.0005),
+    ],
+    ids=["latency", "none", "age"],
+)
+def test_r12_a_limit_below_a_millisecond_is_one(
+    make_world: Callable[..., World], policy: Policy
+) -> None:
+    world = make_world(policies=[policy])
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(b"0"))
+    world.run(1)
+    assert world.codes == [UCode.DEADLINE_EXCEEDED]
+
+
+@pytest.mark.parametrize(
     "text", ["throttle", "synchronous", "queue-throttled:5", "queue-size:5:throttle"]
 )
 def test_r12_a_queue_does_not_make_a_sender_wait(text: str) -> None:

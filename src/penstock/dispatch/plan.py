@@ -372,9 +372,10 @@ class Planner:
             return
         plan.is_there = not hops and plan.type != UMessageType.PUBLISH
         policy = self._policies.of(plan.topic)
+        wait = policy.longest_wait
         plan.lifetime = Lifetime(
             ttl=own.ttl or 0,
-            max_age=int((policy.longest_wait or 0) * 1000),
+            max_age=0 if wait is None else max(1, int(wait * 1000)),  # 0 would be no limit
             skew=int(self._limits.clock_skew * 1000),
             is_request=plan.type == UMessageType.REQUEST,
         )

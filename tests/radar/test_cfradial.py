@@ -216,6 +216,16 @@ def test_packed_fields_and_sweeps_without_rays_are_read(tmp_path: Path) -> None:
     assert set(found.column("PACKED").to_pylist()[0]) == {2.0}
 
 
+def test_rays_that_no_sweep_has_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = stored(tmp_path, volume(rays=10, gates=3))
+    assert read_volume(path).num_rows == 20
+    assert not caplog.text
+    with netCDF4.Dataset(str(path), "r+") as file:
+        file["sweep_end_ray_index"][:] = [6, 19]
+    assert read_volume(path).num_rows == 17
+    assert "3 of 20 rays are in no sweep, and left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

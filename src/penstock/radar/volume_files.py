@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["is_grid", "read_volume"]
+
+log = logging.getLogger(__name__)
 
 _SECOND: Final = 1_000_000_000
 #: Values that one file may have: 2 GB as floats. Its header is looked at before they are read.
@@ -150,6 +153,10 @@ class _CfRadial:
         kept = np.flatnonzero(sweep_of >= 0)
         if not len(kept):
             raise Malformed(str(self._path), "sweeps", "one with rays", "empty sweeps")
+        if left := self._rays - len(kept):
+            log.warning(
+                "%s: %d of %d rays are in no sweep, and left out", self._path, left, self._rays
+            )
         beams = make_beams({**columns, **fields}).take(pa.array(kept))
         beams = _with_ends(beams)
         return _with_words(beams, {name: self._words(name) for name in fields})

@@ -238,6 +238,24 @@ def test_bytes_that_are_no_message_can_be_looked_at(
     status = _status(file)["books"]
     assert (status["messages"]["undecodable"], status["messages"]["quarantined"]) == (2, 2)
     assert status["problems"] == []
+    assert "2 received, 0 refused, 2 undecodable, 0 stored" in _said(
+        "dispatch", "status", str(file)
+    )
+    bus.end()
+
+
+def test_a_choice_of_dead_letters_that_chooses_nothing_is_refused(
+    bus: BusProcess, file: Path
+) -> None:
+    for command in (["ls"], ["retry", "--all"], ["drop", "--all"]):
+        name, *more = command
+        with pytest.raises(InvalidOption, match="there is no code UNAVAILBLE") as error:
+            _done("dead", name, str(file), *more, "--code", "unavailble")
+        assert error.value.hint == "did you mean UNAVAILABLE?"
+    for option in (["--code", "UNAVAILABLE"], ["--receiver", "//vehicle1/20/1/0"]):
+        with pytest.raises(InvalidOption, match="give ids, or --all"):
+            _done("dead", "drop", str(file), "17", *option)
+    assert _said("dead", "ls", str(file), "--code", "unavailable") == ""
     bus.end()
 
 

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.output import note
 from penstock.core.errors import InvalidOption, NotFound
+from penstock.core.options import nearest
 from penstock.core.units import format_time
 
 if TYPE_CHECKING:
@@ -160,6 +161,9 @@ def _chosen(
     found = find_place(place)
     if ids and every:
         raise InvalidOption("--all", True, "give ids or --all, not both")
+    if ids and (code or receiver):
+        option = "--code" if code else "--receiver"
+        raise InvalidOption(option, code or receiver, "give ids, or --all and what it is about")
     if ids:
         return found, _named(found, ids)
     if not every:
@@ -168,8 +172,12 @@ def _chosen(
 
 
 def _matching(place: Place, code: str | None, receiver: str | None) -> Iterator[Letter]:
-    from penstock.protocols.uprotocol import UUri  # noqa: PLC0415 - loads protobuf
+    from penstock.protocols.uprotocol import UCode, UUri  # noqa: PLC0415 - loads protobuf
 
+    names = [each.name for each in UCode]
+    if code is not None and code.upper() not in names:
+        hint = nearest(code.upper(), names, "there are")
+        raise InvalidOption("--code", code, f"there is no code {code.upper()}", hint=hint)
     pattern = None if receiver is None else UUri.parse(receiver).resolved(place.authority)
     for letter in place.letters():
         if code is not None and letter.code.name != code.upper():

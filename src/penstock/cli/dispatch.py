@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich import box
@@ -292,10 +292,23 @@ def _receivers_table(receivers: list[dict[str, Any]]) -> Table:
     return table
 
 
+#: What else became of messages that are stored for nobody.
+_UNROUTED: Final = {
+    "no_subscriber": "without subscriber",
+    "duplicates": "duplicates",
+    "loops": "loops",
+    "conflicts": "conflicts",
+    "undecodable": "undecodable",
+}
+
+
 def _books_line(found: Status) -> str:
     messages, copies = found["books"]["messages"], found["books"]["copies"]
     other = copies["gone"] + copies["superseded"] + copies["admin"] + copies.get("damaged", 0)
-    received = [f"{messages['received']:,} received, {found['books']['refused']:,} refused"]
+    received = [
+        f"{messages['received']:,} received, {found['books']['refused']:,} refused",
+        *(f"{count:,} {words}" for name, words in _UNROUTED.items() if (count := messages[name])),
+    ]
     parts = [
         *(received if found["is_running"] else []),  # which is counted from its start on
         f"{copies['stored']:,} stored",

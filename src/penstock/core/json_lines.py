@@ -228,7 +228,7 @@ def message_from_json(line: bytes, path: str, number: int, type: int, subtype: i
     if "payload_b64" in fields.values or "payload" not in fields.values:
         payload = fields.bytes("payload_b64")
     else:
-        payload = _payload_of(fields.values["payload"])
+        payload = fields.payload()
     return Message(
         seq=fields.number("seq", 0, 64),
         time_ns=fields.number("time_ns", SYSTEM_CLOCK.now_ns(), 64),
@@ -245,7 +245,7 @@ class _Line:
     """The values of one line by key, each checked on access."""
 
     def __init__(self, line: bytes, path: str, number: int) -> None:
-        self._path, self._number = path, number
+        self._line, self._path, self._number = line, path, number
         try:
             values: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -267,6 +267,26 @@ class _Line:
             raise self.malformed(key, f"a {bits}-bit number", repr(value)[:60])
         return value
 
+    def payload(self) -> bytes:
+        """Return the bytes of the payload: of text, or of any other JSON value as JSON."""
+        value = self.values["payload"]
+        if isinstance(value, str):
+            return value.encode(errors="surrogatepass")
+        style: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+        try:
+            text = json.dumps(value, allow_nan=False, **style)
+        except ValueError:  # Infinity: as it is written, or of 1e400
+            json.loads(self._line, parse_float=self._check_finite)
+            text = json.dumps(value, **style)
+        try:
+            return text.encode()
+        except UnicodeEncodeError:  # half a pair, which only an escape can be
+            return json.dumps(value, separators=style["separators"]).encode()
+
+    def _check_finite(self, text: str) -> None:
+        if math.isinf(float(text)):
+            raise self.malformed("payload", "numbers of 64 bits", text[:60])
+
     def bytes(self, key: str) -> bytes:
         coded = self.values.get(key)
         try:
@@ -280,10 +300,3 @@ class _Line:
             return None if value is None else StreamId.parse(str(value))
         except InvalidStreamId:
             raise self.malformed("stream", "a stream id or null", repr(value)[:60]) from None
-
-
-def _payload_of(value: Any) -> bytes:
-    """Return the bytes of a payload: of text, or of any other JSON value as JSON."""
-    if isinstance(value, str):
-        return value.encode(errors="surrogatepass")
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -183,3 +184,48 @@ def test_a_number_beyond_a_record_is_refused_and_an_infinite_one_is_kept() -> No
         encoded(1.0, 1e300)
     assert encoded(float("inf"))[:4] == b"\x00\x00\x80\x7f"
     assert encoded() == b""
+
+
+@pytest.mark.parametrize(
+    ("layout", "column"),
+    [
+        ("char x[8];", pa.array([5])),
+        ("char x[8];", pa.array([[65, 66]])),
+        ("char x[8];", pa.array(["a\0b"])),
+        ("char x[8];", pa.array([b"\xff"])),
+        ("bool x;", pa.array([2])),
+        ("bool x;", pa.array([0.5])),
+        ("bool x;", pa.array(["no"])),
+        ("fl32 x;", pa.array([0, 2**24 + 1])),
+        ("fl64 x;", pa.array([-(2**53) - 1])),
+        ("fl64 x;", pa.array([Decimal(2**53 + 1)])),
+        ("fl32 x[2];", pa.array([[1, 2**24 + 1]])),
+        ("fl32 x[2];", pa.array([[1.5, None]])),
+        ("int64_t x;", pa.array([9.3e18])),
+    ],
+)
+def test_a_value_that_a_record_would_change_is_refused(layout: str, column: pa.Array) -> None:
+    options = parse_decoding({"format": "struct", "layout": layout})
+    assert isinstance(options, StructOptions)
+    with pytest.raises(Malformed, match="column x"):
+        encode_structs(options.described(), pa.record_batch({"x": column}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "values"),
+    [
+        ("char x[8];", ["", "äbc", "12345678"]),
+        ("bool x;", [True, False]),
+        ("fl32 x;", [2**24, -(2**30), 0]),
+        ("fl64 x;", [2**53, 2**62]),
+        ("fl64 x[2];", [[0.1, float("inf")]]),
+        ("fl64 x;", [Decimal("0.1"), Decimal("2.5")]),
+    ],
+)
+def test_a_value_that_a_record_holds_is_written(layout: str, values: list[Any]) -> None:
+    options = parse_decoding({"format": "struct", "layout": layout})
+    assert isinstance(options, StructOptions)
+    content = encode_structs(options.described(), pa.record_batch({"x": values}))
+    again = decode([content], format="struct", layout=layout, records=True).rows
+    found = again.column("x").to_pylist()
+    assert found == [float(each) if isinstance(each, Decimal) else each for each in values]

@@ -205,36 +205,80 @@ def encode_structs(layout: Layout, rows: pa.RecordBatch) -> bytes:
     return records.tobytes()
 
 
+_NULL: Final = "null, which a struct has no place for"
 #: Of numbers with a fraction: what Python's own have.
 _WIDEST: Final = {"f": np.float64, "c": np.complex128}
 
 
 def _field_values(column: pa.Array, item: Item) -> NDArray[Any]:
     if column.null_count:
-        raise ValueError("null, which a struct has no place for")
+        raise ValueError(_NULL)
     plain: list[Any] = column.to_pylist()
     if not plain:  # an array of none has no shape
         return np.zeros((0, *item.shape), item.dtype)
     if item.dtype.kind in "SV":
-        size = item.dtype.itemsize
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in plain]
-        if max(map(len, texts), default=0) > size:
-            raise ValueError(f"a text of more than {size} bytes")
-        return np.frombuffer(b"".join(text.ljust(size, b"\0") for text in texts), item.dtype)
+        return _texts(plain, item)
     if item.dtype.kind == "c":
         plain = [complex(each["re"], each["im"]) for each in plain]
     values = np.array(plain)
     if values.shape != (len(plain), *item.shape):
         raise ValueError(f"values of the shape {values.shape[1:]}")
-    with np.errstate(over="ignore"):  # which is an error here
+    if values.dtype == object and any(each is None for each in values.flat):
+        raise ValueError(_NULL)
+    return _stored(values, item, is_whole=_is_whole(column.type))
+
+
+def _stored(values: NDArray[Any], item: Item, *, is_whole: bool) -> NDArray[Any]:
+    """Return numbers as a field has them; `is_whole`: none of them may be rounded."""
+    with np.errstate(over="ignore", invalid="ignore"):  # which are errors here
         stored = values.astype(item.dtype)
-    if item.dtype.kind in "iu" and not (stored == values).all():
-        raise ValueError(f"{values[stored != values][0]}")
+    if item.dtype.kind in "biu" or (is_whole and item.dtype.kind == "f"):
+        is_same = _compared(stored, values)
+        if not is_same.all():
+            raise ValueError(f"{values[~is_same][0]}")
     if item.dtype.kind in "fc":
         is_beyond = np.isinf(stored) & np.isfinite(values.astype(_WIDEST[item.dtype.kind]))
         if is_beyond.any():
             raise ValueError(f"{values[is_beyond][0]}")
     return stored
+
+
+def _texts(values: list[Any], item: Item) -> NDArray[Any]:
+    size = item.dtype.itemsize
+    texts = [_text_bytes(text, is_text=_is_text(item)) for text in values]
+    if max(map(len, texts), default=0) > size:
+        raise ValueError(f"a text of more than {size} bytes")
+    return np.frombuffer(b"".join(text.ljust(size, b"\0") for text in texts), item.dtype)
+
+
+def _text_bytes(value: object, *, is_text: bool) -> bytes:
+    """Return the bytes of a text, or of bytes."""
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"{value!r}, which is no text")
+    data = value.encode() if isinstance(value, str) else value
+    if is_text and b"\0" in data:
+        raise ValueError("a text with a NUL, which would end it")
+    if is_text:
+        data.decode()  # bytes have to be UTF-8, too
+    return data
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    """Tell whether a column has whole numbers, which are not rounded as others are."""
+    if pa.types.is_list(kind):
+        return _is_whole(kind.value_type)
+    return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and not kind.scale))
+
+
+def _compared(stored: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Compare numbers before and after; numpy would round whole numbers to compare them."""
+    if stored.dtype.kind == "f":
+        exact = 2 ** (np.finfo(stored.dtype).nmant + 1)
+        if (np.abs(values) <= exact).all():
+            return np.ones(values.shape, np.bool_)
+        stored, values = stored.astype(object), values.astype(object)
+    same: NDArray[np.bool_] = stored == values
+    return same
 
 
 # --- numpy's values as Arrow columns ---------------------------------------------------------

@@ -111,6 +111,16 @@ def test_files_become_the_beams_that_they_were_made_of(tmp_path: Path) -> None:
         assert found.column(name).to_pylist() == both.column(name).to_pylist(), name
 
 
+def test_what_is_there_now_is_read_also_if_a_file_is_of_tomorrow(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_cfradial(tmp_path / f"{number}.nc", volume(number, rays=3, gates=2))
+        tomorrow = time.time() + 86_400
+        os.utime(tmp_path / f"{number}.nc", (tomorrow, tomorrow))
+    with open_reader(f"cfradial:{tmp_path}") as reader:
+        assert len(list(reader.available())) == 12
+        assert list(reader.available()) == []
+
+
 def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path: Path) -> None:
     write(tmp_path, *(volume(number, rays=2, gates=3) for number in (1, 2, 3)))
     first, second, _ = files(tmp_path)

@@ -449,6 +449,17 @@ class FilesReader(Worded, Reader):
         self._looked = -float("inf")
         self._seen = set(files_below(self._path)) if place.anchor == "end" else set()
 
+    def available(self) -> Iterator[Message]:
+        """Yield the rows of the files that are there now.
+
+        By their names: the time of a file may be that of a machine whose clock is ahead.
+        """
+        there = set(files_below(self._path))
+        while messages := self._take(1):
+            yield messages[0]
+            if not self._waiting and there <= self._seen:
+                return
+
     def in_words(self, message: Message) -> str:
         rows = _rows_in(message.payload)
         if is_grid_row(rows.schema):

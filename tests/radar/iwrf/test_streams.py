@@ -39,6 +39,7 @@ from penstock.radar.iwrf.packets import ID_BASE, Kind, make
 from penstock.radar.iwrf.pulses import PulseDecoder
 from penstock.radar.iwrf.tcp import IwrfTcpWriter
 from penstock.relay import Relay, relay_options
+from support import pulses
 from support.pulses import VECTORS, metadata, scan, vector
 from support.until import until
 from support.waiting import SOON, background, waits
@@ -154,6 +155,24 @@ def test_files_are_followed_as_they_grow_and_as_others_come(tmp_path: Path) -> N
                 break
         assert pulse_numbers(got) == list(range(35))
         assert reader.statistics().lost == 0
+
+
+def test_what_is_there_now_is_read_also_if_the_radars_clock_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulses, "T0", time.time_ns() + 3600 * 1_000_000_000)
+    first, second = tmp_path / "1.iwrf_ts", tmp_path / "2.iwrf_ts"
+    first.write_bytes(b"".join(scan(30)))
+    second.write_bytes(b"".join(scan(10, first=30)))
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        there = reader.available()
+        got = [next(there).payload]
+        got += [message.payload for message in there]
+        assert pulse_numbers(got) == list(range(40))
+        with second.open("ab") as file:
+            file.write(b"".join(scan(5, first=40)))
+        assert pulse_numbers(payloads_of(reader)) == list(range(40, 45))
+        assert payloads_of(reader) == []
 
 
 def test_a_file_that_comes_too_late_is_said_once_and_its_packets_are_counted(

@@ -8,6 +8,7 @@ number counts the packets from the oldest file on.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import os
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.batch import Batch
+    from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.radar.iwrf.pulses import Metadata
 
@@ -300,6 +302,21 @@ class IwrfFileReader(Replayable, PacketReader):
         return self._index < len(self._files) - 1 or (
             self._index < len(self._files) and not self._offset
         )
+
+    def available(self) -> Iterator[Message]:
+        """Yield the packets that are in the files now.
+
+        By their place: their time is that of the radar, whose clock may be ahead of this one.
+        """
+        self._looked = float("-inf")
+        self._look_around()
+        last, size = len(self._files) - 1, 0
+        with contextlib.suppress(OSError):  # no file, or it was removed
+            size = self._files[-1].stat().st_size if self._files else 0
+        while messages := self._take(1):
+            yield messages[0]
+            if self._ready is None and (self._index, self._offset) >= (last, size):
+                return
 
     # --- where it stands ----------------------------------------------------------------------
 

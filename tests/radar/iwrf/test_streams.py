@@ -303,7 +303,7 @@ def test_half_a_packet_at_the_end_is_waited_for_and_then_lost(tmp_path: Path) ->
             file.write(data[-100:])
         assert len(payloads_of(reader)) == 1
     path.write_bytes(data[:-100])
-    before = time.time() - 60
+    before = time.time() - 3600
     os.utime(path, (before, before))
     with open_reader(f"iwrf:{path}") as reader:
         got = payloads_of(reader)

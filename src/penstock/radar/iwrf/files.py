@@ -61,7 +61,7 @@ _CHUNK: Final = 8 << 20
 _LOOK: Final = 0.02
 _LOOK_AROUND: Final = 0.25
 #: The last file is not written to any more if nobody did for so long (seconds).
-_LEFT_ALONE: Final = 10.0
+_LEFT_ALONE: Final = 60.0
 #: Files whose packets were counted are remembered, so many at most.
 _REMEMBERED: Final = 10_000
 #: What files begin with that an RVP8 wrote, which are of another format.

@@ -19,6 +19,7 @@ from penstock.core.message import Message
 from penstock.radar import BeamMaker, DwellOptions, moments
 from penstock.radar.beams import BEAM_SCHEMA, FIELDS
 from penstock.radar.dwells import cut
+from penstock.radar.iwrf.messages import packets_of
 from penstock.radar.iwrf.packets import Kind, make
 from penstock.radar.iwrf.pulses import PulseDecoder, make_pulse
 from penstock.radar.moments_stage import _join, _parts
@@ -197,6 +198,17 @@ def test_a_gap_in_the_numbers_ends_a_dwell_and_is_counted() -> None:
     beams = pa.concat_tables([maker.feed(b"".join(packets)), maker.finish()])
     assert beams.column("samples").to_pylist() == [5, 8]
     assert maker.statistics().missing == 3
+
+
+@pytest.mark.parametrize("at", [0, 99, 100, 101, 150])
+def test_pulses_are_missing_wherever_a_batch_ends(at: int) -> None:
+    packets = [*scan(100, sweep=100), *scan(100, first=110, sweep=100)]  # ten behind a sweep's end
+    pulses = [place for place, each in enumerate(packets) if packets_of(each)[0][0] == Kind.PULSE]
+    border = pulses[at]
+    maker = BeamMaker(DwellOptions(pulses=20))
+    maker.feed(b"".join(packets[:border]))
+    maker.finish(b"".join(packets[border:]))
+    assert maker.statistics().missing == 10
 
 
 def test_a_clock_that_jumps_back_ends_a_dwell_and_is_counted_and_said(

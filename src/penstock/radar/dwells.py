@@ -166,14 +166,24 @@ class Cut(NamedTuple):
     tail: bytes | None
     #: What it adds to the books.
     books: BeamStatistics
+    #: The number of the last pulse; None: there is none.
+    last: int | None = None
 
 
-def cut(data: NDArray[np.uint8], options: DwellOptions, *, is_start: bool, is_end: bool) -> Cut:
+def cut(
+    data: NDArray[np.uint8],
+    options: DwellOptions,
+    *,
+    is_start: bool,
+    is_end: bool,
+    before: int | None = None,
+) -> Cut:
     """Make beams of the dwells in some packets.
 
     :param is_start: the first pulse begins a dwell; otherwise that dwell goes into the head, as
         does everything before the required metadata
     :param is_end: the last pulse ends one; otherwise that dwell goes into the tail
+    :param before: the number of the pulse before the first; those between them are missing
 
     :raises Unsupported: horizontal and vertical pulses alternate.
     """
@@ -183,9 +193,14 @@ def cut(data: NDArray[np.uint8], options: DwellOptions, *, is_start: bool, is_en
     if is_end and len(pulses):
         flags[-1] |= decoder.finish()
     found = _segments(pulses, options, is_start=is_start)
+    numbers = pulses.headers["pulse_seq_num"]
+    missing, last_number = found.missing, None
+    if len(pulses):
+        last_number = int(numbers[-1])
+        missing += 0 if before is None else max(0, int(numbers[0]) - before - 1)
     books = BeamStatistics(
         *(len(pulses), 0, 0, 0, 0),
-        missing=found.missing,
+        missing=missing,
         jumps=found.jumps,
         skipped_bytes=decoder.statistics().skipped_bytes,
     )
@@ -194,7 +209,7 @@ def cut(data: NDArray[np.uint8], options: DwellOptions, *, is_start: bool, is_en
     if not is_start:
         known = _first_known(pulses, starts)
         if known is None:
-            return Cut(BEAM_SCHEMA.empty_table(), data.tobytes(), None, books)
+            return Cut(BEAM_SCHEMA.empty_table(), data.tobytes(), None, books, last_number)
         first = known
     if not is_end and last > first and not flags[-1] & ENDS:
         last -= 1
@@ -213,7 +228,7 @@ def cut(data: NDArray[np.uint8], options: DwellOptions, *, is_start: bool, is_en
     books = books._replace(
         beams=beams.num_rows, used=used, unready=worked - used, open=len(pulses) - done
     )
-    return Cut(beams, head, tail, books)
+    return Cut(beams, head, tail, books, last_number)
 
 
 class BeamMaker:
@@ -228,6 +243,8 @@ class BeamMaker:
         #: What has to be remembered: the radar's metadata and the open dwell, as packets.
         self.state = state
         self._totals = BeamStatistics(*[0] * len(BeamStatistics._fields))
+        #: The number of the last pulse that came.
+        self._last: int | None = None
 
     def feed(self, data: bytes | NDArray[np.uint8]) -> pa.Table:
         """Return the beams that these whole packets complete."""
@@ -243,9 +260,12 @@ class BeamMaker:
     def _cut(self, data: bytes | NDArray[np.uint8], *, is_end: bool) -> pa.Table:
         some = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         whole = np.concatenate((np.frombuffer(self.state, np.uint8), some))
-        found = cut(whole, self._options, is_start=True, is_end=is_end)
-        self.state = found.tail or b""
-        before, now = self._totals, found.books
+        before = self._totals
+        # The open dwell has the last pulse; without one, this number does.
+        number = None if before.open else self._last
+        found = cut(whole, self._options, is_start=True, is_end=is_end, before=number)
+        self.state, now = found.tail or b"", found.books
+        self._last = self._last if found.last is None else found.last
         if now.unready and not before.unready:
             log.warning(
                 "%d pulses came before radar_info and ts_processing: no beams of them", now.unready

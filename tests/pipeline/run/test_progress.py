@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from penstock.pipeline.run.progress import Watch
 
 
@@ -41,6 +43,20 @@ def test_batches_are_counted_once_however_often_one_looks() -> None:
     assert (now.rows_per_second, now.batch_seconds) == (100.0, 0.5)
     assert now.behind == 0
     assert now.state == "running"
+
+
+def test_batches_that_passed_unseen_are_counted_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch, reports = Watch("q"), Reports()
+    reports.add(7, 100, 100, 150)
+    watch.look(reports)  # type: ignore[arg-type]
+    assert not caplog.text
+    reports.recentProgress.clear()  # Spark keeps the last hundred
+    reports.add(38, 10, 450, 450)
+    watch.look(reports)  # type: ignore[arg-type]
+    assert (watch.now.batches, watch.now.batch) == (32, 38)
+    assert "q: 30 batches passed unseen" in caplog.text
 
 
 def test_a_trigger_without_data_is_no_batch_and_still_tells_the_lag() -> None:

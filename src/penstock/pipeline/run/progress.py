@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Progress", "QueryState", "Watch"]
+
+log = logging.getLogger(__name__)
 
 QueryState = Literal["waiting", "starting", "running", "done", "failed"]
 
@@ -111,11 +114,18 @@ class Watch:
         if "addBatch" not in seen["durationMs"]:  # nothing came, so nothing was done
             self._now = replace(self._now, lag=_lag(seen["sources"]))
             return False
+        unseen = seen["batchId"] - self._last - 1 if self._last >= 0 else 0
+        if unseen:  # while whoever is told of the progress, such as a terminal, took nothing
+            log.warning(
+                "%s: %d batches passed unseen: their rows, and what they skipped, are not counted",
+                self._now.query,
+                unseen,
+            )
         self._last = seen["batchId"]
-        self._take(seen)
+        self._take(seen, unseen)
         return True
 
-    def _take(self, seen: Mapping[str, Any]) -> None:
+    def _take(self, seen: Mapping[str, Any], unseen: int) -> None:
         rows = _rows(seen)
         seconds = seen["durationMs"]["triggerExecution"] / 1000
         before = self._now
@@ -123,7 +133,7 @@ class Watch:
         self._now = replace(
             before,
             state="running",
-            batches=before.batches + 1,
+            batches=before.batches + 1 + unseen,
             batch=int(seen["batchId"]),
             rows=before.rows + rows,
             rows_per_second=rows / seconds if rows and seconds else before.rows_per_second,

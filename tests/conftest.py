@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ from penstock.pipeline.run import java
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# A shell lets what it starts in the background ignore Ctrl-C, and programs started here inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tables are as wide as this, whichever test happens to be the first that loads the command.
 os.environ["COLUMNS"] = "200"

@@ -113,9 +113,8 @@ typedef struct {
     uint32_t check;     /* at 104: crc32c of the fields before it, and of `lineage`; 0: none */
     uint8_t unused_1[20];
     /* Variable fields, on cache lines of their own, because other processes poll them. */
-    uint64_t head;       /* at 128: number of the next message */
-    uint64_t head_check; /* at 136: the same, stored after it, and so never above it; 0: none */
-    uint8_t unused_2[48];
+    uint64_t head; /* at 128: number of the next message */
+    uint8_t unused_2[56];
     uint64_t tail; /* at 192: number of the oldest message */
     uint8_t unused_3[56];
     uint32_t sleeping; /* at 256: 1 when a reader sleeps, or may */
@@ -134,7 +133,7 @@ typedef struct {
     uint64_t guard;       /* messages from here on are not overwritten; 0: no such promise */
     uint64_t guard_next;  /* `guard` after the current sync; without a guard: the end of the messages
                            * on disk when it was dropped */
-    uint8_t unused_6[8];
+    uint64_t head_check;  /* `head`, stored after it, and so never above it; 0: none */
     uint64_t lineage[8]; /* at 448: earlier epochs, and the end of each */
     int64_t source_least; /* at 512: of a sealed segment: the range of its messages' time_ns */
     int64_t source_greatest;
@@ -142,7 +141,7 @@ typedef struct {
     int64_t origin_least; /* at 536: the same for origin_ns */
     int64_t origin_greatest;
     uint64_t origin_check;
-    uint8_t unused_7[PENSTOCK_PAGE - 560];
+    uint8_t unused_6[PENSTOCK_PAGE - 560];
 } penstock_header;
 
 typedef struct {
@@ -182,6 +181,7 @@ PENSTOCK_ASSERT(offsetof(penstock_header, sleeping) == 256, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, room_wanted) == 320, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, lock) == 384, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, state_check) == 416, "layout");
+PENSTOCK_ASSERT(offsetof(penstock_header, head_check) == 440, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, lineage) == 448, "layout");
 PENSTOCK_ASSERT(offsetof(penstock_header, source_least) == 512, "layout");
 

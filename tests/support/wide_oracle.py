@@ -36,14 +36,13 @@ LENGTH_SIZE: Final = 8
 
 #: The parts of the header, each with its place; zeros are between them.
 _FIXED: Final = struct.Struct("<QIIQQQIIQQQ16sqQI")
-_HEAD: Final = struct.Struct("<QQ")
-_TAIL: Final = struct.Struct("<Q")
+_HEAD: Final = struct.Struct("<Q")
 _SLEEP: Final = struct.Struct("<II")
 _ROOM: Final = struct.Struct("<III")
-_LOCK: Final = struct.Struct("<IIII16sQQQ")
+_LOCK: Final = struct.Struct("<IIII16sQQQQ")
 _LINEAGE: Final = struct.Struct("64s")
 _PARTS: Final = {
-    0: _FIXED, 128: _HEAD, 192: _TAIL, 256: _SLEEP, 320: _ROOM, 384: _LOCK, 448: _LINEAGE,
+    0: _FIXED, 128: _HEAD, 192: _HEAD, 256: _SLEEP, 320: _ROOM, 384: _LOCK, 448: _LINEAGE,
 }  # fmt: skip
 _READER: Final = struct.Struct("<IIQQq88sQ")
 _SLOT: Final = struct.Struct("<QqqQQiiIIII")
@@ -70,7 +69,6 @@ class Header(NamedTuple):
     first_seq: int
     check: int
     head: int
-    head_check: int
     tail: int
     sleeping: int
     wakes: int
@@ -85,6 +83,7 @@ class Header(NamedTuple):
     state_check: int
     guard: int
     guard_next: int
+    head_check: int
     lineage: bytes
 
 

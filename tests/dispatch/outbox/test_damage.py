@@ -159,7 +159,7 @@ def test_a_log_that_lost_its_end_gives_no_number_that_counts_as_settled(used: Pa
     settings = (used / "log" / "log.json").read_bytes()
     (segment,) = (used / "log").glob("*.fmq")
     data = bytearray(segment.read_bytes())
-    data[128:144] = (5).to_bytes(8, "little") * 2  # the head, and what protects it
+    data[128:136] = data[440:448] = (5).to_bytes(8, "little")  # the head, and its check
     segment.write_bytes(data)
     assert (used / "log" / "log.json").read_bytes() == settings
     with Outbox(used) as outbox:

@@ -213,12 +213,13 @@ class QueueMachine(RuleBasedStateMachine):
             )
 
     def _one_by_one(self, header: Header, payloads: list[bytes]) -> None:
-        """A compressed batch goes message by message; those behind a refusal are not offered."""
+        """A compressed batch goes message by message; those behind a refusal are refused, too."""
         writer = self.writer
         assert writer is not None
         expected: Exception | None = None
-        for payload in payloads:
+        for number, payload in enumerate(payloads, 1):
             if (expected := self._expect(header, [payload])) is not None:
+                self.refused += len(payloads) - number
                 break
         batch = batch_from_messages([Message(0, 5, 0, *header, payload) for payload in payloads])
         self._write(expected, lambda: writer.write_batch(batch))

@@ -63,21 +63,14 @@ bench: $(PEERS) ## compare with the peers, in one run of 10 minutes; BENCH=--qui
 	@$(BIN)/python benches/compare.py $(BENCH)
 	@$(BIN)/python benches/classic.py $(filter --quick,$(BENCH))
 
+# A part that misses a target ends with an error; the others run all the same.
 bench-more: $(PEERS) ## Spark, decoding, datagrams, UDP queues, remote queues, relay, dispatcher, groups, router, each beside its yardstick
 	@tools/bench-servers
-	@$(BIN)/python benches/spark.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/decoding.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/fmqp.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/relaying.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/dispatcher.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/groups.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/psi.py
-	@$(BIN)/python benches/shell.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/datagrams.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/lhhttt.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/jrtc.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/router.py $(filter --quick,$(BENCH))
-	@$(BIN)/python benches/radar.py --spark $(filter --quick,$(BENCH))
+	@for part in spark decoding fmqp relaying dispatcher groups psi shell datagrams lhhttt jrtc router radar; do \
+	    set -- $(filter --quick,$(BENCH)); \
+	    case $$part in psi) set -- ;; radar) set -- --spark "$$@" ;; esac; \
+	    $(BIN)/python benches/$$part.py "$$@" || missed="$$missed $$part"; \
+	done; test -z "$$missed" || { echo "missed a target, or failed:$$missed"; exit 1; }
 
 $(PEERS): $(STAMP)
 	@echo "installing what is compared with into $(VENV) …"

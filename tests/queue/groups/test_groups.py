@@ -28,6 +28,7 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import DropReason
 from penstock.queue import wait_any
+from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.endpoint import trim_log
 from penstock.queue.log.retention import Limits
@@ -225,6 +226,29 @@ def test_what_a_dead_process_had_comes_again(url: str, writer: Writer) -> None:
         process.wait()
         assert numbers(reader.read_many(10, timeout=5)) == [2, 3]
         assert reader.group().members == 1
+
+
+@pytest.mark.parametrize("key", [None, "type"])
+def test_what_an_interrupted_read_leased_is_not_acknowledged(
+    url: str, writer: Writer, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(writer, 6)
+    take = Leases.take
+
+    def interrupted(*given: Any) -> None:
+        take(*given)
+        raise KeyboardInterrupt
+
+    with member(url, key=key) as reader:
+        got = numbers(reader.read_many(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(Leases, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader.read_many(2)
+        reader.acknowledge()
+        assert reader.group().acked == 2
+        assert [*got, *numbers(reader.read_many(9))] == [*range(6)]
+        assert reader.group().redelivered == 0
 
 
 # --- order --------------------------------------------------------------------------------------

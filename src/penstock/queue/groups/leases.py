@@ -93,6 +93,8 @@ class Leases(Closable):
         self._look_at = self._keep_at = 0
         #: `changes` of the file at the last sync.
         self._synced = 0
+        #: What the last `take` leased.
+        self._taken = Taken([], [])
         self._me = NOBODY
         self._me = self._join()
 
@@ -136,7 +138,8 @@ class Leases(Closable):
                 return None
             now = self._now()
             self._reclaim(state, now)
-            taken = Taken([], [])
+            # Set before the leases are stored: a signal may interrupt this call right behind that.
+            self._taken = taken = Taken([], [])
             if keys is None:
                 left = self._take_due(state.map.due(now), limit, taken)
                 if left and state.map.next < end:
@@ -250,6 +253,11 @@ class Leases(Closable):
             if mine := state.map.of_member(self._me):
                 self._file.add(Settle(Ending.ACKED, [span[:2] for span in mine]))
         self._changed()
+
+    def give_back_taken(self) -> None:
+        """Return what the last `take` leased and nobody got, because of an error or a signal."""
+        self.give_back(self._taken.spans)
+        self.give_back(self._taken.dying, counted=True)
 
     def give_back(
         self, spans: Iterable[Span], *, after: float = 0.0, counted: bool = False

@@ -230,6 +230,13 @@ class GroupReader(Reader, Grouped):
     def _take_parts(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
         """Lease up to `limit` messages, and return them as lists or batches."""
         self._check_open()
+        try:
+            return self._lease_and_read(limit, read)
+        except BaseException:  # also Ctrl-C: `acknowledge` must not settle what nobody got
+            self._leases.give_back_taken()
+            raise
+
+    def _lease_and_read(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
         ahead: dict[int, Message] = {}
         while (taken := self._lease(limit, ahead)) is not None:
             if taken.dying:
@@ -315,9 +322,6 @@ class GroupReader(Reader, Grouped):
                 if not parts:  # otherwise the next call raises it
                     raise
                 break
-            except BaseException:
-                self._leases.give_back(spans)
-                raise
         return parts
 
     def _read(self, span: Span, read: Callable[[WideReader, int], _Part]) -> list[_Part]:

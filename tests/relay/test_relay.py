@@ -692,3 +692,12 @@ def test_a_policy_that_drops_what_a_group_would_deliver_again_is_refused(
     fill(source, 1)
     with pytest.raises(InvalidOption, match="deliver again"):
         relay(f"{source}?group=archive", target, policy="latest")
+
+
+@pytest.mark.parametrize("by", ["source", "origin"])
+def test_a_choice_by_time_that_a_group_would_deliver_again_is_refused(
+    source: str, target: str, by: str
+) -> None:
+    fill(source, 1)
+    with pytest.raises(InvalidOption, match="deliver again"):
+        relay(f"{source}?group=archive", target, by=by, end="2026-05-01T12:00:00Z")

@@ -143,6 +143,8 @@ class Relay:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_kept(reader, writer, None if options.state is None else str(options.state))
+        if isinstance(reader, Grouped):
+            _check_shared(options)
         self._reader = reader
         self._writer = writer
         self._options = options
@@ -157,13 +159,6 @@ class Relay:
         #: Messages that were read but not queued when the relay stopped.
         self._unqueued: Batch | None = None
         if options.policy is not None:
-            if isinstance(reader, Grouped):
-                raise InvalidOption(
-                    "policy",
-                    options.policy,
-                    "drops messages that a group would deliver again",
-                    hint="leave it out: a group's messages wait in its stream",
-                )
             self._queue = DeliveryQueue(
                 options.policy, time_of=lambda message: message.time_ns, clock=clock
             )
@@ -583,3 +578,24 @@ class Relay:
 
     def _note_return(self) -> None:
         self.trouble = None
+
+
+def _check_shared(options: RelayOptions) -> None:
+    """Refuse options that take messages out of a group without copying them.
+
+    :raises InvalidOption: `policy` or `by` is given.
+    """
+    if options.policy is not None:
+        raise InvalidOption(
+            "policy",
+            options.policy,
+            "drops messages that a group would deliver again",
+            hint="leave it out: a group's messages wait in its stream",
+        )
+    if options.by != "append":
+        raise InvalidOption(
+            "by",
+            options.by,
+            "leaves out messages that a group would deliver again, for ever",
+            hint="leave out the group: a plain reader selects by time",
+        )

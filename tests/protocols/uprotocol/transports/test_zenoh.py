@@ -183,6 +183,25 @@ def test_a_dispatcher_that_cannot_store_slows_the_sender_and_loses_nothing() -> 
         assert leg.statistics()["ingest_failures"] == 2
 
 
+def test_what_cannot_be_stored_before_the_end_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def ingest(messages: Sequence[bytes | UMessage]) -> None:
+        raise StorageError("writing", "it", OSError(28, f"no space for {len(messages)}"))
+
+    with two_links() as (one, two), ZenohLeg("one", one) as sender:
+        leg = ZenohLeg("two", two)
+        leg.start(ingest, ["device2"])
+        pump = leg._pump
+        assert pump is not None
+        messages = [notification(TOPIC, ENTITY, b"%d" % n) for n in range(100)]
+        deliver(sender, messages)
+        until(lambda: pump._bytes == sum(message.size for message in messages))
+        until(lambda: leg.statistics()["ingest_failures"] > 0)
+        assert leg.statistics()["abandoned"] == 0
+        leg.close()
+        assert leg.statistics()["abandoned"] == 100
+    assert "100 messages came and were not taken" in caplog.text
+
+
 def test_what_is_put_between_the_loss_of_a_link_and_of_its_receivers_counts_as_lost() -> None:
     # zenoh tells of the link first; what is put in between goes nowhere.
     with two_links() as (one, two), ZenohLeg("one", one) as sender:

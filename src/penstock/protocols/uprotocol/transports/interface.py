@@ -367,8 +367,15 @@ class Pump(Generic[T]):
         self._came = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
         self._is_failing = self._is_stopped = False
+        self._refused = 0
         self._stopping = threading.Event()
         self._worker = Worker(name, self._run, log=log).start()
+
+    @property
+    def abandoned(self) -> int:
+        """Messages that came and were not handed over, because the pump was stopped."""
+        with self._lock:
+            return self._refused + (len(self._waiting) if self._stopping.is_set() else 0)
 
     def put(self, item: T, timeout: float | None = None) -> bool:
         """Add a message; wait for room. Return False if stopped, or after the timeout."""
@@ -377,6 +384,7 @@ class Pump(Generic[T]):
             if not self._fits(size):
                 self._has_room.wait_for(lambda: self._is_stopped or self._fits(size), timeout)
             if self._is_stopped or not self._fits(size):
+                self._refused += self._is_stopped
                 return False
             self._waiting.append(item)
             self._bytes += size
@@ -403,6 +411,8 @@ class Pump(Generic[T]):
                 time.sleep(_LINGER)
                 batch += self._next(self._batch - len(batch), 0)
             if not hand_over(self._take, batch, self._stopping, self._failed):
+                with self._lock:
+                    self._waiting.extendleft(reversed(batch))
                 return
             with self._lock:
                 self._bytes -= sum(map(self._size_of, batch))
@@ -415,7 +425,7 @@ class Pump(Generic[T]):
         self._on_failure()
 
     def stop(self, patience: float = 5.0) -> None:
-        """Accept no more messages, and pass on the rest; drop those left after the timeout."""
+        """Accept no more messages, and pass on the rest; `abandoned` are those left after that."""
         with self._lock:
             self._is_stopped = True
             self._came.notify_all()

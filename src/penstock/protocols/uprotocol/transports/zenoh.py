@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import time
@@ -48,6 +49,9 @@ except ImportError as missing:
     raise Unsupported(
         "uProtocol over zenoh needs the zenoh library", hint="pip install 'penstock[zenoh]'"
     ) from missing
+
+log = logging.getLogger(__name__)
+
 #: Publishers kept open, at most.
 _MOST_PUBLISHERS: Final = 1024
 #: Kinds of messages whose key is remembered, at most.
@@ -307,11 +311,13 @@ class ZenohTransport(BaseTransport):
             self.link.unsubscribe(subscriber)
         self._subscribers.clear()
         self._pump.stop()
+        _tell_abandoned(self.authority, self._pump.abandoned)
         super().close()
         self.link.close()
 
     def statistics(self) -> Mapping[str, int]:
-        return {**super().statistics(), **self.link.counts.snapshot()}
+        counts = {**super().statistics(), **self.link.counts.snapshot()}
+        return {**counts, "abandoned": self._pump.abandoned}
 
 
 class ZenohLeg(Leg):
@@ -430,10 +436,18 @@ class ZenohLeg(Leg):
 
     def close(self) -> None:
         self.stop()
+        _tell_abandoned(self.name, self.statistics()["abandoned"])
         self.link.close()
 
     def statistics(self) -> Mapping[str, int]:
-        return {**self._counts.snapshot(), **self.link.counts.snapshot()}
+        abandoned = 0 if self._pump is None else self._pump.abandoned
+        counts = {**self._counts.snapshot(), **self.link.counts.snapshot()}
+        return {**counts, "abandoned": abandoned}
+
+
+def _tell_abandoned(name: str, count: int) -> None:
+    if count:  # zenoh does not deliver them again
+        log.warning("zenoh %s: %s messages came and were not taken", name, f"{count:,}")
 
 
 def _between(message: UMessage) -> tuple[UUri | None, UUri | None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.core.errors import StorageError
-from penstock.core.whole_files import sync_names
+from penstock.core.whole_files import make_folder, sync_names
 from penstock.dispatch.outbox.state import save_notes
 from penstock.dispatch.routes import Subscriber
 from penstock.protocols.uprotocol import InvalidUUri, SubscriptionStatus, UUri, proto
@@ -44,8 +44,9 @@ class Journal:
         #: Whether the last line may be incomplete; the next append then starts with a newline.
         self._is_torn = False
         with storage_errors("opening", str(path)):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._file = path.open("a+b", buffering=0)
+            sync_names(path.parent)  # else all is lost with the name of a new file
 
     def replay(self) -> list[Record]:
         """Return all changes, the oldest first; truncate an incomplete last line.

@@ -123,10 +123,10 @@ def test_many_receivers_that_are_away_delay_none_that_is_there(
         print(f"{name}: {value[1:]}")  # noqa: T201 - the record of the test
     for each in (alone, beside):
         assert each.payloads == list(range(1, len(each.payloads) + 1))
-    # A machine with more work than cores makes everything longer. What is computed it makes longer
-    # only by attempts to deliver that come meanwhile.
+    # A machine with more work than cores makes everything longer: what is computed by the attempts
+    # to deliver that come meanwhile, and by the caches that other processes fill.
     if os.getloadavg()[0] > (os.cpu_count() or 1) + 1:
-        assert beside.computed < 1.5
+        assert beside.computed < 4.0
     else:
         assert beside.longest < 1.0 + alone.longest
     assert beside.threads < min(others + _THREADS, count)

@@ -379,6 +379,7 @@ def test_r11_stop_does_not_lose_what_is_in_flight_and_no_delivery_begins_after_i
     world.local.gate = threading.Event()
     world.ingest(world.notify(b"in flight"))
     assert world.local.entered.wait(10)
+    assert not world.dispatcher.stop_topic(TOPIC, timeout=0.01)  # it goes on, and this says so
     stopping = threading.Thread(target=world.dispatcher.stop_topic, args=(TOPIC,))
     stopping.start()
     until(lambda: bool(world.dispatcher.switches))
@@ -387,6 +388,7 @@ def test_r11_stop_does_not_lose_what_is_in_flight_and_no_delivery_begins_after_i
     world.local.gate.set()
     stopping.join(10)
     assert not stopping.is_alive()
+    assert world.dispatcher.stop_topic(TOPIC)
     calls = len(world.local.calls)
     assert world.local.payloads(BOB) == [b"in flight"]
     world.ingest(world.notify(b"later still"))

@@ -190,7 +190,9 @@ def stop(
 
     found = find_place(place)
     what, whom = _pattern(topic, found.authority), UUri.parse(receiver).resolved(found.authority)
-    runs = found.stop_topic(what, whom, queue=not no_queue)
+    ended, runs = found.stop_topic(what, whom, queue=not no_queue)
+    if not ended:
+        note("stopped; but a delivery that had begun takes longer than 5 s, and goes on")
     _tell({"stopped": str(what), "receiver": str(whom), "is_running": runs}, as_json=as_json)
 
 

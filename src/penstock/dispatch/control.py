@@ -385,8 +385,8 @@ class Place:
 
     # --- topics -----------------------------------------------------------------------------------
 
-    def stop_topic(self, topic: UUri, receiver: UUri, *, queue: bool) -> bool:
-        """Stop a topic; return whether the dispatcher runs.
+    def stop_topic(self, topic: UUri, receiver: UUri, *, queue: bool) -> tuple[bool, bool]:
+        """Stop a topic; return whether its deliveries ended, and whether the dispatcher runs.
 
         :raises PenstockError: it does not answer, or the file cannot be written.
         """
@@ -397,7 +397,8 @@ class Place:
             "queue": queue,
         }
         stop = Stop(topic, receiver, queue)
-        return self._either(question, lambda: self._switches().stop(stop))[1]
+        ended, runs = self._either(question, lambda: self._switches().stop(stop))
+        return ended is not False, runs
 
     def start_topic(self, topic: UUri, receiver: UUri) -> tuple[bool, bool]:
         """Resume a topic; return whether it was stopped, and whether the dispatcher runs.

@@ -272,18 +272,22 @@ class Dispatcher(Closable):
 
     def stop_topic(
         self, topic: UUri, receiver: UUri = UUri.ANY, *, queue: bool = True, timeout: float = 5.0
-    ) -> None:
+    ) -> bool:
         """Stop delivering matching topics until `start_topic`, across restarts.
 
-        When this returns, no delivery of them starts or is in progress, unless a leg takes longer
-        than `timeout`.
+        When this returns, no delivery of them starts, and none is in progress, unless a leg takes
+        longer than `timeout`.
 
         :param queue: whether messages are queued meanwhile; otherwise they are dead letters
+        :returns: whether all deliveries in progress have ended
         """
         self.switches.stop(Stop(topic, receiver, queue))
-        for outlet in self._outlets.all():
-            if receiver.matches(outlet.receiver.address):
-                outlet.settle_down(timeout)
+        deadline = self._clock.monotonic() + timeout
+        return all(
+            outlet.settle_down(max(0.0, deadline - self._clock.monotonic()))
+            for outlet in self._outlets.all()
+            if receiver.matches(outlet.receiver.address)
+        )
 
     def receiver_of(self, entity: UUri) -> UUri | None:
         """Return the address of the queue of an entity."""

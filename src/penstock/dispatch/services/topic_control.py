@@ -28,7 +28,7 @@ class Switched(Protocol):
 
     def stop_topic(
         self, topic: UUri, receiver: UUri, *, queue: bool = True, timeout: float = 5.0
-    ) -> None: ...
+    ) -> bool: ...
 
     def start_topic(self, topic: UUri, receiver: UUri) -> bool: ...
 
@@ -61,6 +61,7 @@ class TopicControl(Service):
         asked = decoded(proto.StopRequest, payload)
         topic, receiver = self._what(asked, source)
         queue = not asked.no_queue
+        # It may not end sooner: the caller may be in the delivery that it would wait for.
         self._dispatcher().stop_topic(topic, receiver, queue=queue, timeout=_PATIENCE)
         return b""
 

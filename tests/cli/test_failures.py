@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,32 @@ def test_who_has_seen_enough_of_the_help_ends_it(arguments: str) -> None:
 def test_a_device_is_never_replaced_by_a_file(name: str) -> None:
     with pytest.raises(InvalidOption):
         check_replaceable(Path(name))  # not the command: that would do it
+
+
+#: A command that calls Java, which dies without an answer.
+BROKEN_CALL = """
+import importlib, socket, threading
+
+def app(**_):
+    from py4j.java_gateway import GatewayParameters, JavaGateway
+
+    def hang_up():
+        while True:
+            with server.accept()[0] as connection:
+                connection.recv(1)
+
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=hang_up, daemon=True).start()
+    JavaGateway(gateway_parameters=GatewayParameters(port=server.getsockname()[1])).jvm.System.gc()
+
+main = importlib.import_module("penstock.cli.main")
+main.app = app
+main.main()
+"""
+
+
+def test_a_broken_call_to_java_is_told_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_CALL], capture_output=True, timeout=60, check=False
+    )
+    assert_one_line(done, b"Py4JError")

@@ -36,6 +36,7 @@ __all__ = [
     "connecting",
     "copying",
     "environment",
+    "kill_session",
     "programs",
     "running",
     "session_of",
@@ -121,10 +122,7 @@ class Program:
     def end(self) -> None:
         """End all that is left of it."""
         until = time.monotonic() + 20
-        while (left := session_of(self.process.pid)) and time.monotonic() < until:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        while kill_session(self.process.pid) and time.monotonic() < until:
             self.process.poll()
             time.sleep(0.05)
         self.process.wait(10)
@@ -154,6 +152,15 @@ def session_of(leader: int) -> list[int]:
                 if int(fields[3]) == leader and fields[0] != "Z":
                     found.append(int(entry.name))
     return found
+
+
+def kill_session(leader: int) -> bool:
+    """Kill the processes that a program has started, itself included; tell whether some lived."""
+    left = session_of(leader)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
 
 
 class Programs:

@@ -135,7 +135,8 @@ def retry(
     """
     found, letters = _chosen(place, ids, code, receiver, every=every)
     runs = found.retry(letters) if letters else False
-    _tell("retried" if runs else "to be retried at the next start", letters, as_json=as_json)
+    at_start = bool(letters) and not runs
+    _tell("to be retried at the next start" if at_start else "retried", letters, as_json=as_json)
 
 
 def drop(

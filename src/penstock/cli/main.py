@@ -167,6 +167,11 @@ def _global_options(
     del version, debug  # --version exits by itself; --debug is taken out by main()
 
 
+def _is_only_logged(record: logging.LogRecord) -> bool:
+    """Tell whether a record is not raised as well, as the broken calls are that py4j logs."""
+    return record.name != "root" or "/py4j/" not in record.pathname
+
+
 def main() -> None:
     """Run the command: errors are one line on stderr and exit code 1, usage 2, Ctrl-C 130."""
     _fill_closed_streams()
@@ -180,6 +185,8 @@ def main() -> None:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(Redacted())
+        if not debug:
+            handler.addFilter(_is_only_logged)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may have any bytes
     try:

@@ -18,7 +18,7 @@ import pytest
 from penstock import create, open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import run
-from support.spark_lives import environment, session_of
+from support.spark_lives import environment, kill_session
 from support.spark_streams import fill, numbers
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class Run:
         assert self.process.stdout is not None
         self.process.stdout.close()
         code = self.process.wait(120)
-        for pid in session_of(self.process.pid):  # what a killed driver left
-            os.kill(pid, signal.SIGKILL)
+        kill_session(self.process.pid)  # what a killed driver left
         if sent is signal.SIGKILL:
             assert code == -signal.SIGKILL
             return 0

@@ -229,14 +229,16 @@ def test_what_a_dead_process_had_comes_again(url: str, writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "type"])
+@pytest.mark.parametrize("has_leased", [True, False])
 def test_what_an_interrupted_read_leased_is_not_acknowledged(
-    url: str, writer: Writer, key: str | None, monkeypatch: pytest.MonkeyPatch
+    url: str, writer: Writer, key: str | None, has_leased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(writer, 6)
     take = Leases.take
 
     def interrupted(*given: Any) -> None:
-        take(*given)
+        if has_leased:
+            take(*given)
         raise KeyboardInterrupt
 
     with member(url, key=key) as reader:

@@ -93,7 +93,7 @@ class Leases(Closable):
         self._look_at = self._keep_at = 0
         #: `changes` of the file at the last sync.
         self._synced = 0
-        #: What the last `take` leased.
+        #: What the last `take` leased, until it is with the caller of the reader.
         self._taken = Taken([], [])
         self._me = NOBODY
         self._me = self._join()
@@ -253,6 +253,10 @@ class Leases(Closable):
             if mine := state.map.of_member(self._me):
                 self._file.add(Settle(Ending.ACKED, [span[:2] for span in mine]))
         self._changed()
+
+    def keep_taken(self) -> None:
+        """Note that what was leased so far is with the caller of the reader."""
+        self._taken = Taken([], [])
 
     def give_back_taken(self) -> None:
         """Return what the last `take` leased and nobody got, because of an error or a signal."""

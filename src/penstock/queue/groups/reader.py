@@ -231,10 +231,12 @@ class GroupReader(Reader, Grouped):
         """Lease up to `limit` messages, and return them as lists or batches."""
         self._check_open()
         try:
-            return self._lease_and_read(limit, read)
+            parts = self._lease_and_read(limit, read)
+            self._leases.keep_taken()
         except BaseException:  # also Ctrl-C: `acknowledge` must not settle what nobody got
             self._leases.give_back_taken()
             raise
+        return parts
 
     def _lease_and_read(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
         ahead: dict[int, Message] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,7 +30,10 @@ def address(number: int) -> UUri:
 
 def crashed(world: World, folder: Path) -> World:
     """Open another one with the files as they are now; this one writes no more."""
-    shutil.copytree(world.state, folder)
+    with ExitStack() as upkeeps:  # which rename and remove files meanwhile
+        for outlet in world.dispatcher._outlets.all():
+            upkeeps.enter_context(outlet.outbox._upkeep)
+        shutil.copytree(world.state, folder)
     return World(folder, clock=world.clock, table=world.table, **world.options)
 
 

@@ -161,7 +161,8 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule()
     def look_at_what_a_kill_leaves(self) -> None:
-        shutil.copytree(self.folder / "outbox", self.folder / "copy")
+        with self.outbox._upkeep:  # which renames and removes files meanwhile
+            shutil.copytree(self.folder / "outbox", self.folder / "copy")
         with self._open(self.folder / "copy") as copy:
             books = copy.books()
             items = copy.take(1 << 30)

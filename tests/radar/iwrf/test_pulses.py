@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.batch import BATCH_SCHEMA
@@ -51,11 +51,15 @@ def test_samples_are_those_of_lrose_bit_by_bit(name: str) -> None:
 #: Of the largest value: what an encoding may be wrong by.
 STEPS = {1: 0, 2: 0.51 / 32767, 3: 1.1e-3, 4: 2.5e-4, 5: 1e-7}
 
+#: Below it lies the weakest power that has a logarithm in LROSE: what is weaker comes back as that.
+SILENCE = 1e-19
+
 
 @given(
     st.sampled_from(sorted(STEPS)),
     st.lists(st.floats(-3, 3, width=32), min_size=2, max_size=40).map(lambda v: v[: len(v) & ~1]),
 )
+@example(Encoding.DBM_PHASE_SI16, [0.0, 5.405327771295753e-30])
 def test_samples_come_back_in_every_encoding(encoding: int, values: list[float]) -> None:
     iq = np.array(values, np.float32)
     data, scale, offset = encode(encoding, iq)
@@ -66,10 +70,10 @@ def test_samples_come_back_in_every_encoding(encoding: int, values: list[float])
         strong = np.repeat(power > largest**2 * 1e-6, 2)
         span = np.log10(max(power.max(), 1e-40) / max(power.min(), 1e-40)) * 10 / 65535
         error = np.abs(found - iq)[strong].max(initial=0)
-        assert error <= largest * (1e-4 + span / 8)
+        assert error <= largest * (1e-4 + span / 8) + SILENCE
         return
     allowed = largest * STEPS[encoding] + (2**-23 if encoding == Encoding.SIGMET_FL16 else 0)
-    np.testing.assert_allclose(found, iq, atol=allowed + 1e-19, rtol=0)
+    np.testing.assert_allclose(found, iq, atol=allowed + SILENCE, rtol=0)
 
 
 def test_encoding_again_changes_nothing() -> None:

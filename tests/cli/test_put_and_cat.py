@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.command import PENSTOCK, OnTerminal, run
+from cli.command import PENSTOCK, OnTerminal, count, run
 from penstock import open_reader, open_writer
 from penstock.core.units import format_time
 
@@ -95,6 +95,13 @@ def test_a_new_queue_that_is_too_small_for_what_is_put_is_told(tmp_path: Path) -
     assert b"penstock create" in done.stderr
     # One that was there is as somebody wanted it.
     assert shell('seq 1 1000 | "$P" put "$URL"', URL=url).returncode == 0
+
+
+def test_standard_input_is_read_once(url: str) -> None:
+    done = run("put", url, "--text", "-", "--file", "-", stdin=b"a\n")
+    assert done.returncode == 2
+    assert b"- is given twice" in done.stderr
+    assert count(url) == 0
 
 
 def test_put_without_anything_to_put_is_wrong_usage(url: str) -> None:

@@ -159,11 +159,9 @@ def put(
     is_piped = not (text or file or jsonl) and _has_input()
     if not (text or file or jsonl or is_piped):
         raise typer.BadParameter("give --text, --file or --jsonl, or lines by a pipe")
-    if delimiter == "":
-        raise typer.BadParameter("--delimiter is empty")
-    if null and delimiter is not None:
-        raise typer.BadParameter("give --null or --delimiter")
-    ending = b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
+    if [*(text or []), *map(str, file or []), jsonl].count("-") > 1:
+        raise typer.BadParameter("- is given twice: standard input can be read once")
+    ending = _ending(delimiter, null)
     _check_inputs([*(file or []), *([] if jsonl is None else [Path(jsonl)])])
     is_new = not _is_there(url)
     writer = writer_to(url, register)
@@ -187,6 +185,18 @@ def put(
         typer.echo(_written(written))
     if writer.statistics().untaken or (is_new and _has_overwritten(url, written.messages)):
         raise typer.Exit(LOST)
+
+
+def _ending(delimiter: str | None, null: bool) -> bytes:
+    """Return what ends a message of standard input.
+
+    :raises typer.BadParameter: both options are given, or the delimiter is empty.
+    """
+    if delimiter == "":
+        raise typer.BadParameter("--delimiter is empty")
+    if null and delimiter is not None:
+        raise typer.BadParameter("give --null or --delimiter")
+    return b"\0" if null else b"\n" if delimiter is None else unescaped(delimiter).encode()
 
 
 def _has_input() -> bool:

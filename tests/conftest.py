@@ -85,6 +85,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_runtest_setup() -> None:
+    """Let Ctrl-C interrupt each test: PySpark's handler, which stays, would ask an ended Java."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def queue_path(tmp_path: Path) -> str:
     """A path for a queue that does not exist yet."""

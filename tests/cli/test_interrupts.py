@@ -15,6 +15,7 @@ import pytest
 
 from cli.command import PENSTOCK, fill, run
 from penstock import NotFound, open_reader
+from penstock.cli.signals import Ending
 from penstock.core.endpoints import create, describe
 from protocols.flight.serving import served, wires_to
 from support.until import until
@@ -29,6 +30,14 @@ PATIENCE = 60
 def blocking_url(tmp_path: Path) -> str:
     """A queue that takes five messages, and no more until somebody reads them."""
     return f"fmq:{tmp_path / 'blocking'}?layout=classic&slots=5&size=4k&blocking=true"
+
+
+def test_a_server_that_has_ended_leaves_ctrl_c_as_it_was() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Ending() as ending:
+        signal.raise_signal(signal.SIGINT)  # it interrupts nothing
+        ending.wait()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def interrupted(

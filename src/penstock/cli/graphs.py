@@ -80,8 +80,10 @@ def graph_run(
 
     every = None if status is None else _seconds(status)
     graph = _checked(file)
-    ending = Ending()
-    with GraphRun(graph, state=state, on_output=lambda name, line: note(f"{name}: {line}")) as run:
+    with (
+        Ending() as ending,
+        GraphRun(graph, state=state, on_output=lambda name, line: note(f"{name}: {line}")) as run,
+    ):
         _say_start(run, as_json=as_json)
         shown_status = _Status(run, every, as_json=as_json)
 

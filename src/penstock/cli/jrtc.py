@@ -190,8 +190,7 @@ def run(
     if not quiet:
         logging.getLogger("penstock.workers").setLevel(logging.INFO)
     deployment = load_deployment(*files) if files else None
-    ending = Ending()
-    with contextlib.ExitStack() as stack:
+    with Ending() as ending, contextlib.ExitStack() as stack:
         controller = stack.enter_context(
             Controller(grace=grace, on_output=lambda name, line: note(f"{name}: {line}"))
         )

@@ -75,8 +75,7 @@ def forward(
     config = config.model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
-    ending = Ending()
-    with ForwarderService(config) as service:
+    with Ending() as ending, ForwarderService(config) as service:
         _load(service.schemas, schema or [], stream or [])
         for number, url in config.destinations.items():
             typer.echo(f"forwarding streams of fwd_dst {number} to {url}")
@@ -142,10 +141,9 @@ def serve_collector(
     )
     schemas = Schemas()
     _load(schemas, schema or [], stream or [])
-    ending = Ending()
     outputs = [output_for(each) for each in out or ["-"]]
     letters = None if dead is None else open_writer(dead)
-    with Collector(options, schemas, outputs, letters) as collector:
+    with Ending() as ending, Collector(options, schemas, outputs, letters) as collector:
         # Standard output may be taken by lines of JSON.
         said = f"collecting at {host}:{collector.port}"
         if collector.grpc_port is not None:

@@ -85,8 +85,7 @@ def serve_lhhttt(
         "max_clients": max_clients,
     }
     options = checked_options("lhhttt", given, ServerOptions)
-    ending = Ending()
-    with LhhtttServer(options) as server:
+    with Ending() as ending, LhhtttServer(options) as server:
         typer.echo(f"serving a queue at lhhttt://{server.address}")
         sys.stdout.flush()
         ending.wait()

@@ -208,7 +208,6 @@ def serve_psi(
 
     if not quiet:
         logging.getLogger("penstock.protocols.psi").setLevel(logging.INFO)
-    ending = Ending()
     try:
         found = open_store(store, name, salvage=salvage)
     except DamagedStore as error:
@@ -217,6 +216,7 @@ def serve_psi(
         raise typer.Exit(LOST) from None
     with (
         contextlib.closing(found) as opened,
+        Ending() as ending,
         RemoteExporter(
             opened,
             port,

@@ -113,12 +113,12 @@ def serve_flight(
         "insecure": insecure,
     }
     options = checked_options("flight", given, ServerOptions)
-    ending = Ending()
-    server = FlightServer(options)
-    typer.echo(f"serving {options.root} at {server.url}")
-    sys.stdout.flush()
-    ending.wait()
-    is_whole = server.stop()
+    with Ending() as ending:
+        server = FlightServer(options)
+        typer.echo(f"serving {options.root} at {server.url}")
+        sys.stdout.flush()
+        ending.wait()
+        is_whole = server.stop()
     books = server.statistics()
     typer.echo(
         f"stopped: {books.clients_seen:,} connections, {books.messages_out:,} messages sent, "

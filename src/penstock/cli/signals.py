@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import typer
 
@@ -48,12 +48,21 @@ class StopSign:
 
 
 class Ending:
-    """Waits for Ctrl-C or SIGTERM, to end a server."""
+    """Waits for Ctrl-C or SIGTERM, to end a server; in its block they do nothing else."""
 
     def __init__(self) -> None:
         self._is_near = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._is_near.set())
+
+    def __enter__(self) -> Self:
+        self._before = {
+            number: signal.signal(number, lambda *_: self._is_near.set())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def wait(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Wait for the signal, or until `is_over` returns true."""
@@ -146,8 +155,7 @@ def serve_until_stopped(make: Callable[[], _Server], hello: Callable[[_Server], 
     :param hello: returns the text to print once it serves
     :raises StorageError: the address cannot be bound.
     """
-    ending = Ending()
-    with make() as server:
+    with Ending() as ending, make() as server:
         typer.echo(hello(server))
         sys.stdout.flush()
         ending.wait(server.stop_requested.is_set)

@@ -39,14 +39,19 @@ demo: $(STAMP) ## a radar, Spark pipelines, volumes and a picture of the storms,
 	@$(BIN)/python examples/radar/storm_watch.py
 
 # Three processes for each of two cores: a test often waits, for what it has started or for a time.
+# In full, the small ones still have processes of their own: an hour of others leaves threads behind.
+SHARED := --dist loadscope --no-loadscope-reorder
+SMALL := $(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 6 $(SHARED)
+
 test: $(QUICK) ## all tests at small size, below 12 minutes
-	@$(CACHED) $(BIN)/python -m pytest -m "not full" --numprocesses 6 --dist loadscope --no-loadscope-reorder
+	@$(SMALL)
 
 test-again: $(QUICK) ## the tests that failed last time, one after the other
 	@$(CACHED) $(BIN)/python -m pytest -m "not full" --last-failed --last-failed-no-failures none
 
-test-full: $(QUICK) ## all tests, also at full size: two hours
-	@$(CACHED) $(BIN)/python -m pytest --timeout 2400 --numprocesses 4 --dist loadscope --no-loadscope-reorder
+test-full: $(QUICK) ## all tests, at full size and then at small: two hours
+	@$(CACHED) $(BIN)/python -m pytest -m full --timeout 2400 --numprocesses 4 $(SHARED); \
+	    in_full=$$?; $(SMALL) && exit $$in_full
 
 lint: $(STAMP) ## ruff, mypy --strict, and which room may import which
 	@$(BIN)/ruff check .

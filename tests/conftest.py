@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    in_full = not config.getoption("markexpr")
+    in_full = config.getoption("markexpr") != "not full"
 
     @cache
     def text_of(file: str) -> str:

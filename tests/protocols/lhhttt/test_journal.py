@@ -46,6 +46,24 @@ def test_a_batch_of_which_a_server_stored_a_part_is_completed(tmp_path: Path, st
         assert _taken(asker) == [*batch[:stored], b"other", *batch[stored:], b"other"]
 
 
+def test_after_a_restart_finished_messages_behind_an_old_one_take_no_room(tmp_path: Path) -> None:
+    journal, capacity = f"log:{tmp_path}/queue", 1500
+    with (
+        served(journal=journal, capacity_bytes=capacity) as server,
+        Asker(server.port) as asker,
+    ):
+        asker.ask(b"RPUTS:a:1:" + join_frames([bytes(100)] * 10))
+        epoch = _tags(asker.ask(b"RGETS:c:1:10")).partition(b".")[0]
+        assert asker.ask(b"ACK:c:%b.1-9" % epoch).startswith(b"OK:")
+    with (
+        served(journal=journal, capacity_bytes=capacity) as server,
+        Asker(server.port) as asker,
+    ):
+        assert server.statistics().queue.held_bytes == 100
+        assert asker.ask(b"RPUT:a:2:" + bytes(1400)) == b"OK:2"
+        assert_balanced(server.statistics().queue)
+
+
 def test_messages_of_nobody_behind_a_part_are_not_taken_for_the_rest_of_it(tmp_path: Path) -> None:
     journal = f"log:{tmp_path}/queue"
     with open_writer(journal) as writer:

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from bisect import bisect_right
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -168,9 +169,11 @@ class Journal(Closable):
         self.held = self.recovered = books.lag
         self._dead = self._dead_before = books.dead
         self._given = books.next_seq
-        for first, end in self._reader.unsettled([(books.floor, books.next_seq)]):
+        unsettled = self._reader.unsettled([(books.floor, books.next_seq)])
+        for first, end in unsettled:
             unread = memoryview(bytes(4 * (end - first + 1))).cast("i")
             self._unseen.add(Run(first, unread, b""))
+        is_held = _membership([*unsettled, (books.next_seq, 1 << 63)])
         with open_reader(path) as reader:
             bounds = reader.bounds()
             self._epoch: int = bounds.epoch
@@ -180,11 +183,7 @@ class Journal(Closable):
 
             def messages() -> Iterator[Message]:
                 while some := reader.read_many(1000):
-                    # One above the floor may be settled, too: then this counts too many bytes
-                    # until the floor has passed it.
-                    self.held_bytes += sum(
-                        len(each.payload) for each in some if each.seq >= books.floor
-                    )
+                    self.held_bytes += sum(len(each.payload) for each in some if is_held(each.seq))
                     yield from some
 
             for client, seq, left in _requests(messages()):
@@ -526,6 +525,17 @@ class Journal(Closable):
             self._writer.close()
             if self._memory is not None:
                 self._memory.close()
+
+
+def _membership(ranges: Sequence[Range]) -> Callable[[int], bool]:
+    """Return a function that tells whether a number is in one of some sorted ranges."""
+    starts = [first for first, _ in ranges]
+
+    def is_within(number: int) -> bool:
+        at = bisect_right(starts, number) - 1
+        return at >= 0 and number < ranges[at][1]
+
+    return is_within
 
 
 def _requests(messages: Iterable[Message]) -> Iterator[tuple[bytes, int, int]]:

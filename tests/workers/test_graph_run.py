@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.core.dead_letter import DeadLetter
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import ConfigError
 from penstock.workers.graph_run import GraphRun, NoWorker
+from protocols.lhhttt.queues import Asker
 from support.until import until
 from workers.graphs import EXAMPLES, PATIENCE, graph_of, messages_of, put, running
 from workers.test_programs import reverse
@@ -258,6 +260,36 @@ edges: {a: {durable: false}, b: {durable: false, transport: tcp}}
             writer.write(large)
         until(lambda: run.statistics().edges["b"].put == 2, PATIENCE)
     assert run.statistics().lost == 2
+
+
+def test_what_a_queue_takes_while_the_graph_closes_is_counted(tmp_path: Path) -> None:
+    names = [f"e{number}" for number in range(4)]
+    memory = ", ".join(f"{name}: {{durable: false}}" for name in names)
+    text = f"""
+graph: memory
+vertices: {{v: {{use: "work:same", from: e0, to: e1}}}}
+edges: {{{memory}}}
+"""
+    with running(tmp_path, text) as run:
+        last = Asker(int(run.address(names[-1]).rpartition(":")[2]))
+        closing = threading.Thread(target=run.close)
+        acknowledged = 0
+        with last:
+            while last.socket.fileno() >= 0:
+                try:
+                    last.send(b"RPUT:c:%d:message" % (acknowledged + 1))
+                    if last.is_silent(1.0) or not last.answer().startswith(b"OK:"):
+                        break
+                except ConnectionRefusedError:
+                    break
+                acknowledged += 1
+                if acknowledged == 20:
+                    closing.start()
+        closing.join()
+    books = run.statistics().edges[names[-1]]
+    assert acknowledged > 20
+    assert books.put is not None and books.put >= acknowledged
+    assert books.lost == books.held == books.put
 
 
 @pytest.mark.parametrize(

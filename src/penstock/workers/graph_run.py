@@ -270,13 +270,17 @@ class GraphRun(Closable):
     def close(self) -> None:
         """Stop the workers, each within the graph's grace period, and then the queues.
 
+        The final counters are those of closed queues: one that is open still takes messages.
         Idempotent.
         """
         with self._closing:
             if self._last is not None:
                 return
             self._supervisor.close()
-            self._last = self.statistics()
+            try:
+                self._edges.close()
+            finally:
+                self._last = self.statistics()
             left = self._edges.left
             if left:
                 log.warning(

@@ -234,6 +234,27 @@ def test_a_clock_that_is_set_back_cuts_no_volume(
     )
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_volumes_of_one_number_whose_rays_stand_by_azimuth_are_not_mixed(
+    tmp_path: Path, late: int
+) -> None:
+    tables = []
+    for number in (1, 2):
+        table = volume(number, sweeps=1, rays=36, gates=2)
+        times = np.roll(table.column("time_ns").to_numpy(), 12)  # the antenna began at 120 degrees
+        tables.append(set_column(set_column(table, "time_ns", times), "volume_number", [0] * 36))
+    # Files may be read in any order: that of their names, which need not be times.
+    write(tmp_path, pa.concat_tables([tables[late], tables[1 - late]]))
+    found = [sorted(read_volume(path).column("time_ns").to_pylist()) for path in files(tmp_path)]
+    assert found == [sorted(table.column("time_ns").to_pylist()) for table in tables]
+
+
+def test_parts_of_one_volume_that_came_in_turned_order_are_one_volume(tmp_path: Path) -> None:
+    table = volume(1, rays=4, gates=2)
+    write(tmp_path, pa.concat_tables([table.slice(4), table.slice(0, 4)]))
+    assert [read_volume(path).num_rows for path in files(tmp_path)] == [8]
+
+
 def test_rays_with_other_gates_are_in_a_file_of_their_own(tmp_path: Path) -> None:
     table = volume(1, rays=4, gates=2)
     table = set_column(table, "gate_spacing", [150.0] * 4 + [75.0] * 4)

@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
@@ -428,17 +429,14 @@ class VolumeStore:
 
 
 def _ordered(rays: list[_Ray]) -> list[_Ray]:
-    """Return rays volume after volume, as these came, each in the order of its times.
+    """Group rays by volume in order of arrival; sort each group by time.
 
-    Tasks of Spark append one behind the other what they made side by side, so that times tell the
-    order. But a clock that is set back must not mix two volumes, nor put what follows it before the
-    ray that began its volume, or behind the one that ended it. Of volumes without numbers only
-    the order in which rays came tells where one ends.
+    A start ray that came first stays first, and an end ray that came last stays last. Volumes
+    without numbers keep the order of arrival.
     """
-    came: dict[tuple[str | None, int | None], int] = {}
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    groups = [came.setdefault((ray.radar, ray.number), len(came)) for ray in rays]
+    groups = list(_volumes_of(rays))
     for group, ray in zip(groups, rays, strict=True):
         first.setdefault(group, ray.seq)
         last[group] = ray.seq
@@ -451,6 +449,35 @@ def _ordered(rays: list[_Ray]) -> list[_Ray]:
         return group, is_last - is_first, time_ns, ray.seq
 
     return [ray for _, ray in sorted(zip(groups, rays, strict=True), key=place)]
+
+
+@dataclass
+class _Turn:
+    """One of the volumes that have the same radar and number, one after the other."""
+
+    volume: int
+    has_start: bool
+    last: _Ray
+
+
+def _volumes_of(rays: Iterable[_Ray]) -> Iterator[int]:
+    """Yield the volume of each ray, in order of arrival.
+
+    All volumes of a radar may have the same number. The next one begins where a ray that ends is
+    followed by one that starts. But Spark may append the parts of one volume in another order:
+    then the start is older than the end, and the only one.
+    """
+    turns: dict[tuple[str | None, int | None], _Turn] = {}
+    count = itertools.count()
+    for ray in rays:
+        key = (ray.radar, ray.number)
+        turn = turns.get(key)
+        is_next = turn is not None and turn.last.ends and ray.starts
+        if turn is None or (is_next and (turn.has_start or turn.last.time_ns < ray.time_ns)):
+            turn = turns[key] = _Turn(next(count), has_start=False, last=ray)
+        turn.has_start |= ray.starts
+        turn.last = ray
+        yield turn.volume
 
 
 def _free_path(wanted: Path, unfinished: Path) -> Path:

@@ -39,6 +39,12 @@ def slowly(text, mark=""):
     return f"{text}{mark}"
 
 @worker
+def until_told(text, told):
+    while not os.path.exists(told):
+        time.sleep(0.01)
+    return None
+
+@worker
 def nothing_but(text, what):
     return what
 

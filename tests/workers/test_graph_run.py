@@ -17,7 +17,7 @@ from penstock.core.dead_letter import DeadLetter
 from penstock.core.endpoints import open_reader
 from penstock.core.errors import ConfigError
 from penstock.workers.graph_run import GraphRun, NoWorker
-from protocols.lhhttt.queues import Asker
+from protocols.lhhttt.queues import Asker, served
 from support.until import until
 from workers.graphs import EXAMPLES, PATIENCE, graph_of, messages_of, put, running
 from workers.test_programs import reverse
@@ -215,10 +215,43 @@ def test_a_worker_that_cannot_begin_ends_the_run_with_the_reason(tmp_path: Path)
     for use, said in (
         ("use: 'work:doubel'", "double: work has no function doubel"),
         ("command: [./missing]", "missing cannot be started"),
+        ("command: [./missing], speaks: udp", "double: .*missing cannot be started"),
     ):
         text = f"graph: g\nvertices: {{double: {{{use}, from: a, to: b}}}}\nedges: [a, b]\n"
         with running(tmp_path, text) as run, pytest.raises(NoWorker, match=said):
             until(lambda run=run: run.check(), PATIENCE)  # type: ignore[misc]
+
+
+def test_it_is_not_done_while_a_worker_holds_a_message_of_a_queue_that_does_not_count_it(
+    tmp_path: Path,
+) -> None:
+    with served() as server:
+        text = f"""
+graph: elsewhere
+vertices: {{slow: {{use: "work:until_told", from: a, options: {{told: "DIR/told"}}}}}}
+edges: {{a: {{url: "lhhttt://127.0.0.1:{server.port}?mode=reliable"}}}}
+"""
+        with open_writer(f"lhhttt://127.0.0.1:{server.port}") as writer:
+            writer.write(b"x")
+        with running(tmp_path, text) as run:
+            until(lambda: server.statistics().queue.leased, PATIENCE)
+            assert not run.wait_until_done(1.5)
+            (tmp_path / "told").touch()
+            assert run.wait_until_done(PATIENCE)
+            assert server.statistics().queue.acked == 1
+
+
+def test_it_is_not_done_while_a_queue_does_not_tell_what_it_holds(tmp_path: Path) -> None:
+    with served() as server:
+        text = f"""
+graph: elsewhere
+vertices: {{v: {{use: "work:same", from: a, to: b}}}}
+edges: {{a: {{url: "lhhttt://127.0.0.1:{server.port}?mode=reliable&timeout=0.5s"}}, b: }}
+"""
+        run = running(tmp_path, text)
+    with run:  # its queue is gone
+        assert not run.wait_until_done(3)
+        assert run.statistics().edges["a"].held is None
 
 
 def test_it_ends_in_time_also_when_a_worker_does_not_want_to(tmp_path: Path) -> None:

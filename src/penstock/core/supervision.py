@@ -48,11 +48,17 @@ _LONGEST_LINE: Final = 65_536
 _UNWELL: Final = "it was not well"
 
 
+#: Errors of a start that says the same at every try; others, such as too many files, may pass.
+_MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC})
+
+
 class NotStarted(PenstockError):
     """A program could not be started."""
 
     def __init__(self, command: str, error: OSError) -> None:
         self.command = command
+        #: Whether it is not there, or may not be run: a later try fails as well.
+        self.is_missing = error.errno in _MISSING
         self.reason = f"cannot be started: {error.strerror or error}"
         super().__init__(
             f"{command} {self.reason}",
@@ -258,6 +264,8 @@ class ProgramStatistics(NamedTuple):
     #: How the last run ended, in words, and its process; None: the first still runs.
     last_end: str | None
     last_pid: int | None = None
+    #: Whether the last start failed because the program is not there, or may not be run.
+    is_missing: bool = False
 
 
 class Supervisor(Closable):
@@ -437,6 +445,7 @@ class _Child:
         self._starts = self._failures = 0
         self._last_end: str | None = None
         self._last_pid: int | None = None
+        self._is_missing = False
         self._failures_in_a_row = 0
         self._started_at = 0.0
         self._is_wanted = True
@@ -451,7 +460,13 @@ class _Child:
     def statistics(self) -> ProgramStatistics:
         pid = None if self._process is None else self._process.pid
         return ProgramStatistics(
-            self.state, pid, self._starts, self._failures, self._last_end, self._last_pid
+            self.state,
+            pid,
+            self._starts,
+            self._failures,
+            self._last_end,
+            self._last_pid,
+            self._is_missing,
         )
 
     def start(self) -> None:
@@ -470,8 +485,10 @@ class _Child:
                 dies_with_us=True,
             )
         except NotStarted as error:
+            self._is_missing = error.is_missing
             self._end_run(str(error), has_failed=True)
             return
+        self._is_missing = False
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._supervisor.watch(self._process.stdout.fileno(), self._read_output)

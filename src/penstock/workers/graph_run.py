@@ -86,6 +86,8 @@ class GraphRun(Closable):
         self.graph = graph
         self._failure: str | None = None
         self._counters: dict[str, WorkerCounters] = {}
+        #: Messages that each worker held when its process ended last; they are delivered again.
+        self._held_at_end: dict[str, int] = {}
         #: The name of each worker at its queues.
         self._clients: dict[str, str] = {}
         #: The last line of each worker: why it could not begin.
@@ -189,9 +191,12 @@ class GraphRun(Closable):
 
     def _note_end(self, slot: str, now: ProgramStatistics) -> None:
         self._edges.release(f"{self._clients[slot]}-{now.last_pid}")
-        if now.last_end == f"ended with status {UNFIT}":
+        if slot in self._counters:
+            self._held_at_end[slot] = self._counters[slot].statistics().held
+        if now.is_missing or now.last_end == f"ended with status {UNFIT}":
             self._supervisor.end(slot)
-            self._failure = f"{slot.rpartition('.')[0]}: {self.said(slot) or now.last_end}"
+            said = "" if now.is_missing else self.said(slot)
+            self._failure = f"{slot.rpartition('.')[0]}: {said or now.last_end}"
 
     # --- for its owner ------------------------------------------------------------------------
 
@@ -222,16 +227,22 @@ class GraphRun(Closable):
     def is_done(self) -> bool:
         """Tell whether no message is left and nothing has happened for half a second.
 
-        Whether a program that speaks the protocol itself still holds a message is unknown.
+        An edge that does not tell how many it holds is not done. Whether a program that speaks the
+        protocol itself still holds a message is unknown.
 
         :raises NoWorker: as for `check`.
         """
         self.check()
         now, moment = self.statistics(), time.monotonic()
-        is_left = any(now.edges[edge].held for edge in now.edges if self.graph.readers(edge))
-        if is_left or now != self._seen:
+        is_left = any(now.edges[edge].held != 0 for edge in now.edges if self.graph.readers(edge))
+        if is_left or self._is_working(now) or now != self._seen:
             self._seen, self._quiet_since = now, moment
         return moment - self._quiet_since > _QUIET
+
+    def _is_working(self, now: GraphStatistics) -> bool:
+        """Tell whether a worker holds a message; the queue of another may not count those."""
+        held = sum(vertex.work.held for vertex in now.vertices.values() if vertex.work is not None)
+        return held > sum(self._held_at_end.values())
 
     def wait_until_done(self, timeout: float | None = None) -> bool:
         """Wait until `is_done`; False after `timeout` seconds.

@@ -38,6 +38,11 @@ class WorkerStatistics(NamedTuple):
     #: Results that are stored, by edge; one that was killed at that moment did not count its last.
     given: dict[str, int]
 
+    @property
+    def held(self) -> int:
+        """Messages that they hold now, or held when they were killed."""
+        return self.taken - self.done - self.failed - self.lost_leases
+
 
 class WorkerCounters(Closable):
     """The counters of one worker over all its restarts."""

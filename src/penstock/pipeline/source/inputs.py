@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.capabilities import Held, Replayable
+from penstock.core.capabilities import Grouped, Held, Replayable
 from penstock.core.endpoints import (
     Identity,
     file_name_of,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.core.interfaces import Bounds, Reader
-    from penstock.relay.copy import CopyStatistics
 
 __all__ = ["Holders", "LiveCopy", "Streams", "expand", "log_for"]
 
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 _LEAVING: Final = RetryPolicy(
     retry_on=(CursorInUse,), backoff=Backoff(initial=0.1, maximum=0.5), max_elapsed=10.0
 )
-#: Seconds for a stopping copy to sync its messages.
+#: Seconds for a stopping copy to copy and sync what has come.
 _TIME_TO_STOP: Final = 10.0
 
 
@@ -314,23 +313,49 @@ class LiveCopy:
             reader.close()
             raise
         self._lost = self._lost_told = 0
+        #: Received messages that were not copied before the end.
+        self._left = 0
         self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
         self._worker.start()
 
     def _run(self, worker: Worker) -> None:
         from penstock.relay.copy import copy  # noqa: PLC0415 - most queries need none of it
 
+        both = self._reader, self._writer
         with self._reader, self._writer:
-            copy(
-                self._reader,
-                self._writer,
-                follow=True,
-                on_progress=self._note,
-                should_stop=lambda: worker.is_stopping,
-            )
+            try:
+                copy(
+                    *both,
+                    follow=True,
+                    on_progress=lambda _: self._note(),
+                    should_stop=lambda: worker.is_stopping,
+                )
+                if isinstance(self._reader, Grouped):
+                    return  # what it has not read stays with the group
+                # A reader may receive in a thread of its own: what it has received ends with it.
+                until = time.monotonic() + _TIME_TO_STOP / 2
+                copy(
+                    *both,
+                    on_progress=lambda _: self._note(),
+                    should_stop=lambda: time.monotonic() > until,
+                )
+                if time.monotonic() > until:
+                    self._leave(self._reader.statistics().backlog)
+            finally:
+                self._note()
 
-    def _note(self, so_far: CopyStatistics) -> None:
-        self._lost = so_far.lost
+    def _note(self) -> None:
+        # Of the reader, which only this copy reads: a copy's own count begins when it begins.
+        self._lost = self._reader.statistics().lost + self._left
+
+    def _leave(self, backlog: int) -> None:
+        """Count received messages as lost that there is no time to copy."""
+        if backlog:
+            self._left = backlog
+            log.warning(
+                "%s: %d messages had come and are lost: there was no time to copy them to %s",
+                *(self._reader.url, backlog, self.place),
+            )
 
     def check(self) -> None:
         """Check that the copy is still running.
@@ -347,7 +372,7 @@ class LiveCopy:
         return lost
 
     def stop(self) -> None:
-        """Stop, and sync the copied messages to disk."""
+        """Stop: copy what has come, and sync it to disk."""
         self._worker.stop(_TIME_TO_STOP)
 
 

@@ -258,6 +258,42 @@ def test_what_is_in_a_stream_at_the_end_is_lost_unless_the_next_forwarder_goes_o
             assert books.lost == left
 
 
+def test_under_block_the_next_forwarder_gets_what_a_destination_that_is_away_did_not_take(
+    tmp_path: Path,
+) -> None:
+    box, more = Box(), Box()
+    box.most = 7
+    with OutputStream.create(
+        STATUS, owner="x", directory=tmp_path, slots=20_000, hold="forwarder-2"
+    ) as stream:
+        with forwarding(tmp_path, {2: box}, policy=OverflowPolicy.BLOCK) as forwarder:
+            until(lambda: forwarder.statistics().routes[2].streams == 1)
+            stream.write(b"0")
+            until(lambda: box.payloads)
+            box.fails = ConnectionError("away")
+            stream.write_many([b"%d" % i for i in range(1, 10_000)])
+            until(lambda: forwarder.statistics().routes[2].waiting)
+            until(lambda: box.calls > 3)
+        books = forwarder.statistics()
+        assert (books.routes[2].undelivered, books.lost) == (0, 0)
+        with forwarding(tmp_path, {2: more}, policy=OverflowPolicy.BLOCK):
+            until(lambda: more.payloads[-1:] == [b"9999"])
+    assert box.payloads + more.payloads == [b"%d" % i for i in range(10_000)]
+
+
+def test_a_destination_that_takes_some_at_a_time_gets_the_rest_at_the_end(tmp_path: Path) -> None:
+    box = Box()
+    box.most, box.takes_long = 100, 0.05
+    with (
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+        forwarding(tmp_path, {2: box}) as forwarder,
+    ):
+        stream.write_many([b"%d" % i for i in range(510)])
+        until(lambda: box.calls)
+    assert box.payloads == [b"%d" % i for i in range(510)]
+    assert forwarder.statistics().routes[2].undelivered == 0
+
+
 def test_creators_can_wait_for_a_forwarder(tmp_path: Path) -> None:
     box = Box()
     box.most = 10

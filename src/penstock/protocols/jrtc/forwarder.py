@@ -7,6 +7,7 @@ destination, serialises structs to protobuf, and sends batches. Destinations are
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,6 +24,7 @@ from penstock.core.worker import Worker
 from penstock.protocols.jrtc.dead_letters import DeadLetters
 from penstock.protocols.jrtc.destinations import Destination, Rejected
 from penstock.protocols.jrtc.wire import ID_SIZE, payload_bytes
+from penstock.queue.stream_directory import StreamKind, StreamPlace
 from penstock.queue.subscription import Subscription, requests_for
 
 if TYPE_CHECKING:
@@ -63,7 +65,8 @@ class RouteStatistics(NamedTuple):
     #: Messages that wait for the destination.
     waiting: int
     #: Messages that were overwritten before they were taken, or still in their streams when the
-    #: forwarder was closed. Under `BLOCK` the next forwarder of this name takes the latter.
+    #: forwarder was closed. Under `BLOCK` the next forwarder of this name takes the latter, and
+    #: what was taken, but not by the destination.
     lost: int
     #: How often the destination could take nothing.
     outages: int
@@ -94,7 +97,10 @@ class ForwarderStatistics(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Lost messages: not taken from their streams, or rejected without a dead letter."""
+        """Messages that are nowhere.
+
+        Overwritten or left in their streams, or rejected or undelivered without a dead letter.
+        """
         gone = sum(each.lost for each in self.routes.values())
         return gone + self.unwritten
 
@@ -133,7 +139,7 @@ class Forwarder(Closable):
         self._routes: dict[int, _Route] = {}
         try:
             for number, destination in destinations.items():
-                subscription = Subscription(f"{name}-{number}", directory=directory, policy=policy)
+                subscription = _Source(f"{name}-{number}", directory=directory, policy=policy)
                 subscription.add(*requests_for(destinations=number))
                 self._routes[number] = _Route(
                     *(destination, subscription, schemas, self._letters),
@@ -162,13 +168,22 @@ class Forwarder(Closable):
         self._letters.close()
 
 
+class _Source(Subscription):
+    """The streams of one destination, which can be given back what was read of them."""
+
+    def give_back(self, stream: StreamId, seq: int) -> None:
+        """Go back in a stream: message `seq` is the next again, and not acknowledged."""
+        place = StreamPlace.of(stream, StreamKind.OUTPUT, self.directory)
+        self._sources[place].reader.seek(seq)
+
+
 class _Route:
     """One destination: its subscription, and the thread that sends."""
 
     def __init__(
         self,
         destination: Destination,
-        subscription: Subscription,
+        subscription: _Source,
         schemas: Schemas,
         letters: DeadLetters,
         *,
@@ -189,6 +204,8 @@ class _Route:
         #: What the subscription said last: it is for one thread.
         self._lost = self._streams = 0
         self._asked_at = 0.0
+        #: When it ends, whatever is left.
+        self._ends_at = math.inf
         self._is_closed = False
         self._worker = Worker(
             f"forward-{destination.name}",
@@ -202,6 +219,7 @@ class _Route:
         self._worker.start()
 
     def ask_to_stop(self) -> None:
+        self._ends_at = min(self._ends_at, time.monotonic() + _DRAINING)
         self._worker.ask_to_stop()
 
     def _run(self, worker: Worker) -> None:
@@ -209,8 +227,7 @@ class _Route:
             self._forward(worker, _LOOK)
             if time.monotonic() > self._asked_at + _BETWEEN_BOOKS:
                 self._ask_books()
-        deadline = time.monotonic() + _DRAINING
-        while time.monotonic() < deadline and self._forward(worker, 0):
+        while time.monotonic() < self._ends_at and self._forward(worker, 0):
             pass
 
     def _forward(self, worker: Worker, timeout: float) -> bool:
@@ -224,8 +241,13 @@ class _Route:
             return True
         self._taken += len(batch)
         self._waiting = len(batch)
-        batch = self._serialised(stream, batch)
-        self._deliver(worker, batch)
+        rest = self._deliver(worker, self._serialised(stream, batch))
+        if len(rest) and self._goes_on:
+            self._subscription.give_back(stream, rest.column("seq")[0].as_py())
+            self._taken -= len(rest)
+            self._ends_at = 0.0  # or the same would be taken again
+        elif len(rest):
+            self._give_up(rest)
         self._waiting = 0
         return True
 
@@ -245,7 +267,8 @@ class _Route:
             batch = batch.take(pa.array([i for i in range(len(batch)) if i not in bad], pa.int64()))
         return batch
 
-    def _deliver(self, worker: Worker, batch: Batch) -> None:
+    def _deliver(self, worker: Worker, batch: Batch) -> Batch:
+        """Send a batch, again and again; return what is left of it when it is time to end."""
         while len(batch):
             try:
                 done, rejected = self._destination.send(batch)
@@ -267,13 +290,11 @@ class _Route:
             self._waiting = len(batch)
             if done:
                 worker.note_success()
-            if not len(batch):
-                return
             if not done:
                 self._outages += 1
-            if worker.is_stopping or (not done and worker.back_off()):
-                self._give_up(batch)
-                return
+            if time.monotonic() > self._ends_at or (not done and worker.back_off()):
+                break
+        return batch
 
     def _give_up(self, batch: Batch) -> None:
         self._undelivered += len(batch)

@@ -293,6 +293,64 @@ def test_each_stretch_of_damage_is_lost_where_it_is(
     assert "bytes of 1.iwrf_ts in 3 places are no packet" in caplog.text
 
 
+def test_packets_of_a_file_that_is_removed_before_it_is_read_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [tmp_path / f"{part}.iwrf_ts" for part in range(3)]
+    for part, path in enumerate(paths):
+        path.write_bytes(b"".join(scan(10, first=part * 10, every=1000, flags=False)[-10:]))
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert isinstance(reader, Replayable)
+        assert reader.bounds().end == 30
+        assert len(reader.read_many(10)) == 10
+        paths[0].unlink()  # it was read
+        paths[1].unlink()
+        messages = list(reader.available())
+        assert [message.seq for message in messages] == list(range(20, 30))
+        assert pulse_numbers(message.payload for message in messages) == list(range(20, 30))
+        books = reader.statistics()
+        assert [(loss.first, loss.last, loss.reason) for loss in books.losses] == [
+            (10, 19, DropReason.RETENTION)
+        ]
+        assert reader.bounds().end == 30
+        reader.seek(25)
+        message = reader.read(0)
+        assert message is not None
+        assert message.payload == messages[5].payload
+        assert reader.statistics().lost == 10
+    assert "0.iwrf_ts was removed" not in caplog.text
+    assert caplog.text.count("was removed before it was read") == 1
+
+
+def test_a_removed_file_that_nobody_counted_is_one_loss(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{part}.iwrf_ts" for part in range(3)]
+    for part, path in enumerate(paths):
+        path.write_bytes(b"".join(scan(10, first=part * 10, every=1000, flags=False)[-10:]))
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert isinstance(reader, Replayable)
+        assert len(reader.read_many(10)) == 10
+        paths[0].unlink()
+        paths[1].unlink()
+        assert [message.seq for message in reader.available()] == list(range(11, 21))
+        assert [(loss.first, loss.last) for loss in reader.statistics().losses] == [(10, 10)]
+        assert reader.bounds().end == 21
+
+
+def test_damage_before_the_place_that_is_sought_is_not_lost(tmp_path: Path) -> None:
+    packets = scan(20, every=1000, flags=False)[-20:]
+    data = [*packets[:5], bytes(77), *packets[5:15], bytes(77), *packets[15:]]
+    (tmp_path / "1.iwrf_ts").write_bytes(b"".join(data))
+    with open_reader(f"iwrf:{tmp_path}", start="end") as reader:
+        assert reader.statistics().lost == 0
+        for place in (12, "2025-06-15T15:06:40.012Z"):
+            before = reader.statistics().lost
+            reader.seek(place)
+            assert payloads_of(reader) == packets[12:]
+            assert reader.statistics().lost == before + 1
+        assert {loss.first for loss in reader.statistics().losses} == {15}
+        assert reader.skipped_bytes == 2 * 77  # type: ignore[attr-defined]
+
+
 def test_half_a_packet_at_the_end_is_waited_for_and_then_lost(tmp_path: Path) -> None:
     path, data = tmp_path / "x.iwrf_ts", vector("fl32").tobytes()
     path.write_bytes(data[:-100])

@@ -12,6 +12,7 @@ import contextlib
 import datetime as dt
 import logging
 import os
+import sys
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -172,12 +173,14 @@ def _read_chunk(
 _counted: OrderedDict[tuple[str, int], _Counted] = OrderedDict()
 
 
-def _counted_of(path: Path) -> _Counted:
-    """Return the cached count of a file."""
+def _counted_of(path: Path) -> _Counted | None:
+    """Return the cached count of a file; None: it was removed."""
     try:
         key = (str(path), path.stat().st_ino)
-    except OSError:
-        key = (str(path), 0)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error("reading", str(path), error) from error
     known = _counted.setdefault(key, _Counted(path))
     _counted.move_to_end(key)
     while len(_counted) > _REMEMBERED:
@@ -228,9 +231,15 @@ class IwrfFileReader(Replayable, PacketReader):
         self._files = files_in(place)
         #: Files with a name before that of the newest when they came: they are not read.
         self._late: dict[Path, _Counted] = {}
+        #: Packets of files that were counted or read: numbers count them also when they are gone.
+        self._packets: dict[Path, int] = {}
         self._looked = time.monotonic()
-        #: Which file, and how far in it.
-        self._index = self._offset = 0
+        #: Which file, the number of its first packet, and how far in it.
+        self._index = self._first = self._offset = 0
+        #: Whether the file was read to its end, as far as that was written.
+        self._is_read = False
+        #: The number from which on packets are wanted: what is damaged before it is not lost.
+        self._since = 0
         self.seek(start)
 
     def _fill(self) -> bool:
@@ -244,8 +253,8 @@ class IwrfFileReader(Replayable, PacketReader):
             if read is None:
                 self._miss(path)
                 continue
-            batch, end, found, _ = read
-            self._note_skipped(found, path.name)
+            batch, end, found, self._is_read = read
+            self._note_skipped(found, path.name, self._since)
             is_new = end > self._offset
             self._offset = end
             if batch.num_rows:
@@ -255,23 +264,34 @@ class IwrfFileReader(Replayable, PacketReader):
             if is_new:
                 continue
             if not is_last:
-                self._index += 1
-                self._offset = 0
+                self._stand_behind(path)
             elif not self._look_around():
                 return False
 
+    def _stand_behind(self, path: Path) -> None:
+        """Go on to the next file; what this one had stays known, should it be removed."""
+        self._packets[path] = self._next - self._first
+        self._stand_in(self._index + 1, self._next)
+
+    def _stand_in(self, index: int, first: int) -> None:
+        """Go to the beginning of a file whose first packet has this number."""
+        self._index, self._offset, self._is_read = index, 0, False
+        self._first = self._next = first
+        self._ready = None
+
     def _miss(self, path: Path) -> None:
-        """Skip and count a file that was removed before it was read."""
-        known = _counted_of(path)
-        before = sum(_counted_of(each).packets for each in self._files[: self._index])
-        lost = before + known.packets - self._next
-        log.warning("%s: %s was removed before it was read", self.url, path.name)
-        if lost > 0:
-            last = self._next + lost - 1
-            self._damaged.add(Loss(self._next, last, DropReason.RETENTION))
-            self._next += lost
-        self._index += 1
-        self._offset = 0
+        """Go on behind a file that was removed; count what was not read of it."""
+        known = self._packets.get(path, 0)
+        unread = self._first + known - self._next
+        if not known and not self._is_read:
+            unread = 1  # nobody knows how many packets it had
+        if unread > 0:
+            end = self._next + unread
+            if (wanted := max(self._next, self._since)) < end:
+                log.warning("%s: %s was removed before it was read", self.url, path.name)
+                self._damaged.add(Loss(wanted, end - 1, DropReason.RETENTION))
+            self._next = end
+        self._stand_behind(path)
 
     def _pass_over(self, path: Path) -> None:
         """Count the packets of a file that came too late; it may still grow."""
@@ -324,9 +344,18 @@ class IwrfFileReader(Replayable, PacketReader):
         """Return the counts of all files."""
         self._looked = float("-inf")
         self._look_around()
-        counted = [_counted_of(path) for path in self._files]
-        for index, each in enumerate(counted):
-            each.count(is_last=index == len(counted) - 1)
+        return [
+            self._count_of(path, is_last=index == len(self._files) - 1)
+            for index, path in enumerate(self._files)
+        ]
+
+    def _count_of(self, path: Path, *, is_last: bool) -> _Counted:
+        """Return the count of a file; one that was removed keeps its last count."""
+        counted = _counted_of(path)
+        if counted is None:
+            return _Counted(path, packets=self._packets.get(path, 0), is_done=True)
+        counted.count(is_last=is_last)
+        self._packets[path] = counted.packets
         return counted
 
     def bounds(self) -> Bounds:
@@ -351,9 +380,9 @@ class IwrfFileReader(Replayable, PacketReader):
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         place = Position.of(position)
-        self._ready = None
         if place.anchor == "start":
-            self._index = self._offset = self._next = 0
+            self._since = 0
+            self._stand_in(0, 0)
             return
         counted = self._counts()
         end = sum(each.packets for each in counted)
@@ -370,20 +399,20 @@ class IwrfFileReader(Replayable, PacketReader):
         self._stand_at(counted, target)
 
     def _stand_at(self, counted: list[_Counted], seq: int) -> None:
-        self._next = self._index = self._offset = 0
+        self._since = seq
+        self._stand_in(0, 0)
         for index, each in enumerate(counted):
-            self._index = index
             if seq < self._next + each.packets or index == len(counted) - 1:
                 before = [mark for mark in each.marks if mark[0] <= seq - self._next]
                 packets, self._offset, _ = before[-1] if before else (0, 0, 0)
                 self._next += packets
                 break
-            self._next += each.packets
+            self._stand_in(index + 1, self._next + each.packets)
         while self._next < seq and (self._ready is not None or self._fill()):
             assert self._ready is not None
             first = self._next - self._ready.num_rows
             if seq < self._next:
-                self._ready = self._ready.slice(seq - first)
+                self._ready = self._ready.slice(max(0, seq - first))  # it may have been removed
                 return
             self._ready = None
 
@@ -395,13 +424,17 @@ class IwrfFileReader(Replayable, PacketReader):
                     seq = before + packets
             before += each.packets
         self._stand_at(counted, seq)
+        self._since = sys.maxsize  # nothing is lost until the place is known
         while self._ready is not None or self._fill():
             assert self._ready is not None
             later = np.flatnonzero(numbers_of(self._ready, "created_ns") >= time_ns)
             if len(later):
-                self._ready = self._ready.slice(int(later[0]))
-                return
+                seq = int(numbers_of(self._ready, "seq")[later[0]])
+                break
             self._ready = None
+        else:
+            seq = self._next
+        self._stand_at(counted, seq)
 
     def close(self) -> None:
         self._is_closed = True

@@ -256,16 +256,24 @@ class PacketReader(Worded, Reader):
             return some
         return _NO_MESSAGES
 
-    def _note_skipped(self, found: Framing, file: str = "") -> None:
-        """Count and say the bytes that belong to no packet, before the packets are numbered."""
-        if not found.skipped:
+    def _note_skipped(self, found: Framing, file: str = "", since: int = 0) -> None:
+        """Count and say the bytes that belong to no packet, before the packets are numbered.
+
+        :param since: the number from which on packets are wanted
+        """
+        numbers = [self._next + packets for packets in found.packets_before_skipped]
+        skipped = [
+            (seq, end - start)
+            for seq, (start, end) in zip(numbers, found.skipped, strict=True)
+            if seq >= since
+        ]
+        if not skipped:
             return
-        places = len(found.skipped)
+        places, size = len(skipped), sum(length for _, length in skipped)
         where = (f" of {file}" if file else "") + (f" in {places} places" if places > 1 else "")
-        log.warning("%s: %d bytes%s are no packet", self.url, found.skipped_bytes, where)
-        self.skipped_bytes += found.skipped_bytes
-        for packets in found.packets_before_skipped:
-            seq = self._next + packets
+        log.warning("%s: %d bytes%s are no packet", self.url, size, where)
+        self.skipped_bytes += size
+        for seq, _ in skipped:
             self._damaged.add(Loss(seq, seq, DropReason.DAMAGED))
 
     def in_words(self, message: Message) -> str:

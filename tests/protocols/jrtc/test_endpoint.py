@@ -21,7 +21,10 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.message import Message
+from penstock.protocols.jrtc.control import ControlServer
 from penstock.protocols.jrtc.endpoint import DatagramReader
+from penstock.protocols.jrtc.schemas import Schemas
+from penstock.queue.streams import InputStream
 from penstock.relay.copy import copy
 from protocols.jrtc.forwarded import HOST, STATUS, UP, listening, port_of, send, stream_of
 from support.until import until
@@ -131,3 +134,23 @@ def test_urls_that_are_none() -> None:
         with pytest.raises(StorageError):
             open_reader(f"jrtc+udp://{HOST}:{port_of(taken)}")
     assert identity(f"jrtc+udp://{HOST}") == identity(f"jrtc+udp://{HOST}:20788?stream={STATUS}")
+
+
+def test_commands_reach_a_controller_that_was_restarted(tmp_path: Path) -> None:
+    commands = stream_of("commands", 1)
+    with InputStream.create(commands, owner="a codelet", directory=tmp_path) as stream:
+        with ControlServer([commands], Schemas(), tcp_port=0, directory=tmp_path) as server:
+            port = server.tcp_port
+            writer = open_writer(f"jrtc+tcp://{HOST}:{port}?stream={commands}")
+            writer.write(b"0")
+            assert [m.payload for m in stream.read_many(1, 10)] == [b"0"]
+        with pytest.raises(ConnectionLost):
+            writer.write(b"while it is away")
+        with (
+            ControlServer([commands], Schemas(), tcp_port=port, directory=tmp_path),
+            writer,
+        ):
+            writer.write(b"1")
+            writer.write(b"2")
+            assert [m.payload for _ in range(2) for m in stream.read_many(1, 10)] == [b"1", b"2"]
+    assert (writer.statistics().messages, writer.statistics().refused) == (3, 1)

@@ -36,6 +36,7 @@ from penstock.core.options import Options, parse_options
 from penstock.core.position import Position
 from penstock.core.statistics import ReaderStatistics
 from penstock.core.stream_id import StreamId
+from penstock.protocols.connection import is_readable
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
 from penstock.protocols.host_port import host_alone
 from penstock.protocols.jrtc.wire import (
@@ -72,6 +73,8 @@ _MOST_WAITING: Final = 64 << 20
 #: Seconds that a datagram, or a controller, may be waited for.
 _SENDING: Final = 5.0
 _LOOK: Final = 0.1
+#: Bytes that are read at once.
+_PIECE: Final = 1 << 16
 
 
 def _request(value: object) -> object:
@@ -305,7 +308,10 @@ class DatagramWriter(_MessageWriter):
 
 
 class ControlWriter(_MessageWriter):
-    """Sends messages to input streams of a controller over TCP. There are no replies."""
+    """Sends messages to input streams of a controller over TCP, and connects again when it broke.
+
+    There are no replies: what the controller had not read when it went away is not noticed.
+    """
 
     def __init__(self, url: str, host: str, port: int, stream: StreamId | None) -> None:
         """Connect.
@@ -313,8 +319,10 @@ class ControlWriter(_MessageWriter):
         :raises ConnectionLost: nothing listens there.
         """
         super().__init__(url, stream)
+        self._address = (host, port)
+        self._socket: socket.socket | None = None
         try:
-            self._socket = socket.create_connection((host, port), _SENDING)
+            self._connected()
         except OSError as error:
             raise ConnectionLost(url, error.strerror or str(error)) from error
 
@@ -325,12 +333,27 @@ class ControlWriter(_MessageWriter):
             self._refused += 1
             raise
         try:
-            self._socket.sendall(frame)
+            self._connected().sendall(frame)
         except OSError as error:
+            self._disconnect()  # part of the frame may be sent
             self._refused += 1
             raise ConnectionLost(self.url, error.strerror or str(error)) from error
         self._count_sent(1, len(payload))
 
+    def _connected(self) -> socket.socket:
+        """Return a connection that the controller has not ended: the kernel would take a frame."""
+        while self._socket is not None and is_readable(self._socket):
+            if not self._socket.recv(_PIECE):  # otherwise it says something, which nobody expects
+                self._disconnect()
+        if self._socket is None:
+            self._socket = socket.create_connection(self._address, _SENDING)
+        return self._socket
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     def close(self) -> None:
         self._is_closed = True
-        self._socket.close()
+        self._disconnect()

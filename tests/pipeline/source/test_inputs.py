@@ -46,4 +46,4 @@ def test_messages_that_a_stopped_copy_has_no_time_for_are_counted_as_lost(
     until(lambda: not copy._worker.is_alive)
     with open_reader(copy.place) as log:
         kept = len(log.read_many(200))
-    assert kept + copy.take_lost() == 100
+    assert kept + copy.lost.total == 100

@@ -180,3 +180,44 @@ def test_a_query_follows_a_live_stream(spark: SparkSession, port: int, tmp_path:
     finally:
         query.stop()
     assert sorted(numbers(target)) == list(range(100))
+
+
+def test_what_was_lost_after_the_last_batch_is_told_at_the_end_and_counted_by_the_next_life(
+    port: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, log = f"live://127.0.0.1:{port}", f"log:{tmp_path}/stage"
+    planner = Planner(url, stage=log)
+    planner.begin()
+    send(port, [0, 1, 2])
+    wait_for(lambda: planner.plan() and planner.at[url]["end"] == 3)
+    send(port, [10, 11])  # of which no batch is planned
+    wait_for(lambda: came_to(log) == 5)
+    planner.reader.stop()
+    assert "7 messages lost on the way here since the last batch" in caplog.text
+    for _ in range(2):  # killed before Spark has stored the first plan: it is made again
+        again = Planner(url, stage=log)
+        again.at = planner.at
+        assert again.plan()
+        assert (again.at[url]["end"], again.at[url]["lost"]) == (5, 7)
+        assert not again.plan()
+        again.reader.stop()
+    last = Planner(url, stage=log)
+    last.at = again.at
+    assert not last.plan()  # what is counted is not counted again
+    last.reader.stop()
+
+
+def test_a_new_query_does_not_count_what_an_earlier_one_lost_before_the_same_log(
+    port: int, tmp_path: Path
+) -> None:
+    url, log = f"live://127.0.0.1:{port}", f"log:{tmp_path}/stage"
+    planner = Planner(url, stage=log)
+    planner.begin()
+    send(port, [0, 10])
+    wait_for(lambda: planner.plan() and planner.at[url]["lost"] == 9)
+    planner.reader.stop()
+    other = Planner(url, stage=log)
+    other.begin()
+    assert other.plan()
+    assert other.at[url]["lost"] == 0
+    other.reader.stop()

@@ -66,6 +66,9 @@ class Offset:
     #: A checksum of the last message before `end`, to detect a stream that was restored from an
     #: older copy and reuses numbers. Empty: not known.
     check: str = ""
+    #: Of a live stream: how many messages it lost before its log, in the life of the log, as far as
+    #: `lost` counts them. None: none are counted yet, or it is no live stream.
+    lost_before_log: int | None = None
 
 
 #: One for each URL.
@@ -90,6 +93,11 @@ def offsets_to_json(offsets: Mapping[str, Offset]) -> dict[str, Any]:
             **({"reader": offset.reader} if offset.reader else {}),
             **({"gone": True} if offset.is_gone else {}),
             **({"check": offset.check} if offset.check else {}),
+            **(
+                {}
+                if offset.lost_before_log is None
+                else {"lost_before_log": offset.lost_before_log}
+            ),
         }
         for url, offset in sorted(offsets.items())
     }
@@ -112,6 +120,7 @@ def offsets_from_json(stored: Mapping[str, Any]) -> Offsets:
                 str(fields.get("reader", "")),
                 bool(fields.get("gone", False)),
                 str(fields.get("check", "")),
+                int(fields["lost_before_log"]) if "lost_before_log" in fields else None,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Malformed(

@@ -5,10 +5,12 @@ A stream that cannot be re-read is copied to a log, from which Spark reads it.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.capabilities import Grouped, Held, Replayable
 from penstock.core.endpoints import (
@@ -30,15 +32,17 @@ from penstock.core.errors import (
 from penstock.core.position import Position
 from penstock.core.retry import Backoff, RetryPolicy, retry
 from penstock.core.url import URL
+from penstock.core.whole_files import sync_names, write_whole
 from penstock.core.worker import Worker
 from penstock.pipeline.source.checkpoint import checksum
+from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.core.interfaces import Bounds, Reader
 
-__all__ = ["Holders", "LiveCopy", "Streams", "expand", "log_for"]
+__all__ = ["Holders", "LiveCopy", "LostBefore", "Streams", "expand", "log_for"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +52,8 @@ _LEAVING: Final = RetryPolicy(
 )
 #: Seconds for a stopping copy to copy and sync what has come.
 _TIME_TO_STOP: Final = 10.0
+#: File beside the log of a live stream: `NAME.lost.json`.
+_LOST: Final = ".lost.json"
 
 
 #: Seconds between two checks whether a silent stream still exists.
@@ -232,12 +238,11 @@ class Streams:
             name,
         )
 
-    def lost_before_staging(self) -> dict[str, int]:
-        """Return messages that live streams lost before staging, since the last call."""
+    def lost_before_staging(self) -> dict[str, LostBefore]:
+        """Return how many messages live streams lost before staging."""
         return {
-            self._names.get(stream, self._urls[stream]): lost
+            self._names.get(stream, self._urls[stream]): copy.lost
             for stream, copy in self._copies.items()
-            if (lost := copy.take_lost())
         }
 
     def first_at(self, name: str, time_ns: int) -> int:
@@ -271,9 +276,15 @@ class Streams:
         copy = self._copies[stream] = LiveCopy(reader, log)
         return open_reader(copy.place, start=Position.END)
 
-    def close(self) -> None:
+    def stop_copies(self) -> None:
+        """Stop the copies of live streams; what they have lost can still be asked for."""
+        for staged in self._copies.values():
+            staged.ask_to_stop()
         for staged in self._copies.values():
             staged.stop()
+
+    def close(self) -> None:
+        self.stop_copies()
         for reader in self._readers.values():
             reader.close()
         self._copies.clear()
@@ -291,11 +302,25 @@ def log_for(*names: str, below: str) -> str:
     return next((log for log, at in places.items() if at is not None and at.exists()), logs[0])
 
 
+class LostBefore(NamedTuple):
+    """Messages that a live stream lost before its log, in the life of the log."""
+
+    total: int
+    #: How many of them before this copy began.
+    earlier: int
+
+    def since(self, counted: int | None) -> int:
+        """Return how many are new to an offset that counts `counted`; None: it counts none yet."""
+        before = self.earlier if counted is None else counted
+        return self.total - before if before <= self.total else self.total  # the file was removed
+
+
 class LiveCopy:
     """Copies a live stream to a log, in a thread of the planning process.
 
     Every batch is synced to disk before the next is read, so that messages which Spark has planned
-    survive a power failure.
+    survive a power failure. What the stream lost before is counted in a file beside the log: a
+    query that ends before its next batch is planned counts it when it is restarted.
     """
 
     def __init__(self, reader: Reader, stage: str) -> None:
@@ -312,7 +337,15 @@ class LiveCopy:
         except BaseException:
             reader.close()
             raise
-        self._lost = self._lost_told = 0
+        path = Path(URL.parse(stage).path.rstrip("/")).resolve()
+        self._count = path.with_name(f"{path.name}{_LOST}")
+        try:
+            earlier = _stored_count(self._count)
+        except BaseException:
+            self._writer.close()
+            reader.close()
+            raise
+        self.lost = LostBefore(earlier, earlier)
         #: Received messages that were not copied before the end.
         self._left = 0
         self._worker = Worker(f"the copy of {reader.url} to {self.place}", self._run, log=log)
@@ -345,8 +378,18 @@ class LiveCopy:
                 self._note()
 
     def _note(self) -> None:
+        """Store how many messages were lost before the log.
+
+        :raises StorageError: the operating system refuses; no loss may go uncounted.
+        """
         # Of the reader, which only this copy reads: a copy's own count begins when it begins.
-        self._lost = self._reader.statistics().lost + self._left
+        total = self.lost.earlier + self._reader.statistics().lost + self._left
+        if total == self.lost.total:
+            return
+        with storage_errors("writing", str(self._count)):
+            write_whole(self._count, json.dumps({"lost": total}).encode(), sync=True)
+            sync_names(self._count.parent)
+        self.lost = self.lost._replace(total=total)
 
     def _leave(self, backlog: int) -> None:
         """Count received messages as lost that there is no time to copy."""
@@ -365,15 +408,28 @@ class LiveCopy:
         if self._worker.error is not None:
             raise self._worker.error
 
-    def take_lost(self) -> int:
-        """Return how many messages were lost before the copy, since the last call."""
-        lost = self._lost - self._lost_told
-        self._lost_told += lost
-        return lost
+    def ask_to_stop(self) -> None:
+        """Tell it to stop, without waiting for the end."""
+        self._worker.ask_to_stop()
 
     def stop(self) -> None:
         """Stop: copy what has come, and sync it to disk."""
         self._worker.stop(_TIME_TO_STOP)
+
+
+def _stored_count(path: Path) -> int:
+    """Return how many messages were lost before a log.
+
+    :raises StorageError: the operating system refuses.
+    """
+    with storage_errors("reading", str(path)):
+        try:
+            return int(json.loads(path.read_text())["lost"])
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s is damaged, and counts from 0 on: %s", path, error)
+            return 0
 
 
 class Holders:

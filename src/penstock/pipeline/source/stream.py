@@ -395,11 +395,13 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _count_reported(self, begins: Offsets, known: Offsets) -> None:
         """Count losses that tasks reported, and those of live streams before staging."""
-        for url, count in self._streams.lost_before_staging().items():
-            at = begins[url].end
-            lost = LostRange(url, begins[url].epoch, at, None, "lost on the way here", count)
-            self._tell(lost, "")  # it was never there to be read: no query ends for that
-            begins[url] = replace(begins[url], lost=begins[url].lost + count)
+        for url, on_the_way in self._streams.lost_before_staging().items():
+            if (at := begins.get(url)) is None:
+                continue
+            if count := on_the_way.since(at.lost_before_log):
+                lost = LostRange(url, at.epoch, at.end, None, "lost on the way here", count)
+                self._tell(lost, "")  # it was never there to be read: no query ends for that
+            begins[url] = replace(at, lost=at.lost + count, lost_before_log=on_the_way.total)
         if self._options.failOnDataLoss:
             return
         reports = self._losses()
@@ -494,6 +496,11 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
     def stop(self) -> None:
         if self._holders is not None:
             self._holders.close()
+        self._streams.stop_copies()
+        for url, on_the_way in self._streams.lost_before_staging().items():
+            at = self._planned.get(url)
+            if count := on_the_way.since(None if at is None else at.lost_before_log):
+                log.warning("%s: %d messages lost on the way here since the last batch", url, count)
         if self._reports is not None:
             reported = self._reports.heard()
             left = any(uncounted(reported, url, last) for url, last in self._planned.items())
@@ -506,7 +513,9 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
 
 def _is_same(before: Offset, offset: Offset) -> bool:
     """Tell whether an offset has nothing new."""
-    return replace(offset, start=before.start, reader=before.reader) == before
+    return before == replace(
+        offset, start=before.start, reader=before.reader, lost_before_log=before.lost_before_log
+    )
 
 
 def _counted(offset: Offset, lost: LostRange) -> Offset:

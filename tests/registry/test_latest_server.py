@@ -21,10 +21,11 @@ from penstock.protocols.lrose.ds_message import DsMessage
 from penstock.protocols.lrose.ds_server import DsServer
 from penstock.protocols.lrose.ldata_client import LdataClient
 from penstock.protocols.lrose.ldata_format import LatestInfo
-from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, LdataMessage, Mode
+from penstock.protocols.lrose.ldata_wire import MESSAGE_TYPE, Arguments, LdataMessage, Mode
 from penstock.registry.latest import LatestDataInfo
 from penstock.registry.latest_server import LdataServer, LdataServerOptions
 from support.mosquitto import free_port
+from support.until import until
 
 WIRE = Path(__file__).parents[1] / "vectors" / "lrose" / "wire"
 
@@ -222,6 +223,35 @@ def test_a_label_keeps_its_place_on_the_server(server: DsServer, root: Path) -> 
         client(server, **{**options, "latestReadInfoLabel": "/"}) as there,
     ):
         there.read()
+
+
+def ask(connection: socket.socket, request: LdataMessage) -> LdataMessage:
+    connection.sendall(sku.encode(sku.Frame(MESSAGE_TYPE, 1, request.to_message().to_bytes())))
+    decoder = sku.Decoder(1 << 20)
+    frames: list[sku.Frame] = []
+    while not frames:
+        frames = decoder.feed(connection.recv(65536))
+    return LdataMessage.from_message(DsMessage.from_bytes(frames[0].payload))
+
+
+@pytest.mark.parametrize(("closes", "following"), [(False, "b.nc"), (True, "c.nc")])
+def test_a_label_keeps_an_entry_only_when_its_client_surely_has_it(
+    server: DsServer, root: Path, closes: bool, following: str
+) -> None:
+    write(root / "mdv" / "radar", "a.nc", "b.nc", "c.nc")
+    options: dict[str, Any] = {"saveLatestReadInfo": True, "latestReadInfoLabel": "view"}
+    arguments = Arguments(readFmqFromStart=True, **options)
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        ask(connection, LdataMessage(mode=Mode.OPEN, arguments=arguments, url="mdv/radar"))
+        for name in ("a.nc", "b.nc"):
+            info = ask(connection, LdataMessage(mode=Mode.READ, arguments=arguments)).info
+            assert info is not None
+            assert info.rel_data_path == name
+        if closes:  # otherwise the connection breaks, maybe before the reply has come
+            ask(connection, LdataMessage(mode=Mode.CLOSE))
+    until(lambda: server.statistics().clients == 0)
+    with client(server, **options) as there:
+        assert paths(there)[0] == following
 
 
 def test_a_client_goes_on_after_the_server_came_back(root: Path) -> None:

@@ -42,7 +42,8 @@ class LatestDataInfo(Closable):
     """The latest_data_info of one directory, to be written or read. For one thread at a time.
 
     `settings` selects LROSE's forms. With a `label` the read position is saved, as LROSE saves it,
-    and the next process with that label resumes there. Every entry written is registered with the
+    and the next process with that label resumes there; with `saves_at_once=False` only
+    `save_place` saves it. Every entry written is registered with the
     DataMapper of this machine, if one runs; your own `register` is called instead, and None
     registers nothing.
     """
@@ -55,6 +56,7 @@ class LatestDataInfo(Closable):
         label: str | None = None,
         label_max_age: float | None = None,
         label_place: str | os.PathLike[str] | None = None,
+        saves_at_once: bool = True,
         register: Register | Literal["map"] | None = "map",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -62,7 +64,12 @@ class LatestDataInfo(Closable):
         self._files = InfoFiles(directory, self.settings.name)
         saved = None if label is None else SavedPlace(label, self._files.directory, label_place)
         self._reader = InfoReader(
-            self._files, self.settings, saved, saved_max_age=label_max_age, clock=clock
+            self._files,
+            self.settings,
+            saved,
+            saved_max_age=label_max_age,
+            saves_at_once=saves_at_once,
+            clock=clock,
         )
         self._map = MapRegistrar() if register == "map" else None
         self._register: Register | None = self._map if register == "map" else register
@@ -175,6 +182,11 @@ class LatestDataInfo(Closable):
                 return info
             if not self._reader.is_open:
                 self._reader.wait(left)
+
+    def save_place(self) -> None:
+        """Save the position behind the last entry read, if there is a label."""
+        self._check_open()
+        self._reader.save_place()
 
     def data_path(self, info: LatestInfo) -> str | None:
         """Return the path of an entry's file; None: it does not exist (any more)."""

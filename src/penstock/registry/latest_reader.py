@@ -74,12 +74,21 @@ class InfoReader:
         saved: SavedPlace | None = None,
         *,
         saved_max_age: float | None = None,
+        saves_at_once: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Start at the saved place, if there is one.
+
+        :param saves_at_once: save the place of each entry as it is returned; otherwise
+            `save_place` does
+        """
         self._files = files
         self._settings = settings
         self._saved = saved
         self._saved_max_age = saved_max_age
+        self._saves_at_once = saves_at_once
+        #: The id and the content of the last entry returned, until its place is saved.
+        self._unsaved: tuple[int, LatestInfo] | None = None
         self._clock = clock
         self._queue: ClassicReader | None = None
         #: The queue was too old when it was opened, and has had no entry since: files may be
@@ -266,10 +275,17 @@ class InfoReader:
             self._repeated += 1
         else:
             self._entries += 1
-        if self._saved is not None:
-            name = relative_path(info, self._files.directory)
-            self._saved.save(message.seq % ID_COUNT, info, name)
+        self._unsaved = message.seq % ID_COUNT, info
+        if self._saves_at_once:
+            self.save_place()
         return info
+
+    def save_place(self) -> None:
+        """Save the place of the last entry returned, if there is a label."""
+        unsaved, self._unsaved = self._unsaved, None
+        if self._saved is not None and unsaved is not None:
+            id, info = unsaved
+            self._saved.save(id, info, relative_path(info, self._files.directory))
 
     def _tell_of(self, damage: DamagedQueue) -> None:
         """Log once that the files are used until the queue is recreated."""

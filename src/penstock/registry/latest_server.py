@@ -103,6 +103,10 @@ class _LdataSession:
         self._arguments = Arguments()
 
     def handle(self, request: DsMessage) -> DsMessage:
+        if self._latest is not None:
+            # A client that asks again has the reply before. One whose connection broke may not have
+            # it: its label stays before that entry.
+            self._latest.save_place()
         return self._reply_to(LdataMessage.from_message(request)).to_message()
 
     def failure(self, request: DsMessage, error: Exception) -> tuple[int, DsMessage]:
@@ -185,6 +189,7 @@ class _LdataSession:
             settings=settings,
             label=label,
             label_place=self._root.folder / _PLACES,
+            saves_at_once=False,
             register=self._register,
         )
 

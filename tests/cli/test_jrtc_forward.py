@@ -10,8 +10,10 @@ import pytest
 
 from cli.command import PENSTOCK, run
 from penstock import open_reader
+from penstock.core.overflow import OverflowPolicy
 from penstock.queue.streams import InputStream, OutputStream
-from protocols.jrtc.forwarded import EXAMPLE, HOST, STATUS, UP, send, stream_of
+from penstock.queue.subscription import Subscription, requests_for
+from protocols.jrtc.forwarded import EXAMPLE, HOST, STATUS, UP, send, smo, stream_of
 from support.until import until
 
 
@@ -103,6 +105,31 @@ def test_commands_come_to_a_forwarder(tmp_path: Path) -> None:
         assert {stream.read(10).payload for _ in range(2)} == {b"go", b"stop"}  # type: ignore[union-attr]
         out, _ = _stop(forwarder)
     assert "commands: 2 delivered, 1 refused" in out
+
+
+def test_schemas_of_the_command_are_known_before_the_first_message_is_taken(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "example.pb").write_bytes(EXAMPLE)
+    with (
+        smo() as (url, bodies),
+        OutputStream.create(STATUS, owner="x", directory=tmp_path, hold="forwarder-2") as stream,
+    ):
+        (tmp_path / "forward.yaml").write_text(f"destinations: {{2: '{url}'}}\npolicy: block\n")
+        # It was there before: what is written now waits for the next one of its name.
+        with Subscription("forwarder-2", directory=tmp_path, policy=OverflowPolicy.BLOCK) as past:
+            past.add(*requests_for(destinations=2))
+        stream.write_many([UP] * 1000)
+        command = ("jrtc", "forward", f"{tmp_path}/forward.yaml", "--directory", str(tmp_path))
+        wrong = run(*command, "--schema", f"{tmp_path}/example.pb", "--stream", f"{STATUS}=nope:x")
+        assert wrong.returncode == 1
+        forwarder = _start(
+            *command, "--schema", f"{tmp_path}/example.pb", "--stream", f"{STATUS}=example:status"
+        )
+        until(lambda: sum(map(len, bodies)) == 1000)
+        out, _ = _stop(forwarder)
+    assert "1,000 messages taken, 1,000 forwarded" in out
+    assert forwarder.returncode == 0
 
 
 @pytest.mark.parametrize(

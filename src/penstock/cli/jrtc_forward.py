@@ -75,8 +75,9 @@ def forward(
     config = config.model_copy(
         update={name: value for name, value in given.items() if value is not None}
     )
-    with Ending() as ending, ForwarderService(config) as service:
-        _load(service.schemas, schema or [], stream or [])
+    schemas = config.load_schemas()
+    _load(schemas, schema or [], stream or [])
+    with Ending() as ending, ForwarderService(config, schemas) as service:
         for number, url in config.destinations.items():
             typer.echo(f"forwarding streams of fwd_dst {number} to {url}")
         if service.grpc_port is not None:

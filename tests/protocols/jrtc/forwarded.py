@@ -1,12 +1,14 @@
-"""Descriptors, streams and collectors that tests of forwarded streams share."""
+"""Descriptors, streams, collectors and servers that tests of forwarded streams share."""
 
 from __future__ import annotations
 
 import base64
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,36 @@ def listening() -> Iterator[socket.socket]:
 
 def port_of(sock: socket.socket) -> int:
     return int(sock.getsockname()[1])
+
+
+class _Smo(BaseHTTPRequestHandler):
+    """A web server that keeps what it gets, and answers as it is told."""
+
+    bodies: list[Any]
+    statuses: list[int]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status == 200:
+            self.bodies.append(json.loads(body))
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def smo(*statuses: int) -> Iterator[tuple[str, list[Any]]]:
+    handler = type("Smo", (_Smo,), {"bodies": [], "statuses": list(statuses)})
+    server = ThreadingHTTPServer((HOST, 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}/telemetry?x=1", handler.bodies  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

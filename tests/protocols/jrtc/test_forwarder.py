@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +41,7 @@ from protocols.jrtc.forwarded import (
     example_schemas,
     listening,
     port_of,
+    smo,
     stream_of,
 )
 from support.until import until
@@ -325,39 +323,6 @@ def test_nobody_who_listens_is_noticed(tmp_path: Path) -> None:
             time.sleep(0.02)
         until(lambda: forwarder.statistics().forwarded == 10)
         until(lambda: destination.unheard)
-
-
-class _Smo(BaseHTTPRequestHandler):
-    """A web server that keeps what it gets, and answers as it is told."""
-
-    bodies: list[Any]
-    statuses: list[int]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = self.statuses.pop(0) if self.statuses else 200
-        if status == 200:
-            self.bodies.append(json.loads(body))
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def smo(*statuses: int) -> Iterator[tuple[str, list[Any]]]:
-    handler = type("Smo", (_Smo,), {"bodies": [], "statuses": list(statuses)})
-    server = ThreadingHTTPServer((HOST, 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://{HOST}:{server.server_port}/telemetry?x=1", handler.bodies  # type: ignore[attr-defined]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_a_web_server_gets_json_also_when_it_fails_at_first(tmp_path: Path) -> None:

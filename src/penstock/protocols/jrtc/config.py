@@ -87,18 +87,27 @@ class ForwarderConfig(ConfigModel):
     policy: Literal[OverflowPolicy.DROP_OLDEST, OverflowPolicy.BLOCK] = OverflowPolicy.DROP_OLDEST
     control: ControlConfig | None = None
 
+    def load_schemas(self) -> Schemas:
+        """Load the descriptor sets.
+
+        :raises PenstockError: one is invalid.
+        """
+        schemas = Schemas()
+        for each in self.schemas:
+            each.load(schemas)
+        return schemas
+
 
 class ForwarderService(Closable):
     """A forwarder with its control and schema servers, as a file describes them."""
 
-    def __init__(self, config: ForwarderConfig) -> None:
+    def __init__(self, config: ForwarderConfig, schemas: Schemas | None = None) -> None:
         """Open everything and start.
 
+        :param schemas: used instead of those of `config`
         :raises PenstockError: a destination, port or schema is unusable.
         """
-        self.schemas = Schemas()
-        for each in config.schemas:
-            each.load(self.schemas)
+        self.schemas = config.load_schemas() if schemas is None else schemas
         self.control: ControlServer | None = None
         self.grpc_port: int | None = None
         with contextlib.ExitStack() as undo:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +20,8 @@ from penstock.protocols.psi.exporter import server as exporters
 from penstock.protocols.psi.exporter import session as sessions
 from penstock.protocols.psi.exporter import transports
 from penstock.protocols.psi.store.streams import Store
+from protocols.psi.raw_client import client
+from support.until import until
 
 
 def test_a_client_that_cannot_be_told_of_a_stream_has_to_come_again_and_loses_nothing(
@@ -69,3 +74,76 @@ def test_a_client_that_datagrams_cannot_be_sent_to_comes_again_and_gets_all(
             found = [imported.read(10) for _ in range(100)]
         assert [it.value for it in found if it is not None] == list(range(100))
         assert importer.statistics().connections == 2
+
+
+class HaltingQuota:
+    """Lets some messages pass, and has the next one wait."""
+
+    at_once = 1
+
+    def __init__(self, passing: int, wait: Callable[[], float]) -> None:
+        self.passing = passing
+        self._wait = wait
+
+    def delay(self, size: int, time_ns: int) -> float:
+        del size, time_ns
+        self.passing -= 1
+        return 0.0 if self.passing >= 0 else self._wait()
+
+
+@pytest.mark.parametrize("received", [1, 2, 7, 61])
+def test_a_psi_importer_that_leaves_while_messages_wait_gets_them_when_it_comes_again(
+    received: int,
+) -> None:
+    # With an odd number, a message that was not sent has the time of the last one received.
+    quota = HaltingQuota(received, lambda: 3600.0)
+    with RemoteExporter(port=0, quota=quota) as exporter:
+        posted = _post(exporter)
+        with client(exporter.port) as peer:
+            peer.burst()
+            peer.open_data()
+            got = peer.messages(received)
+        until(lambda: not exporter.statistics().clients)
+        quota.passing = len(posted)
+        got += _come_again(exporter, got[-1], len(posted) - received)
+        assert [(message.source_id, message.sequence_id) for message in got] == posted
+
+
+@pytest.mark.parametrize("received", [2, 4, 60])
+def test_a_psi_importer_whose_connection_breaks_gets_nothing_twice_when_it_comes_again(
+    received: int,
+) -> None:
+    has_broken = threading.Event()
+    quota = HaltingQuota(received, lambda: 0.0 if has_broken.wait(20) else 3600.0)
+    with RemoteExporter(port=0, quota=quota) as exporter:
+        posted = _post(exporter)
+        with client(exporter.port) as peer:
+            peer.burst()
+            peer.open_data()
+            got = peer.messages(received)
+            peer.data.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.data.close()
+            has_broken.set()
+        until(lambda: not exporter.statistics().clients)
+        quota.passing = len(posted)
+        got += _come_again(exporter, got[-1], len(posted) - received)
+        assert [(message.source_id, message.sequence_id) for message in got] == posted
+
+
+def _post(exporter: RemoteExporter) -> list[tuple[int, int]]:
+    """Post pairs of messages with the same time; return their stream ids and numbers."""
+    pair = [exporter.exporter.write(None, name, "byte[]") for name in ("Frames", "Results")]
+    began_ns = time.time_ns() // 100 * 100 - 3600 * 1_000_000_000
+    for number in range(100):
+        for stream in pair:
+            stream.post(b"x", began_ns + number * 1_000_000_000)
+    return [(stream.id, number) for number in range(1, 101) for stream in pair]
+
+
+def _come_again(exporter: RemoteExporter, last: PsiMessage, count: int) -> list[PsiMessage]:
+    """Connect as psi's importer does that has received `last`; return so many messages."""
+    hello = ClientHello.of(last.originating_ns + 100)
+    with client(exporter.port, hello.to_bytes()) as peer:
+        peer.burst()
+        peer.open_data()
+        return peer.messages(count)

@@ -326,9 +326,9 @@ class RemoteExporter(Closable):
             self._note_sent(sender)
 
     def _note_sent(self, sender: Sender) -> None:
-        if sender.messages:
+        if sender.sent_end:
             host = _host(sender.session.peer)
-            self._sent_to[host] = max(self._sent_to.pop(host, 0), sender.next_seq)
+            self._sent_to[host] = max(self._sent_to.pop(host, 0), sender.sent_end)
             if len(self._sent_to) > _MOST_HOSTS:
                 del self._sent_to[next(iter(self._sent_to))]  # the host that was served longest ago
 

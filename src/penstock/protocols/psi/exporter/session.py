@@ -21,9 +21,10 @@ from penstock.protocols.psi.ticks import MIN_NS
 from penstock.queue.groups.settled import runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.core.interfaces import Reader
+    from penstock.core.message import Message
     from penstock.core.quota import Quota
     from penstock.protocols.psi.envelope import PsiMessage
     from penstock.protocols.psi.handshake import ClientHello
@@ -184,6 +185,9 @@ class Sender:
         #: when the client connected.
         self.next_seq = session.next_seq
         self.is_placed = False
+        #: The end of what was put on the connection, in the store's queue; 0: nothing was. It moves
+        #: by pieces, where `next_seq` moves by all that was read at once.
+        self.sent_end = 0
         self.is_over = False
         self.progress_at = time.monotonic()
 
@@ -251,9 +255,7 @@ class Sender:
                 return
             if found:
                 size = sum(message.size for message in found)
-                if not self._pass_on([psi_message(message) for message in found], stop):
-                    # It does not read its meta connection: it has to reconnect.
-                    self.session.end()
+                if not self._pass_on(found, stop):
                     return
                 # Fewer of large messages, so that one read stays below `_BYTES_AT_ONCE`.
                 average = max(1, size // len(found))
@@ -268,30 +270,33 @@ class Sender:
                 if self._has_gone():
                     return
 
-    def _pass_on(self, messages: list[PsiMessage], stop: threading.Event) -> bool:
-        """Send the messages in the client's interval; False if a stream could not be announced."""
+    def _pass_on(self, found: Sequence[Message], stop: threading.Event) -> bool:
+        """Send the messages in the client's interval; False if not all of them could be sent."""
         covers = self.session.hello.covers
-        wanted = [message for message in messages if covers(message.creation_ns)]
+        messages = [(message.seq + 1, psi_message(message)) for message in found]
+        wanted = [(end, message) for end, message in messages if covers(message.creation_ns)]
         self.skipped += len(messages) - len(wanted)
         known: set[int] = set()
         batch: list[PsiMessage] = []
-        size = 0
+        size = end = 0
         most = _PIECE if self._quota is None else min(_PIECE, self._quota.at_once)
-        for message in wanted:
+        for end, message in wanted:
             if message.source_id not in known:
                 if not self.session.wait_for_announcement(message.source_id):
+                    # It does not read its meta connection: it has to reconnect.
+                    self.session.end()
                     return False
                 known.add(message.source_id)
             batch.append(message)
             size += len(message.payload) + 28
             if size >= most:
-                self._give(batch, size, stop)
+                if not self._give(batch, size, end, stop):
+                    return False
                 batch, size = [], 0
-        if batch:
-            self._give(batch, size, stop)
-        return True
+        return not batch or self._give(batch, size, end, stop)
 
-    def _give(self, batch: list[PsiMessage], size: int, stop: threading.Event) -> None:
+    def _give(self, batch: list[PsiMessage], size: int, end: int, stop: threading.Event) -> bool:
+        """Send messages, the last of them before `end`; False if the end came while they waited."""
         if self._quota is not None:
             if isinstance(self._quota, PsiQuota):
                 # It counts the bytes that psi stores: envelope, and payload padded to 4 bytes.
@@ -300,9 +305,11 @@ class Sender:
             until = time.monotonic() + delay
             while (left := until - time.monotonic()) > 0:
                 if self.session.is_over.is_set() or stop.wait(min(left, _LOOK)):
-                    return
+                    return False
                 self.progress_at = time.monotonic()  # the quota waits, not the client
+        self.sent_end = end  # before it is sent: the client may get it and the call still fail
         self.bytes += self._send(batch)
         self.messages += len(batch)
         self._taken.add(batch)
         self.progress_at = time.monotonic()
+        return True

@@ -238,12 +238,15 @@ class _Appending:
         self._batch = commit.batch
         self._origin = commit.origin
         self._digest: str | None = None
+        #: The fields in which the batch is compared with the stream: those that the stream stores.
+        self._fields: Sequence[str] = COMPARED
         self._bounds = self._bounds_now()
 
     def _bounds_now(self) -> Bounds | None:
         """Return the bounds of the stream; None if it cannot be read."""
         try:
             with self._reread() as reader:
+                self._fields = [name for name in COMPARED if name not in reader.cannot_carry]
                 return reader.bounds() if isinstance(reader, Replayable) else None
         except (NotFound, Unsupported):
             return None
@@ -436,7 +439,7 @@ class _Appending:
         try:
             for batch in staged_batches(parts):
                 is_new = []
-                for key in _keys(batch):
+                for key in _keys(batch, self._fields):
                     is_new.append(not there[key])
                     there[key] -= not is_new[-1]
                 new = batch.filter(pa.array(is_new, pa.bool_()))
@@ -459,7 +462,7 @@ class _Appending:
                 found = reader.read_batch(min(_AT_ONCE, end - at), timeout=0)
                 if not found.num_rows or found.column("seq")[0].as_py() != at:
                     raise _stranger(self._url, at)
-                yield from _keys(found)
+                yield from _keys(found, self._fields)
                 at += found.num_rows
 
     def _check_there(self, note: Note, parts: Sequence[Staged], bounds: Bounds) -> int:
@@ -478,15 +481,16 @@ class _Appending:
                     if not found.num_rows or found.column("seq")[0].as_py() != at:
                         raise _stranger(self._url, at)
                     same = left.slice(0, found.num_rows)
-                    if any(same.column(name) != found.column(name) for name in COMPARED):
+                    if any(same.column(name) != found.column(name) for name in self._fields):
                         raise _stranger(self._url, at)
                     at += found.num_rows
                     left = left.slice(found.num_rows)
         return there
 
 
-def _keys(batch: Batch) -> Iterator[bytes]:
-    columns = [batch.column(name).to_pylist() for name in COMPARED]
+def _keys(batch: Batch, fields: Sequence[str]) -> Iterator[bytes]:
+    """Yield a digest of these fields for each message; the payload is the first of them."""
+    columns = [batch.column(name).to_pylist() for name in fields]
     for payload, *header in zip(*columns, strict=True):
         hashed = blake2b(payload, digest_size=16)
         hashed.update(repr(header).encode())

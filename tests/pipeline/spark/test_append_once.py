@@ -20,6 +20,7 @@ from penstock.core.endpoints import endpoint_of, identity
 from penstock.core.errors import DamagedQueue, LockTimeout, StorageError
 from penstock.core.message import Message
 from penstock.core.provenance import AnotherBatch, Commit, Origin, Span, Staged
+from penstock.core.stream_id import StreamId
 from penstock.core.url import URL
 from penstock.pipeline.sink.stream_sink import StreamSink, _Message
 from penstock.pipeline.source.checkpoint import Offset, offsets_to_json, origin_of
@@ -30,6 +31,7 @@ from penstock.queue.append_once import (
     Stranger,
     append_once,
     remove_batch,
+    remove_files,
 )
 from penstock.queue.notes import NoteFile, notes_beside
 from support.commit_lives import notes_for, stage
@@ -38,6 +40,7 @@ from support.small_disks import small_disk_at
 from support.spark_streams import fill, payloads
 
 TESTS = Path(__file__).parents[2]
+STREAM = StreamId(bytes(range(16)))
 
 
 @pytest.fixture
@@ -222,6 +225,27 @@ def test_without_the_files_of_the_first_attempt_its_messages_are_compared(
     remove_batch(folder / "the-query", 7)
     with pytest.raises(Stranger):
         append_once(f"{url}3", staged(f"{url}3", folder, 29), "q", 7, folder)
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_batch_is_completed_in_a_queue_that_does_not_store_all_of_its_fields(
+    tmp_path: Path, folder: Path, has_files: bool
+) -> None:
+    url = f"fmq:{tmp_path}/out?layout=classic"
+    messages = [Message(0, 0, 0, 0, 0, STREAM, b"why", b"row %d" % n) for n in range(30)]
+    task = Staging(folder / "q" / "0", 0)
+    task.add([url], batch_from_messages(messages))
+    parts = task.finish()
+    begun(url, parts, folder)
+    with open_writer(url) as writer:  # what it had appended when it died
+        writer.write_batch(batch_from_messages(messages[:12]))
+    if not has_files:
+        again = Staging(folder / "again" / "0", 0)
+        again.add([url], batch_from_messages(messages))
+        remove_files([part.path for part in parts])
+        parts = again.finish()
+    assert append_once(url, parts, "q", 0, folder) == 18
+    assert rows_of(url) == list(range(30))
 
 
 def test_a_stream_created_anew_gets_the_whole_batch(tmp_path: Path, folder: Path) -> None:

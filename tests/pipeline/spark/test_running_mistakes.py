@@ -71,6 +71,25 @@ def test_a_master_of_no_kind_is_said_before_spark_is_started(here: Path) -> None
         run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
 
 
+@pytest.mark.parametrize("target", ["fmq:{}/dead?layout=classic", "mcap:{}/dead.mcap"])
+def test_dead_letters_into_a_stream_that_keeps_no_reasons_are_refused_before_spark_is_started(
+    here: Path, target: str
+) -> None:
+    pipeline = base(here).sink("x", from_="a", dead_letter=target.format(here))
+    with pytest.raises(ConfigError, match="it keeps no attributes") as caught:
+        run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
+    assert caught.value.field == "sinks.x.dead_letter"
+    assert not (here / "dead.mcap").exists()
+
+
+@pytest.mark.parametrize("target", ["fmq:{}/dead", "log:{}/dead", "jsonl:{}/dead.jsonl"])
+def test_dead_letters_into_a_stream_that_keeps_reasons_are_taken(here: Path, target: str) -> None:
+    pipeline = base(here).sink("x", from_="a", dead_letter=target.format(here))
+    with pytest.raises(NotStarted):
+        run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
+    assert not (here / "dead.jsonl").exists()  # it would be in the way of the first batch
+
+
 def test_state_where_batches_are_shared_is_refused(spark: SparkSession, here: Path) -> None:
     pipeline = (
         base(here)

@@ -40,7 +40,7 @@ from penstock.pipeline.source.inputs import Streams
 from penstock.protocols.web import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -133,6 +133,7 @@ def run(
     if is_near:
         _make_streams_between(plan)
         _check_sources(plan)
+        _check_dead_letters(plan)
     with ExitStack() as owned:
         checkpoints = Checkpoints(plan, checkpoint, backfill, owned, say, is_near=is_near)
         session = spark or session_for(plan, master, checkpoint, ui=ui)
@@ -532,3 +533,34 @@ def _check_sources(plan: Plan) -> None:
                 raise pipeline.error(("sources", name, "url"), str(error), hint=hint) from error
             finally:
                 streams.close()
+
+
+def _check_dead_letters(plan: Plan) -> None:
+    """Check that streams of dead letters keep the reasons, before the slow start of Spark.
+
+    :raises ConfigError: one does not.
+    """
+    for pipeline in plan.pipelines:
+        for name, sink in pipeline.sinks.items():
+            if sink.dead_letter is not None and "attributes" in _not_stored(sink.dead_letter):
+                raise pipeline.error(
+                    ("sinks", name, "dead_letter"),
+                    "it keeps no attributes, which hold the reason of a dead letter",
+                    hint="use a log: or a wide fmq: queue",
+                )
+
+
+class _OnlyAsked(Exception):
+    """Ends the `with` of a writer, so that a file is not finished, empty as it is."""
+
+
+def _not_stored(url: str) -> Collection[str]:
+    """Return the fields that a stream does not store; none if that cannot be asked now.
+
+    Another run may be writing to it, or its server be away: the query says so when it writes.
+    """
+    missing: Collection[str] = ()
+    with suppress(PenstockError, _OnlyAsked), open_writer(url) as writer:
+        missing = writer.cannot_carry
+        raise _OnlyAsked
+    return missing

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -38,10 +39,12 @@ from penstock.radar.beams import (
 from penstock.radar.cfradial import write_cfradial
 from penstock.radar.file_endpoints import CfRadialEndpoint, _WriterOptions
 from penstock.radar.grids import Axis, GridOptions, grid_beams, grid_row
+from penstock.radar.iwrf.files import files_in
 from penstock.radar.volume_files import read_volume
 from penstock.radar.volumes import VolumeStore
 from support.radar_volumes import START_NS, volume
 from support.small_disks import small_disk_at
+from support.unprivileged import run_without_rights
 from support.until import until
 
 if TYPE_CHECKING:
@@ -119,6 +122,33 @@ def test_what_is_there_now_is_read_also_if_a_file_is_of_tomorrow(tmp_path: Path)
     with open_reader(f"cfradial:{tmp_path}") as reader:
         assert len(list(reader.available())) == 12
         assert list(reader.available()) == []
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out() -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_cfradial(folder / "1.nc", volume(1, rays=3, gates=2))
+        (folder / "20250615").mkdir(mode=0o700)
+        (folder / "lost+found").mkdir(mode=0o700)
+
+        def check() -> None:
+            with open_reader(f"cfradial:{folder}") as reader:
+                for _ in range(2):
+                    with pytest.raises(StorageError, match="20250615"):
+                        reader.read_many(1)
+            with pytest.raises(StorageError, match="20250615"):
+                files_in(folder)  # of iwrf:
+
+        run_without_rights(check)
+
+
+def test_a_file_that_has_just_come_is_there(tmp_path: Path) -> None:
+    write_cfradial(tmp_path / "1.nc", volume(1, rays=3, gates=2))
+    with open_reader(f"cfradial:{tmp_path}?every=1h") as reader:
+        assert len(list(reader.available())) == 6
+        write_cfradial(tmp_path / "2.nc", volume(2, rays=3, gates=2))
+        assert len(list(reader.available())) == 6
 
 
 def test_files_at_work_are_not_read_and_those_that_are_gone_are_counted(tmp_path: Path) -> None:

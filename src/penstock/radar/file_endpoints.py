@@ -35,6 +35,7 @@ from penstock.core.position import Position
 from penstock.core.statistics import Loss, LossLedger, ReaderStatistics
 from penstock.core.url import URL
 from penstock.core.worker import Worker
+from penstock.queue.storage import storage_error
 from penstock.radar.beams import batch_from_rows, check_beams, field_names, gates_of
 from penstock.radar.cfradial import file_name, write_cfradial
 from penstock.radar.grids import (
@@ -49,6 +50,7 @@ from penstock.radar.grids import (
     read_grid,
     write_grid,
 )
+from penstock.radar.iwrf.files import is_data_folder
 from penstock.radar.volume_files import read_volume
 from penstock.radar.volumes import Product, VolumeSettings, VolumeStore
 
@@ -314,16 +316,24 @@ class CfGridEndpoint(FilesEndpoint):
 
 
 def files_below(path: Path) -> Iterator[Path]:
-    """Yield the files of a directory in the order of their names, which is that of their times."""
+    """Yield the files of a directory in the order of their names, which is that of their times.
+
+    :raises StorageError: a folder cannot be listed.
+    """
     if path.is_file():
         yield path
         return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for folder, folders, names in os.walk(path, onerror=_refuse_unless_removed):
+        folders[:] = sorted(name for name in folders if is_data_folder(name))
         for name in sorted(names):
             # Files at work end so, ours and those of LROSE's Radx.
             if not name.startswith(("_", ".")) and not name.endswith((".new", ".tmp")):
                 yield Path(folder, name)
+
+
+def _refuse_unless_removed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise storage_error("reading", str(error.filename), error) from error
 
 
 class VolumeWriter(BookedWriter):
@@ -454,6 +464,7 @@ class FilesReader(Worded, Reader):
 
         By their names: the time of a file may be that of a machine whose clock is ahead.
         """
+        self._looked = -float("inf")
         there = set(files_below(self._path))
         while messages := self._take(1):
             yield messages[0]

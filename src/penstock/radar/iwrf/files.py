@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import numpy as np
@@ -44,14 +45,21 @@ from penstock.radar.iwrf.packets import BY_ELEVATION, ID_BASE, Encoding, Kind, r
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from penstock.core.batch import Batch
     from penstock.core.message import Message
     from penstock.core.position import PositionLike
     from penstock.radar.iwrf.pulses import Metadata
 
-__all__ = ["SUFFIX", "FileOptions", "IwrfFileReader", "IwrfFileWriter", "file_name", "files_in"]
+__all__ = [
+    "SUFFIX",
+    "FileOptions",
+    "IwrfFileReader",
+    "IwrfFileWriter",
+    "file_name",
+    "files_in",
+    "is_data_folder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -192,14 +200,40 @@ def files_in(place: Path) -> list[Path]:
     """Return the files of a stream in their order: those of a directory, or one.
 
     :raises NotFound: the path does not exist.
+    :raises StorageError: a folder cannot be listed.
     """
     if place.is_file():
         return [place]
     if not place.is_dir():
         raise NotFound(f"there is no {place}", hint="give a directory of .iwrf_ts files, or one")
+    found: list[Path] = []
     with storage_errors("reading", str(place)):
-        found = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
+        for entry in _entries_of(place):
+            if not entry.is_dir():
+                found += _files_among([entry])
+            elif is_data_folder(entry.name):
+                found += _files_among(_entries_of(entry))
     return sorted(found, key=lambda path: (path.name, str(path)))
+
+
+def is_data_folder(name: str) -> bool:
+    """Tell whether a folder of a data directory may have data: a file system has its own, too."""
+    return not name.startswith(".") and name != "lost+found"
+
+
+def _entries_of(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing if it was removed."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise storage_error("reading", os.fspath(folder), error) from error
+
+
+def _files_among(entries: list[os.DirEntry[str]]) -> list[Path]:
+    return [Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX)]
 
 
 class Sizes(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock import open_reader, open_writer
+from penstock import create, open_reader, open_writer
 from penstock.core.errors import InvalidOption, Malformed, StorageError, Unsupported
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import backfill as backfills
@@ -182,3 +183,48 @@ def test_a_damaged_note_of_the_beginning_is_an_error_that_names_it(
     for backfill in (None, Backfill(time.time_ns() - 60 * SECOND, time.time_ns())):
         with pytest.raises(Malformed, match=r"p-out/_beginning\.json is damaged"):
             checkpoints(tmp_path, url, backfill)
+
+
+def pinned(folder: Path, url: str) -> Checkpoints:
+    """Plan a query that starts with the latest message, and has run without a batch."""
+    found = checkpoints(folder, url, None, startingOffsets="latest")
+    (folder / "checkpoints/p-out/metadata").write_text('{"id": "q"}')
+    return found
+
+
+@pytest.mark.parametrize("kind", ["log", "fmq"])
+def test_a_query_without_a_batch_reads_a_stream_that_was_created_anew_from_its_start(
+    tmp_path: Path, kind: str
+) -> None:
+    url = f"{kind}:{tmp_path}/in"
+    write(url, 0, 20)
+    pinned(tmp_path, url)
+    write(url, 20, 25)
+    again = source_of(pinned(tmp_path, url))
+    again.begin()
+    assert again.run() == list(range(20, 25))
+    create(url, replace=True)
+    write(url, 100, 130)
+    anew = source_of(pinned(tmp_path, url))
+    anew.begin()
+    assert anew.run() == list(range(100, 130))
+
+
+def test_a_query_without_a_batch_starts_though_a_stream_of_its_pattern_is_gone(
+    tmp_path: Path,
+) -> None:
+    for name in ("in1", "in2"):
+        write(f"log:{tmp_path}/{name}", 0, 10)
+    pinned(tmp_path, f"log:{tmp_path}/in*")
+    shutil.rmtree(tmp_path / "in1")
+    write(f"log:{tmp_path}/in2", 10, 12)
+    write(f"log:{tmp_path}/in3", 50, 52)  # which is new: all of it is read
+    again = source_of(pinned(tmp_path, f"log:{tmp_path}/in*"))
+    again.begin()
+    assert sorted(again.run()) == [10, 11, 50, 51]
+    for name in ("in2", "in3"):
+        shutil.rmtree(tmp_path / name)
+    write(f"log:{tmp_path}/in4", 60, 62)
+    last = source_of(pinned(tmp_path, f"log:{tmp_path}/in*"))
+    last.begin()
+    assert last.run() == [60, 61]

@@ -134,10 +134,11 @@ class Backfill:
 
 
 def pin(checkpoint: str, sources: Mapping[str, Source]) -> dict[str, dict[str, str]]:
-    """Note where a query without progress starts, and return that as options by source.
+    """Fix the start of a query that has no batch yet.
 
-    This resolves `latest` to the current position, so that a backfill knows where the query starts
-    even before its first batch is planned.
+    Store it in the checkpoint and return it as `startingOffsets` by source. A stored start is
+    reused once Spark or a backfill has seen it. So `latest` stays where it was, and a backfill
+    knows where the query starts even before its first batch is planned.
 
     :raises StorageError: the note cannot be written.
     """
@@ -157,11 +158,32 @@ def pin(checkpoint: str, sources: Mapping[str, Source]) -> dict[str, dict[str, s
     return {
         name: {
             **_without(sources[name], _STARTS),
-            "startingOffsets": json.dumps({url: at[1] for url, at in starts.items()}),
+            "startingOffsets": json.dumps(_numbers_now(sources[name], starts)),
         }
         for name, starts in noted.items()
-        if starts and name in sources
+        if starts and name in sources and _is_followed(sources[name])
     }
+
+
+def _numbers_now(source: Source, starts: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return where a source starts, by the numbers that its streams have now.
+
+    All of a stream is new that was created anew since the start was noted. One that is gone is
+    left out.
+    """
+    noted = {identity(url): at for url, at in starts.items()}
+    streams = Streams(source.urls)
+    try:
+        found = streams.look()
+    finally:
+        streams.close()
+    numbers = {}
+    for url, bounds in found.items():
+        if (start := noted.get(identity(url))) is not None:
+            at = bounds.successor(*start)
+            # A classic queue has no epoch: beyond its end, it is another one, too.
+            numbers[url] = bounds.oldest if at is None or at > bounds.end else at
+    return numbers
 
 
 def _is_followed(source: Source) -> bool:

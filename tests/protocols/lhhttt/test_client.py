@@ -26,7 +26,7 @@ from penstock.core.errors import (
 from penstock.protocols.jrtc.destinations import StreamDestination
 from penstock.protocols.jrtc.wire import batch_of_datagrams
 from penstock.protocols.lhhttt import decode_bytes, encode_bytes
-from penstock.protocols.lhhttt.client import DatagramLink, QueueClient
+from penstock.protocols.lhhttt.client import DatagramLink, QueueClient, QueueRefused
 from penstock.protocols.server import End
 from penstock.relay.faults import FaultRouter, Faults
 from protocols.lhhttt.queues import HOST, Asker, Prototype, assert_balanced, served
@@ -102,6 +102,19 @@ def test_what_comes_before_a_message_that_cannot_be_sent_is_stored(mode: str) ->
             assert [(each.row, each.code) for each in rejected] == [(2, Code.OUT_OF_RANGE)]
             assert destination.send(batch.slice(done)) == (1, ())
         assert server.statistics().queue.queued == 3
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_a_server_of_small_frames_gets_small_batches(tmp_path: Path, way: str) -> None:
+    with served(tcp=True, unix=tmp_path / "socket", max_message=65_536) as server:
+        with open_writer(URLS[way](server)) as writer:
+            writer.write_many([b"%0100d" % number for number in range(3000)])
+            with pytest.raises(QueueRefused, match="at most 10000 messages, 6"):
+                writer.write(bytes(70_000))
+            writer.write(b"last")
+        books = server.statistics().queue
+        assert (books.queued, books.held) == (3001, 3001)
+        assert_balanced(books)
 
 
 def test_a_message_too_large_for_the_asker_stays(tmp_path: Path) -> None:

@@ -111,6 +111,30 @@ def test_a_stream_of_frames_may_be_cut_anywhere(payloads: list[bytes], cuts: lis
     assert (decoder.position, decoder.pending) == (len(stream), 0)
 
 
+@given(st.lists(st.binary(max_size=300)), st.lists(st.integers(1, 40)))
+def test_long_frames_that_are_skipped_leave_the_others_whole(
+    payloads: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(map(encode_bytes, payloads))
+    heads: list[bytes] = []
+
+    def is_skipped(head: bytes) -> bool:
+        heads.append(head)
+        return True
+
+    decoder = FrameDecoder(100, is_skipped)
+    found: list[bytes] = []
+    at = 0
+    for cut in [*cuts, len(stream)]:
+        found += decoder.feed(stream[at : at + cut])
+        at += cut
+    assert found == [payload for payload in payloads if len(payload) <= 100]
+    long = [payload for payload in payloads if len(payload) > 100]
+    assert len(heads) == len(long)
+    assert all(payload.startswith(head) for payload, head in zip(long, heads, strict=True))
+    assert (decoder.position, decoder.pending) == (len(stream), 0)
+
+
 def test_frames_before_a_wrong_one_are_whole_and_its_place_is_told() -> None:
     decoder = FrameDecoder()
     found: list[bytes] = []

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CAPS",
+    "LARGEST_HEAD",
     "LONGEST_WAIT_MS",
     "MOST_MESSAGES",
     "RELIABLE",
@@ -59,6 +60,7 @@ __all__ = [
     "parse_limits",
     "parse_reply",
     "parse_tags",
+    "seq_of_store",
     "store_request",
 ]
 
@@ -73,6 +75,8 @@ _LONGEST_DELAY_MS: Final = 24 * 3_600_000
 _LONGEST_NAME: Final = 64
 _LARGEST_SEQ: Final = 2**63 - 1
 _MOST_DIGITS: Final = 19
+#: Bytes of a request to store, before its messages: verb, client, number, colons, frame header.
+LARGEST_HEAD: Final = len(b"RPUTS:::") + _LONGEST_NAME + _MOST_DIGITS + 16
 _LIMITS: Final = re.compile(r"at most (\d{1,19}) messages, (\d{1,19}) bytes")
 _WHAT: Final = "LHHTTT command"
 
@@ -218,6 +222,14 @@ def _parse_rgets(rest: bytes) -> Lease:
 def _parse_ack(rest: bytes) -> Ack:
     client, tags = _parts(rest, 2)
     return Ack(client, parse_tags(tags), _first(tags))
+
+
+def seq_of_store(head: bytes) -> bytes | None:
+    """Return the number of a request to store, by its first bytes; None if it is another."""
+    verb, *parts = head.split(b":", 3)
+    if verb not in {b"RPUT", b"RPUTS"} or len(parts) < 3 or not parts[1].isdigit():  # noqa: PLR2004
+        return None
+    return parts[1]
 
 
 def _parse_nack(rest: bytes) -> Nack:

@@ -18,7 +18,7 @@ from penstock.protocols.lhhttt._frames import cut, decode_all, group, locate, sp
 from penstock.protocols.lhhttt._frames import join as join_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -46,6 +46,8 @@ DEFAULT_PORT: Final = 10000
 LONGEST: Final = 16**15 - 1
 #: What a stream's decoder takes, unless it is told otherwise: a peer may announce anything.
 _LIMIT: Final = 64 * 1024 * 1024
+#: Bytes of the body of a frame that is too long, by which it is decided whether to skip it.
+_HEAD: Final = 128
 _WHAT: Final = "LHHTTT frame"
 _DIGITS: Final = b"0123456789abcdefABCDEF"
 
@@ -182,9 +184,18 @@ class FrameDecoder:
     After an error the start of the next frame is unknown: close the connection.
     """
 
-    def __init__(self, limit: int = _LIMIT) -> None:
-        """Refuse frames of more than `limit` bytes by their header, before their body arrives."""
+    def __init__(
+        self, limit: int = _LIMIT, is_skipped: Callable[[bytes], bool] = lambda _: False
+    ) -> None:
+        """Refuse frames of more than `limit` bytes by their header, before their body arrives.
+
+        :param is_skipped: called with the first bytes of the body of such a frame; if it returns
+            true, the frame is discarded as it arrives, and the stream goes on behind it
+        """
         self._limit = limit
+        self._is_skipped = is_skipped
+        #: Bytes to be discarded: what is left of a frame that is too long.
+        self._skipping = 0
         self._rest = bytearray()
         #: Bytes of the frame at its beginning, as far as that is known: until then nobody looks.
         self._wanted = 0
@@ -203,15 +214,26 @@ class FrameDecoder:
         """
         rest = self._rest
         rest += data
-        if len(rest) < self._wanted:
-            return
-        found, end = split(rest, self._limit)
-        del rest[:end]
-        self.position += end
-        self._wanted = 0
-        yield from found
-        if rest:
-            self._look_ahead()
+        while rest and len(rest) >= self._wanted:
+            self._wanted = 0
+            self._drop(self._skip())
+            found, end = split(rest, self._limit)
+            self._drop(end)
+            yield from found
+            if rest:
+                self._look_ahead()
+            if not self._skipping:
+                return
+
+    def _skip(self) -> int:
+        """Return how many of the bytes that have come belong to a frame that is too long."""
+        count = min(len(self._rest), self._skipping)
+        self._skipping -= count
+        return count
+
+    def _drop(self, count: int) -> None:
+        del self._rest[:count]
+        self.position += count
 
     def _look_ahead(self) -> None:
         """Check the header of the next frame."""
@@ -222,6 +244,10 @@ class FrameDecoder:
         if body is None:
             return
         if body[1] > self._limit:
+            head = bytes(self._rest[body[0] : body[0] + _HEAD])
+            if self._is_skipped(head):
+                self._skipping = sum(body)
+                return
             where = f"length at byte {self.position + 1} of the stream"
             raise Malformed(_WHAT, where, f"at most {self._limit:,} bytes", f"{body[1]:,}")
         self._wanted = sum(body)

@@ -17,6 +17,14 @@ from penstock.core.interfaces import Closable
 from penstock.core.options import Duration, Options, Size
 from penstock.core.overflow import OverflowPolicy
 from penstock.protocols.datagrams import DatagramServer, DatagramSocket
+from penstock.protocols.lhhttt.commands import (
+    LARGEST_HEAD,
+    MOST_MESSAGES,
+    Code,
+    error_reply,
+    format_limits,
+    seq_of_store,
+)
 from penstock.protocols.lhhttt.frames import DEFAULT_PORT, FrameDecoder, decode_all, group
 from penstock.protocols.lhhttt.interface import CommandQueue, QueueSettings, QueueStatistics
 from penstock.protocols.lhhttt.queue import MessageQueue
@@ -246,7 +254,7 @@ class _QueueSession(Session):
         super().__init__(connection)
         self._queue = messages
         self._largest = largest
-        self._decoder = FrameDecoder(largest)
+        self._decoder = FrameDecoder(largest, self._refuse_long)
         self._buffer = memoryview(bytearray(_PIECE))
         #: Answers to requests that waited, which other threads bring.
         self._late: queue.SimpleQueue[Sequence[tuple[bytes, Address]]] = queue.SimpleQueue()
@@ -273,6 +281,18 @@ class _QueueSession(Session):
                     return False
             if fault is not None:  # what came before it is answered
                 raise fault
+        return True
+
+    def _refuse_long(self, head: bytes) -> bool:
+        """Answer a request that is too long, so that its client sends less at once.
+
+        False: it is no request that could be answered; the connection ends.
+        """
+        if (seq := seq_of_store(head)) is None:
+            return False
+        self.connection.welcome()
+        text = format_limits(MOST_MESSAGES, self._largest - LARGEST_HEAD)
+        self.connection.send(error_reply(seq, Code.TOO_LARGE, text))
         return True
 
     def _wait_for(self, waiting: int) -> bool:

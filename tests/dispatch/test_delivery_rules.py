@@ -15,6 +15,7 @@ from penstock.core.clock import SYSTEM_CLOCK, ManualClock
 from penstock.core.delivery_policy import DeliveryPolicy
 from penstock.core.errors import InvalidOption
 from penstock.dispatch import Delivery, Limits, Policy, Retry, Routes, dead_letter_topic
+from penstock.dispatch.routes import Receiver
 from penstock.protocols.uprotocol import (
     UCode,
     UPayloadFormat,
@@ -370,6 +371,38 @@ def test_r11_a_method_is_stopped_for_its_requests(world: World) -> None:
     world.dispatcher.start_topic(METHOD)
     world.run()
     assert len(world.far.arrived[THERE]) == 2
+
+
+@pytest.mark.parametrize("end", ["expired", "dropped", "evicted"])
+def test_r11_calls_behind_one_of_a_stopped_method_pass_once_it_has_gone(
+    tmp_path: Path, end: str
+) -> None:
+    world = World(tmp_path, limits=Limits(queue_messages=1 if end == "evicted" else 10))
+    other = METHOD.with_resource(8)
+    world.dispatcher.stop_topic(METHOD)
+    world.ingest(world.request(ttl=1000))
+    world.run()
+    if end == "expired":
+        world.run(2)
+    elif end == "dropped":
+        assert world.dispatcher.drop_queued(Receiver("far", THERE)) == 1
+    world.ingest(world.request(method=other, priority=UPriority.CS5))
+    world.run()
+    assert [message.attributes.sink for message in world.far.arrived[THERE]] == [other]
+    world.balance()
+    world.close()
+
+
+def test_r11_calls_that_wait_behind_one_of_a_stopped_method_pass_when_it_expires(
+    world: World,
+) -> None:
+    world.dispatcher.stop_topic(METHOD)
+    calls = [world.request(ttl=1000), world.request(method=METHOD.with_resource(8))]
+    world.ingest(*calls)
+    world.run(0.5)
+    assert world.far.arrived[THERE] == []  # a caller's calls to one entity keep their order
+    world.run(1)
+    assert world.far.arrived[THERE] == calls[1:]
 
 
 def test_r11_stop_does_not_lose_what_is_in_flight_and_no_delivery_begins_after_it(

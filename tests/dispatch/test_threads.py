@@ -44,7 +44,7 @@ def test_however_many_receivers_hang_the_others_get_their_messages(tmp_path: Pat
 class Hanging:
     """Stands for the outlet of a receiver; with `release` set, one that does not hang."""
 
-    is_there = True
+    took_last = True
 
     def __init__(self, release: threading.Event) -> None:
         self.release = release

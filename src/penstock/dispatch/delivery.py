@@ -101,7 +101,7 @@ class Outlet:
         #: Why the last delivery failed; empty after a success.
         self.trouble = ""
         #: Whether the receiver accepted the last message.
-        self.is_there = False
+        self.took_last = False
         #: Held from the first to the last part of a `store`, and while the outbox is retired.
         self._storing = threading.RLock()
         #: Stored messages that the ledger has counted, with those from before.
@@ -137,6 +137,7 @@ class Outlet:
         evicted = [item for appended in found for item in appended.evicted]
         refused = [entry.raw for appended in found for entry in appended.refused]
         self._ledger.add(copies=stored, copies_stored=stored)
+        self._release_callers(evicted)
         return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
 
     def retire(self) -> bool:
@@ -292,7 +293,7 @@ class Outlet:
         failures = []
         for item, status in failed:
             verdict = self._attempts.fail(item, status)
-            self.trouble, self.is_there = verdict.text, False
+            self.trouble, self.took_last = verdict.text, False
             if verdict.due is None:
                 failures.append(self._given_up(item, verdict))
             else:
@@ -323,7 +324,7 @@ class Outlet:
         return self._attempts.total
 
     def _acknowledge(self, items: list[Item], links_lost: int) -> None:
-        self.trouble, self.is_there = "", True
+        self.trouble, self.took_last = "", True
         if self._traffic.is_sampled:
             now = self._clock.monotonic()
             with self._lock:
@@ -368,6 +369,18 @@ class Outlet:
             self.outbox.give_back(items)
             self._tell_of_expiry([item.expires_at_ms for item in items])
 
+    def _release_callers(self, gone: Sequence[Item]) -> None:
+        """Let the calls pass that waited behind one of a stopped method, which is gone.
+
+        They may be for other methods; all other messages of one source are of one topic.
+        """
+        callers = {item.source for item in gone if item.type == UMessageType.REQUEST}
+        with self._lock:
+            if callers.isdisjoint(self._traffic.stopped):
+                return
+            self._traffic.stopped -= callers
+        self._scheduler.wake(self)
+
     # --- time -----------------------------------------------------------------------------------
 
     def next_due(self) -> float | None:
@@ -395,6 +408,7 @@ class Outlet:
         if due is None or due > now_ms:
             return []
         items = self.outbox.expire(now_ms, settle=False, enough=_AT_ONCE)
+        self._release_callers(items)
         failures = [self._expired(item) for item in items]
         if any(failure.attempts for failure in failures):
             self.try_again()  # the back-off was for an expired message
@@ -447,6 +461,7 @@ class Outlet:
             own = [item for item in items if topic.matches(_topic_of(item))]
             if own:
                 count += self.outbox.settle(own, Reason.ADMIN)
+                self._release_callers(own)
         self._scheduler.wake(self)  # letters may wait for the room that came
         return count
 
@@ -480,7 +495,7 @@ class Traffic:
         self._kinds: dict[int, Kind] = {}
         self._generation = -1
         self._has_stops = False
-        #: Sources whose next message is of a stopped topic.
+        #: Sources with a waiting message of a stopped topic.
         self.stopped: set[int] = set()
         #: Whether any source is sampled.
         self.is_sampled = False

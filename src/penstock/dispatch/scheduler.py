@@ -169,7 +169,7 @@ class Scheduler:
             return
         self._resting.discard(outlet)
         now = self._clock.monotonic()
-        self._line.set(outlet, now if outlet.is_there else now + _PRECEDENCE)
+        self._line.set(outlet, now if outlet.took_last else now + _PRECEDENCE)
         if self._idle >= len(self._line):
             self._came.notify()
         elif len(self._threads) < _ENOUGH:

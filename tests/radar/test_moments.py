@@ -185,6 +185,14 @@ def test_a_dwell_ends_where_the_radar_changes(field: str, value: float) -> None:
     assert beams_of([*metadata(), *pulses]).column("samples").to_pylist() == [10, 6]
 
 
+@pytest.mark.parametrize(("said", "used"), [(-112.5, -112.5), (0.0, 300.0), (-9999.0, 300.0)])
+def test_only_a_first_gate_of_0_is_that_of_the_settings(said: float, used: float) -> None:
+    pulse = make_pulse(samples(1)[0], start_range_m=said, gate_spacing_m=150, prt=0.001)
+    beams = beams_of([*metadata(start_range_m=300.0, gate_spacing_m=75.0), pulse])
+    assert beams.column("start_range").to_pylist() == [used]
+    assert beams.column("gate_spacing").to_pylist() == [150]
+
+
 def test_changing_gates_end_a_dwell_and_all_beams_are_there() -> None:
     packets = scan(8, gates=8, every=8) + scan(8, gates=5, every=1000, first=8)
     beams = beams_of(packets).to_pylist()

@@ -21,7 +21,16 @@ import pyarrow as pa
 
 from penstock.core.errors import InvalidOption, Unsupported
 from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, make_beams
-from penstock.radar.iwrf.packets import BY_ELEVATION, ENDS, MISSING, STARTS, Event, Kind, Record
+from penstock.radar.iwrf.packets import (
+    BY_ELEVATION,
+    ENDS,
+    MISSING,
+    STARTS,
+    Event,
+    Kind,
+    Record,
+    is_missing,
+)
 from penstock.radar.iwrf.pulses import PulseDecoder, Pulses
 from penstock.radar.pulse_pair import (
     SPEED_OF_LIGHT,
@@ -137,7 +146,7 @@ class DwellOptions:
 
 
 class BeamStatistics(NamedTuple):
-    """Counters of a beam maker: pulses = beams' + unready + open."""
+    """Counters of a beam maker: pulses = used + unready + open."""
 
     pulses: int
     beams: int
@@ -160,7 +169,7 @@ class Cut(NamedTuple):
 
     #: Of whole dwells.
     beams: pa.Table
-    #: Packets of the dwell that may have begun before, of which there may be all.
+    #: Packets before the first dwell that certainly begins here; all packets if none does.
     head: bytes
     #: The state of the radar, and packets of the dwell that may go on. None: all is in the head.
     tail: bytes | None
@@ -475,7 +484,7 @@ def _group(pulses: Pulses, start: int, dwells: int, length: int, options: DwellO
 
 def _or_setting(value: float, state: Metadata, name: str) -> float:
     """Return a number of a pulse, or of the radar's settings if the pulse has none."""
-    if value > 0:
+    if value != 0 and not is_missing(value):  # the first gate may lie before the radar
         return float(value)
     return state.number(Kind.TS_PROCESSING, name) or 0.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import InvalidOption, PenstockError
 from penstock.core.stream_id import StreamId
 from penstock.protocols.jrtc.collector import Collector, CollectorOptions
 from penstock.workers.deployment import Deployment, load_deployment
@@ -78,3 +78,31 @@ def test_a_collector_that_refuses_is_told_of(tmp_path: Path, kind: str) -> None:
             Rollout(deployed).load_schemas()
     with pytest.raises(PenstockError):  # nobody is there
         Rollout(deployed, timeout=2.0).load_schemas()
+
+
+def test_two_descriptor_sets_of_one_name_are_refused_before_a_collector_is_told(
+    tmp_path: Path,
+) -> None:
+    for library in ("fastapi", "grpc_health", "uvicorn"):
+        pytest.importorskip(library)
+    deployment(tmp_path, "")
+    other = tmp_path / "other"
+    other.mkdir()
+    deployment(other, "")
+    changed = (other / "load.pb").read_bytes().replace(b"count", b"other")
+    (other / "load.pb").write_bytes(changed)
+    (other / "codelets.yaml").write_text(
+        CODELETS.replace("a_set", "b_set").replace("MESSAGE", "telemetry")
+    )
+    with Collector(CollectorOptions(port=0, grpc_port=0)) as collector:
+        (tmp_path / "deployment.yaml").write_text(
+            f"name: Example\ndecoder: [{{type: decodergrpc, port: {collector.grpc_port}}}]\njbpf:\n"
+            "  device: [{id: 1}]\n  codelet_set:\n"
+            "    - {device: 1, config: codelets.yaml}\n"
+            "    - {device: 1, config: other/codelets.yaml}\n"
+        )
+        deployed = load_deployment(tmp_path / "deployment.yaml")
+        for load in (lambda: schemas_of(deployed), Rollout(deployed).load_schemas):
+            with pytest.raises(InvalidOption, match=r"other/load\.pb.*package load"):
+                load()
+        assert collector.schemas.associations() == {}

@@ -180,7 +180,7 @@ def _destination(text: str) -> tuple[int, str]:
 
 def _load(schemas: Schemas, files: list[Path], streams: list[str]) -> None:
     for file in files:
-        schemas.load(file, {})
+        schemas.load(file, {}, replace=False)
     for text in streams:
         stream, _, carried = text.partition("=")
         package, _, message = carried.partition(":")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.workers.deployment import (
         AppSpec,
-        Channel,
         ChannelSpec,
         CodeletSet,
         CodeletSpec,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         Deployment,
         DeviceSpec,
         PlacedCodeletSet,
+        ProtobufSpec,
     )
 
 __all__ = ["Refused", "Rollout", "codelet_set_request", "schemas_of"]
@@ -66,14 +66,16 @@ class Refused(PenstockError):
 def schemas_of(deployment: Deployment) -> Schemas:
     """Return the schemas of a deployment's channels, for a forwarder.
 
-    :raises PenstockError: a descriptor set cannot be read, or has no such message.
+    :raises PenstockError: a descriptor set cannot be read, has no such message, or has the name of
+        another one.
     """
     schemas = Schemas()
     for channel in deployment.channels:
         if (schema := channel.schema) is not None:
             options = schema.options_path
             struct = None if options is None else Nanopb.from_options(options)
-            schemas.load(schema.package_path, {channel.stream: schema.msg_name}, struct)
+            streams = {channel.stream: schema.msg_name}
+            schemas.load(schema.package_path, streams, struct, replace=False)
     return schemas
 
 
@@ -155,17 +157,20 @@ class Rollout:
     def load_schemas(self) -> None:
         """Load the schema of each stream into each collector, for all devices and destinations.
 
+        :raises InvalidOption: two descriptor sets have the same name.
         :raises Refused: a collector refuses it.
         """
+        if not self.deployment.decoders:
+            return
+        wanted = dict(self._schema_streams())
+        schemas = Schemas()
+        files = dict.fromkeys(schema.package_path for schema in wanted.values())
+        packages = {file: schemas.load(file, {}, replace=False) for file in files}
         for decoder in self.deployment.decoders:
             with _decoder(decoder, self._timeout) as client:
-                packages: dict[Any, str] = {}
-                for stream, channel in self._schema_streams():
-                    schema = channel.schema
-                    assert schema is not None
-                    if schema.package_path not in packages:
-                        packages[schema.package_path] = Schemas().load(schema.package_path, {})
-                        client.upsert(_read(schema.package_path))
+                for file in files:
+                    client.upsert(_read(file))
+                for stream, schema in wanted.items():
                     client.add(stream, packages[schema.package_path], schema.msg_name)
 
     def unload_schemas(self) -> None:
@@ -180,7 +185,7 @@ class Rollout:
             for stream, _ in self._schema_streams():
                 client.delete(stream)
 
-    def _schema_streams(self) -> Iterator[tuple[StreamId, Channel]]:
+    def _schema_streams(self) -> Iterator[tuple[StreamId, ProtobufSpec]]:
         """Yield every stream that has a schema, also where two share a message type."""
         seen = set()
         for channel in self.deployment.channels:
@@ -188,7 +193,7 @@ class Rollout:
             stream = StreamId.generate(None, None, path, channel.spec.name)
             if channel.schema is not None and stream not in seen:
                 seen.add(stream)
-                yield stream, channel
+                yield stream, channel.schema
 
     # --- apps -----------------------------------------------------------------------------------
 

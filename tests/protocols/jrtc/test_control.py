@@ -19,7 +19,16 @@ from penstock.protocols.jrtc.control import ControlServer, Refusal
 from penstock.protocols.jrtc.schemas import Schemas
 from penstock.protocols.jrtc.wire import pack_frame
 from penstock.queue.streams import InputStream
-from protocols.jrtc.forwarded import HOST, STATUS, UP, example_schemas, send, stream_of
+from protocols.jrtc.forwarded import (
+    HOST,
+    STATUS,
+    UP,
+    as_set,
+    describe,
+    example_schemas,
+    send,
+    stream_of,
+)
 from support.until import until
 
 COMMANDS = stream_of("commands", 1)
@@ -81,6 +90,18 @@ def test_commands_that_are_not_looked_at_in_time_are_counted_at_the_end(
     assert books.unhandled > 0
     done = books.delivered + sum(books.refused.values())
     assert done + books.unhandled == books.datagrams.received
+
+
+def test_a_command_whose_message_is_gone_is_refused(tmp_path: Path) -> None:
+    schemas = example_schemas(nanopb=True, stream=COMMANDS)
+    schemas.upsert(as_set(describe({"other": [("id", "uint32")]}, name="example.proto")))
+    with (
+        InputStream.create(COMMANDS, owner="codelet", directory=tmp_path) as stream,
+        controlling(tmp_path, schemas) as server,
+    ):
+        send(server.udp_port or 0, COMMANDS + UP)
+        until(lambda: server.statistics().refused[Refusal.UNDECODABLE])
+        assert stream.read(0) is None
 
 
 def test_frames_may_come_in_any_pieces(tmp_path: Path) -> None:

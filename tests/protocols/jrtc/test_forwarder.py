@@ -38,6 +38,8 @@ from protocols.jrtc.forwarded import (
     LIMITS,
     STATUS,
     UP,
+    as_set,
+    describe,
     example_schemas,
     listening,
     port_of,
@@ -137,6 +139,21 @@ def test_structs_are_serialised_and_those_that_cannot_be_are_dead_letters(tmp_pa
     assert letter.original.payload == b"too short"
     assert letter.original.stream == STATUS
     assert "116 bytes, found 9 bytes" in letter.reason
+
+
+def test_structs_whose_message_is_gone_are_rejected_and_not_sent_as_they_are(
+    tmp_path: Path,
+) -> None:
+    schemas, box = example_schemas(nanopb=True), Box()
+    schemas.upsert(as_set(describe({"other": [("id", "uint32")]}, name="example.proto")))
+    with (
+        forwarding(tmp_path, {2: box}, schemas) as forwarder,
+        OutputStream.create(STATUS, owner="codelet", directory=tmp_path) as stream,
+    ):
+        stream.write_many([bytes(116)] * 2)
+        until(lambda: forwarder.statistics().taken == 2)
+    assert forwarder.statistics().routes[2].rejected == {Code.FAILED_PRECONDITION: 2}
+    assert box.payloads == []
 
 
 def test_what_does_not_fit_a_datagram_is_a_dead_letter_and_never_cut(tmp_path: Path) -> None:

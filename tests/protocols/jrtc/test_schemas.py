@@ -76,6 +76,23 @@ def test_a_package_is_named_by_its_file_and_replaced_by_another() -> None:
     assert schemas.packages() == ["example"]
 
 
+def test_a_file_may_be_told_not_to_replace_a_package(tmp_path: Path) -> None:
+    schemas = Schemas()
+    first, second = tmp_path / "first.pb", tmp_path / "second.pb"
+    first.write_bytes(EXAMPLE)
+    second.write_bytes(as_set(describe({"other": [("id", "uint32")]}, name="example.proto")))
+    for _ in range(2):
+        schemas.load(first, {STATUS: "status"}, replace=False)
+    with pytest.raises(InvalidOption, match=r"package example .*other contents") as caught:
+        schemas.load(second, {}, replace=False)
+    assert caught.value.value == str(second)
+    assert schemas.find(STATUS) is not None
+    assert not schemas.is_broken(STATUS)
+    schemas.load(second, {})
+    assert schemas.is_broken(STATUS)
+    assert not schemas.is_broken(stream_of("without a schema"))
+
+
 def test_one_association_serves_all_devices_and_destinations() -> None:
     schemas = example_schemas(stream=StreamId.generate(None, None, "path/of/it", "name-of-it"))
     found = {

@@ -55,7 +55,7 @@ class SchemaConfig(ConfigModel):
         struct: StructLike | None = None
         if self.payloads == "nanopb":
             struct = Nanopb() if self.options is None else Nanopb.from_options(self.options)
-        schemas.load(self.file, self.streams, struct)
+        schemas.load(self.file, self.streams, struct, replace=False)
 
 
 class ControlConfig(ConfigModel):

@@ -203,6 +203,9 @@ class ControlServer(Closable):
             self.refuse(Refusal.FORBIDDEN, f"{peer} may not write to {stream}")
             return
         schema = self._schemas.find(stream)
+        if schema is None and self._schemas.is_broken(stream):
+            self.refuse(Refusal.UNDECODABLE, f"{peer} to {stream}: its message is gone")
+            return
         if schema is not None:
             try:
                 payload = _checked(schema, payload)

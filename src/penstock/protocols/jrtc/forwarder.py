@@ -254,6 +254,11 @@ class _Route:
     def _serialised(self, stream: StreamId, batch: Batch) -> Batch:
         """Return the batch with protobuf payloads, without messages that cannot be serialised."""
         schema = self._schemas.find(stream)
+        if schema is None and self._schemas.is_broken(stream):  # nobody knows what a struct means
+            reason = "the package of its schema does not have its message"
+            every = range(len(batch))
+            self._reject(batch, [Rejected(row, Code.FAILED_PRECONDITION, reason) for row in every])
+            return batch.slice(len(batch))
         if schema is None or schema.codec is None:
             return batch
         payloads, failures = schema.codec.serialise(batch.column("payload"))

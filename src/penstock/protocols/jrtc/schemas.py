@@ -178,13 +178,14 @@ class Schemas:
 
     # --- packages -----------------------------------------------------------------------------
 
-    def upsert(self, descriptors: bytes) -> tuple[str, bool]:
+    def upsert(self, descriptors: bytes, *, replace: bool = True) -> tuple[str, bool]:
         """Load a descriptor set; return the package's name, and whether anything changed.
 
         The name is the file's without its extension; of several files, that of the one
         which no other imports. A package of this name is replaced.
 
-        :raises InvalidOption: it is no descriptor set, or an inconsistent one.
+        :param replace: False: another descriptor set of the same name is refused
+        :raises InvalidOption: it is no descriptor set, an inconsistent one, or refused.
         :raises TooManySchemas: the limit is reached.
         """
         limits = self.limits
@@ -198,6 +199,10 @@ class Schemas:
             known = self._packages.get(name)
             if known is not None and known.digest == package.digest:
                 return name, False
+            if known is not None and not replace:
+                reason = f"its package {name} is loaded already, with other contents"
+                hint = "a package has the name of its .proto file: rename one of them"
+                raise InvalidOption("descriptor_set", "…", reason, hint=hint)
             if known is None and len(self._packages) >= limits.packages:
                 raise TooManySchemas("packages", limits.packages)
             others = (each for key, each in self._packages.items() if key != name)
@@ -214,9 +219,12 @@ class Schemas:
         file: str | os.PathLike[str],
         streams: Mapping[StreamId, str],
         struct: StructLike | None = None,
+        *,
+        replace: bool = True,
     ) -> str:
         """Load a descriptor set from a file, and associate streams with its messages.
 
+        :param replace: as for `upsert`
         :raises StorageError: the file cannot be read.
         :raises PenstockError: as `upsert` and `associate`.
         """
@@ -224,9 +232,10 @@ class Schemas:
         with storage_errors("reading", str(path)), path.open("rb") as source:
             descriptors = source.read(self.limits.descriptor_bytes + 1)
         try:
-            package, _ = self.upsert(descriptors)
+            package, _ = self.upsert(descriptors, replace=replace)
         except InvalidOption as error:
-            raise InvalidOption(error.option, str(path), error.reason, hint=_HOW) from None
+            hint = error.hint or _HOW
+            raise InvalidOption(error.option, str(path), error.reason, hint=hint) from None
         for stream, message in streams.items():
             self.associate(stream, package, message, struct)
         return package
@@ -301,15 +310,22 @@ class Schemas:
             pass
         with self._lock:
             association = self._streams.get(schema_key(stream))
-            schema = None
-            if association is not None:
-                if association not in self._made:
-                    self._made[association] = self._make(association)
-                schema = self._made[association]
+            schema = None if association is None else self._schema_of(association)
             # Ids come from outside: what is remembered of those without a schema is bounded.
             if len(self._found) < self.limits.streams:
                 self._found[stream] = schema
         return schema
+
+    def is_broken(self, stream: StreamId) -> bool:
+        """Tell whether a stream is associated with a message that its package does not have now."""
+        with self._lock:
+            association = self._streams.get(schema_key(stream))
+            return association is not None and self._schema_of(association) is None
+
+    def _schema_of(self, association: Association) -> Schema | None:
+        if association not in self._made:
+            self._made[association] = self._make(association)
+        return self._made[association]
 
     def _make(self, association: Association) -> Schema | None:
         package = self._packages.get(association.package)

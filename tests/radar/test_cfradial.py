@@ -74,6 +74,21 @@ def test_a_volume_without_what_may_be_unknown_is_written_and_read(tmp_path: Path
     assert found.column("calibration").to_pylist() == [None]
 
 
+def test_numbers_of_a_calibration_may_have_any_name(tmp_path: Path) -> None:
+    beams = volume(rays=2, gates=2)
+    names = ("time", "index", "noise hc", "noise_hc", "noise/hc", "x" * 400)
+    numbers = [[(name, float(i)) for i, name in enumerate(names)]] * 4
+    at = beams.schema.get_field_index("calibration")
+    beams = beams.set_column(at, beams.schema.field(at), pa.array(numbers, beams.schema.types[at]))
+    with netCDF4.Dataset(stored(tmp_path, beams)) as file:
+        found = [variable for variable in file.variables.values() if "r_calib" in variable.name]
+        assert {
+            variable.long_name: float(variable[0])
+            for variable in found
+            if variable.dimensions == ("r_calib",) and variable[0] is not np.ma.masked
+        } == {name: float(i) for i, name in enumerate(names)}
+
+
 def test_what_radx_writes_of_rays_and_sweeps_is_there(tmp_path: Path) -> None:
     beams = volume(rays=2, gates=3)
     at = beams.schema.get_field_index("prt_mode")

@@ -29,6 +29,7 @@ from penstock.core.overflow import DropReason
 from penstock.core.provenance import Commit
 from penstock.core.url import URL
 from penstock.queue.append_once import Staging
+from penstock.radar import cfradial
 from penstock.radar.beams import (
     FIELDS,
     batch_from_beams,
@@ -431,6 +432,26 @@ def test_a_volume_of_which_no_grid_can_be_made_does_not_hold_up_the_others(
         pass
     assert len(files(tmp_path)) == 4
     assert describe(url).details["unwritten"] == []
+
+
+def test_a_volume_that_netcdf_refuses_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_field = cfradial._File._field
+
+    def of_volume_2_under_a_wrong_name(file: cfradial._File, name: str) -> None:
+        if file._first("volume_number") == 2:
+            file._file.createDimension("a/b", 1)
+        write_field(file, name)
+
+    monkeypatch.setattr(cfradial._File, "_field", of_volume_2_under_a_wrong_name)
+    with pytest.raises(Malformed, match=r"volume 2 of GOLDEN.*illegal"):
+        write(tmp_path, *(volume(number, rays=2, gates=2) for number in (1, 2, 3)))
+    assert len(files(tmp_path)) == 2
+    assert not list(tmp_path.rglob("*.new"))
+    monkeypatch.undo()
+    write(tmp_path)
+    assert len(files(tmp_path)) == 3
 
 
 def test_payloads_of_a_pipeline_that_are_no_rays_are_refused_before_they_are_taken(

@@ -58,6 +58,8 @@ _TEXT: Final = 32
 _LITTLE: Final = 1 << 20
 #: Bytes of a radar's name in that of a file, and letters of a field's.
 _LONGEST: Final = 120
+#: What NetCDF says of every error below it.
+_REFUSED_BY_SYSTEM: Final = "HDF error"
 _NAME: Final = re.compile(r"[^A-Za-z0-9_]")
 
 #: What a name says of how a volume was scanned.
@@ -224,6 +226,7 @@ def new_netcdf(path: Path) -> Iterator[netCDF4.Dataset]:
 
     :raises OSError: the operating system refuses. NetCDF does not say what: a full disk is told
         from the space that is left.
+    :raises Malformed: NetCDF refuses what is to be written.
     """
     path.unlink(missing_ok=True)  # it may be a link to elsewhere
     try:
@@ -235,11 +238,15 @@ def new_netcdf(path: Path) -> Iterator[netCDF4.Dataset]:
         disk = os.statvfs(path.parent)
         if disk.f_bavail * disk.f_frsize < _LITTLE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise OSError(getattr(error, "errno", None) or errno.EIO, str(error), str(path)) from error
+        if isinstance(error, OSError):
+            raise OSError(error.errno or errno.EIO, str(error), str(path)) from error
+        if _REFUSED_BY_SYSTEM in str(error):
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        raise Malformed(str(path), "content", "what NetCDF can hold", str(error)) from error
 
 
 def free_name(file: netCDF4.Dataset, field: str) -> str:
-    """Return a name for a field's variable that the file has not, such as its coordinates'."""
+    """Return a name for a variable that the file has not, such as its coordinates'."""
     plain = _NAME.sub("_", field)[:_LONGEST]
     taken = file.variables.keys() | file.dimensions.keys()
     if not plain[:1].isalpha() or plain in taken:
@@ -460,7 +467,7 @@ class _File:
         needed = dict.fromkeys(("noise_hc", "receiver_gain_hc", "base_dbz_1km_hc"))
         for name, value in {**needed, **known}.items():
             variable = self._variable(
-                f"r_calib_{_NAME.sub('_', name)}", "f4", ("r_calib",), fill=FILL
+                free_name(self._file, f"r_calib_{name}"), "f4", ("r_calib",), fill=FILL
             )
             variable.setncatts({"long_name": name, "meta_group": "radar_calibration"})
             variable[:] = _known(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from penstock.core.errors import (
     Closed,
     CursorInUse,
     InvalidOption,
+    Malformed,
     NotFound,
     PositionError,
     WriteTimeout,
@@ -25,11 +26,12 @@ from penstock.core.overflow import DropReason
 from penstock.core.position import Position
 from penstock.core.stream_id import StreamId
 from penstock.protocols.flight.access import Root
-from penstock.protocols.flight.reader import FlightReader
+from penstock.protocols.flight.reader import FlightReader, read_chunk
 from penstock.protocols.flight.server import FlightServer
 from penstock.protocols.flight.sources import Holds
-from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take
+from penstock.protocols.flight.wire import Acknowledge, ActionKind, Hold, Mark, Spot, Take, Told
 from protocols.flight.serving import served
+from support.mosquitto import free_port
 from support.waiting import SOON, background, waits
 
 STREAM = StreamId(bytes(range(16)))
@@ -222,6 +224,83 @@ def test_a_stream_that_was_created_anew_is_noticed(
         books = reader.statistics()
     assert [p for p in payloads if p == b"new"] == [b"new"] * 4
     assert books.restarts == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyboardInterrupt(), Malformed("batch", "its bytes", "Arrow IPC", "others")]
+)
+def test_what_an_interrupted_read_received_comes_with_the_next_one(
+    url: str, local: str, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    url, local = f"{url}-{type(fault).__name__}", f"{local}-{type(fault).__name__}"
+    with open_writer(f"log:{local}") as writer:
+        writer.write_many([b"%d" % i for i in range(2000)])
+    numbers = count(1)
+
+    def interrupted(chunk: object) -> tuple[object, Told]:
+        if next(numbers) == 5:
+            raise fault
+        return read_chunk(chunk)
+
+    seen: list[int] = []
+    with open_reader(url, chunk=4096, hold="archive") as reader:
+        monkeypatch.setattr("penstock.protocols.flight.reader.read_chunk", interrupted)
+        with pytest.raises(type(fault)):
+            reader.read_many(100)  # it comes within the first run, which has more chunks
+        while messages := reader.read_many(100):
+            seen += [m.seq for m in messages]
+        assert reader.statistics().lost == 0
+    assert seen == list(range(2000))
+
+
+STREAMS = {
+    "wide": ("fmq", "layout=wide&slots=64&size=64k"),
+    "log": ("log", "segment=4k&segment_slots=16&retain=8k"),
+}
+
+
+@pytest.mark.parametrize("name", ["wide", "log"])
+def test_what_a_stream_that_was_created_anew_has_lost_already_is_counted(
+    server: FlightServer, root: Path, name: str
+) -> None:
+    kind, options = STREAMS[name]
+    local, url = f"{kind}:{root}/lossy-{name}", f"{server.url}lossy-{name}"
+    with open_writer(f"{local}?{options}") as writer:
+        writer.write_many([b"old"] * 10)
+    with open_reader(url) as reader:
+        assert len(list(reader.available())) == 10
+        create(f"{local}?{options}", replace=True)
+        with open_writer(f"{local}?{options}") as writer:
+            for _ in range(20):
+                writer.write_many([b"new"] * 20)
+        seen: list[int] = []
+        while not seen or seen[-1] < 399:
+            seen += [m.seq for m in reader.read_many(100, SOON)]
+        books = reader.statistics()
+    assert seen == list(range(seen[0], 400))
+    assert seen[0] > 0
+    assert (books.lost, books.restarts) == (seen[0], 1)
+    assert [(loss.first, loss.last) for loss in books.losses] == [(0, seen[0] - 1)]
+
+
+@pytest.mark.parametrize("name", ["wide", "log"])
+def test_a_stream_that_was_created_anew_and_is_shorter_is_read_by_a_server_that_met_it_only_now(
+    tmp_path: Path, name: str
+) -> None:
+    kind, options = STREAMS[name]
+    local = f"{kind}:{tmp_path}/a"
+    port = free_port()
+    with open_writer(f"{local}?{options}") as writer:
+        writer.write_many([b"old"] * 50)
+    with served(tmp_path, port=port) as server:
+        reader = open_reader(f"{server.url}a")
+        assert [m.seq for m in reader.available()][-1] == 49
+    create(f"{local}?{options}", replace=True)
+    with open_writer(local) as writer:
+        writer.write_many([b"new"] * 5)
+    with served(tmp_path, port=port), reader:
+        assert [m.payload for m in reader.read_many(50, SOON)] == [b"new"] * 5
+        assert reader.statistics().restarts == 1
 
 
 def test_small_chunks_and_large_messages_pass(url: str, local: str) -> None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.core.batch import Batch
     from penstock.protocols.flight.access import Place, Root
     from penstock.protocols.flight.server import ServerOptions
-    from penstock.protocols.flight.wire import Hold, Mark, Outcome, Piece, Put, Stage, Take, Told
+    from penstock.protocols.flight.wire import Hold, Outcome, Piece, Put, Stage, Take, Told
 
 __all__ = ["Answers"]
 
@@ -164,7 +164,7 @@ class Answers:
         place = self._place_read(asked, asked.reader)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
-        source = self._source(place, asked.reader, self._reading(asked.options), asked.at)
+        source = self._source(place, asked.reader, self._reading(asked.options))
         is_whole = False
         try:
             source.stand_at(asked.at)
@@ -178,14 +178,10 @@ class Answers:
             else:
                 source.close()
 
-    def _source(
-        self, place: Place, reader: str, options: dict[str, str], at: Mark | None
-    ) -> Source:
+    def _source(self, place: Place, reader: str, options: dict[str, str]) -> Source:
+        # A mark may be of an earlier epoch, and beyond the end of this one: `stand_at` sees to it.
         kept = self.readers.take(reader, place, options)
-        if kept is not None:
-            return kept
-        start = Position.START if at is None else Position.sequence(at.seq)
-        return Source(place, options, start)
+        return kept or Source(place, options, Position.START)
 
     def _reading(self, options: dict[str, str]) -> dict[str, str]:
         """Return the options of a reader that this server allows.

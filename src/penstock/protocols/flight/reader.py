@@ -88,7 +88,8 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         self._losses = LossLedger()
         self._acknowledged_at = 0.0
         try:
-            #: Where to resume after the batches held here, and the epoch of those.
+            #: The mark after the last batch received, where the next request starts; and the
+            #: stream's end as last told.
             self._mark, self._end = self._open(start)
         except BaseException:
             self.close()
@@ -109,6 +110,7 @@ class FlightReader(Concluding, Replayable, Held, Reader):
                 time.sleep(_LOOK_FOR_STREAM)
             else:
                 self._enter(told)
+                self._report(told)
                 return told.mark, told.end
 
     def _names(self, **more: Any) -> dict[str, Any]:
@@ -226,6 +228,26 @@ class FlightReader(Concluding, Replayable, Held, Reader):
 
     def _receive(self) -> bool:
         """Receive one run of messages, or a report without messages; False: the stream ended."""
+        before = self._mark, self._end
+        try:
+            run = self._receive_run()
+            if run is None:
+                return False
+            batches, told = run
+            self._mark, self._end = told.mark, told.end
+            self._arrivals.add(batches)
+            self._enter(told)
+        except BaseException:
+            # Also after Ctrl-C: the next request starts at the old mark, and gets this run again.
+            self._drop_stream()
+            self._arrivals.clear()
+            self._mark, self._end = before
+            raise
+        self._report(told)
+        return True
+
+    def _receive_run(self) -> tuple[list[Batch], Told] | None:
+        """Return the batches of one run, and its report; None: the stream ended."""
         batches: list[Batch] = []
         while True:
             try:
@@ -233,18 +255,14 @@ class FlightReader(Concluding, Replayable, Held, Reader):
             except StopIteration:
                 if batches:
                     raise self._broken(OSError("the answer ended within a run")) from None
-                return False
+                return None
             except _BROKEN as error:
                 raise self._broken(error) from None
             batch, told = read_chunk(chunk)
             if batch is not None:
                 batches.append(batch)
             if not told.more:
-                break
-        self._enter(told)
-        self._mark, self._end = told.mark, told.end
-        self._arrivals.add(batches)
-        return True
+                return batches, told
 
     def _broken(self, error: BaseException) -> PenstockError:
         """Drop the broken stream, and return the error."""
@@ -259,13 +277,17 @@ class FlightReader(Concluding, Replayable, Held, Reader):
         """Add to the statistics what happened before the next messages: losses, restarts."""
         self._filtered += told.filtered
         self._restarts += told.restarts
-        if told.restarts:
-            log.warning("%s was created anew", self.url)
         if told.lost:
             for each in told.losses:
                 self._losses.add(Loss(each.first, each.last, each.reason))
             known = sum(each.last - each.first + 1 for each in told.losses)
             self._losses.total += max(0, told.lost - known)
+
+    def _report(self, told: Told) -> None:
+        """Log what `_enter` has counted."""
+        if told.restarts:
+            log.warning("%s was created anew", self.url)
+        if told.lost:
             latest = self._losses.ranges()[-1:]
             log.warning("%s: %s; %s in all", self.url, *latest, f"{self._losses.total:,}")
 

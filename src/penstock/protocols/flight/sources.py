@@ -129,7 +129,8 @@ class Source:
             if cut is None:
                 self._extra_restarts += 1
                 self._extra_losses += self._lost_in_earlier_life(mark)
-            self.seek(Position.START if cut is None else Position.sequence(cut))
+            # From its first message on: what it has overwritten already is counted as lost.
+            self.seek(Position.sequence(0 if cut is None else cut))
         elif mark != self.mark:
             self.seek(Position.sequence(mark.seq))
 

@@ -31,6 +31,8 @@ from penstock.protocols.jrtc.destinations import (
 )
 from penstock.protocols.jrtc.forwarder import Forwarder, RouteStatistics
 from penstock.protocols.jrtc.schemas import Schemas
+from penstock.protocols.lhhttt.server import LhhtttServer, ServerOptions
+from penstock.protocols.lrose.fmq_server import FmqServer, FmqServerOptions
 from penstock.queue.streams import OutputStream
 from protocols.jrtc.forwarded import (
     EXAMPLE,
@@ -400,7 +402,38 @@ def test_any_stream_is_a_destination(tmp_path: Path) -> None:
     assert {m.stream for m in messages} == {stream_of("a-stream", 4)}
 
 
+def _sent_in_calls(destination: Destination, *payloads: bytes) -> list[bytes]:
+    """Send until nothing is left, as a forwarder does; return the payloads that are rejected."""
+    batch, refused = _batch(*payloads), []
+    while len(batch):
+        done, rejected = destination.send(batch)
+        refused += [batch.column("payload")[each.row].as_py() for each in rejected]
+        batch = batch.slice(done)
+    return refused
+
+
+def test_a_message_that_is_too_large_for_a_remote_queue_costs_no_other(tmp_path: Path) -> None:
+    good, large = [b"good-%d" % i for i in range(5)], bytes(40_000)
+    with FmqServer(FmqServerOptions(root=tmp_path, port=0)) as server:
+        url = f"{server.url}/q?create=missing"
+        with destination_for(f"{url}&max_message=20000", Schemas()) as destination:
+            assert _sent_in_calls(destination, *good, large, b"behind", large) == [large, large]
+        with open_reader(f"fmq:{tmp_path}/q") as reader:
+            assert [message.payload for message in reader.available()] == [*good, b"behind"]
+
+
+def test_a_message_that_its_queue_cannot_take_is_rejected_and_does_not_block_others() -> None:
+    with (
+        LhhtttServer(ServerOptions(port=0)) as server,
+        destination_for(f"lhhttt://{HOST}:{server.port}?mode=legacy", Schemas()) as destination,
+    ):
+        assert _sent_in_calls(destination, b"1", b"no text: \xac", b"2") == [b"no text: \xac"]
+
+
 def test_destinations_that_are_none() -> None:
+    for url in ("http://host:99999/x", "http://[::1/x"):
+        with pytest.raises(InvalidURL):
+            destination_for(url, Schemas())
     with pytest.raises(InvalidURL):
         destination_for("jrtc+udp:///path", Schemas())
     with pytest.raises(InvalidURL):

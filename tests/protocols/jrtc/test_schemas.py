@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import any_pb2, descriptor_pb2
 
 from penstock.core.errors import AlreadyExists, InvalidOption, InvalidStreamId, Malformed, NotFound
 from penstock.core.stream_id import StreamId
@@ -225,6 +225,35 @@ def test_a_message_that_has_itself_inside_becomes_json_and_no_columns() -> None:
         deep = bytes(head) + bytes([size]) + deep
     with pytest.raises(Malformed):
         schema.json_object(STATUS, deep)
+
+
+def test_a_message_of_any_kind_inside_is_looked_up_in_the_set_and_fails_alone() -> None:
+    file = descriptor_pb2.FileDescriptorProto()
+    any_pb2.DESCRIPTOR.CopyToProto(file)
+    own = describe(
+        {"inner": [("n", "int32")], "outer": [("extra", "google.protobuf.Any")]},
+        package="ours",
+        imports=(file.name,),
+    )
+    schemas = Schemas()
+    package, _ = schemas.upsert(as_set(file, own))
+    schemas.associate(STATUS, package, "ours.outer")
+    schema = schemas.find(STATUS)
+    assert schema is not None
+
+    def payload(type_url: str, value: bytes) -> bytes:
+        inside: bytes = any_pb2.Any(type_url=type_url, value=value).SerializeToString()
+        return b"\x0a" + bytes([len(inside)]) + inside
+
+    known = schema.json_object(STATUS, payload("type.googleapis.com/ours.inner", b"\x08\x05"))
+    assert known["extra"]["n"] == 5
+    for wrong in (
+        payload("type.googleapis.com/no.such", b""),
+        payload("type.googleapis.com/ours.inner", b"\xff"),
+        payload("", b"x"),
+    ):
+        with pytest.raises(Malformed):
+            schema.json_object(STATUS, wrong)
 
 
 def test_messages_inside_of_each_other_twice_do_not_become_millions_of_columns() -> None:

@@ -19,7 +19,13 @@ import numpy as np
 from penstock.core.batch import messages_from_batch
 from penstock.core.dead_letter import Code
 from penstock.core.endpoints import open_writer
-from penstock.core.errors import InvalidURL, Malformed, MessageTooLarge, StorageError
+from penstock.core.errors import (
+    InvalidOption,
+    InvalidURL,
+    Malformed,
+    MessageTooLarge,
+    StorageError,
+)
 from penstock.core.interfaces import Closable
 from penstock.core.redaction import shown
 from penstock.core.url import URL
@@ -57,6 +63,8 @@ _ANSWERING: Final = 10.0
 _IN_A_PATH: Final = "/?%:@!$&'()*+,;=[]~"
 #: Answers that are no verdict on what was sent: the same may be taken later.
 _LATER: Final = frozenset({408, 425, 429})
+#: Errors of a writer that are a verdict on a message; others are about the stream.
+_REFUSALS: Final = (MessageTooLarge, Malformed, InvalidOption)
 
 
 class Rejected(NamedTuple):
@@ -192,20 +200,42 @@ class StreamDestination(Destination):
         self._writer = open_writer(url)
 
     def send(self, batch: Batch) -> Outcome:
+        done, error = self._write(batch)
+        if isinstance(error, _REFUSALS):
+            return self._send_singly(batch, done)
+        return self._outcome(batch, done, error)
+
+    def _send_singly(self, batch: Batch, done: int) -> Outcome:
+        """Send messages one by one, up to the first that is refused.
+
+        A writer may refuse a whole batch for one message, and does not say for which.
+        """
+        error: Exception | None = None
+        while done < len(batch) and error is None:
+            written, error = self._write(batch.slice(done, 1))
+            if isinstance(error, _REFUSALS) and not written:
+                is_large = isinstance(error, MessageTooLarge)
+                code = Code.OUT_OF_RANGE if is_large else Code.INVALID_ARGUMENT
+                return Outcome(done + 1, [Rejected(done, code, str(error))])
+            done += written
+        return self._outcome(batch, done, error)
+
+    def _write(self, batch: Batch) -> tuple[int, Exception | None]:
+        """Write messages; return how many are written, and why not all."""
         before = self._writer.statistics().messages
         try:
             self._writer.write_batch(batch)
             self._writer.flush()
-        except MessageTooLarge as error:
-            done = self._writer.statistics().messages - before
-            return Outcome(done + 1, [Rejected(done, Code.OUT_OF_RANGE, str(error))])
-        except Exception:
-            done = self._writer.statistics().messages - before
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            return self._writer.statistics().messages - before, error
+        return len(batch), None
+
+    def _outcome(self, batch: Batch, done: int, error: Exception | None) -> Outcome:
+        if error is not None:
             if not done:
-                raise
-            log.warning("%s took %d of %d messages", self.name, done, len(batch), exc_info=True)
-            return Outcome(done)
-        return Outcome(len(batch))
+                raise error
+            log.warning("%s took %d of %d messages", self.name, done, len(batch), exc_info=error)
+        return Outcome(done)
 
     def close(self) -> None:
         self._writer.close()
@@ -219,9 +249,14 @@ class HttpDestination(Destination):
 
         :raises InvalidURL: this is no http or https URL.
         """
-        parts = urllib.parse.urlsplit(url)
+        hint = "write http://host:port/path"
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidURL(url, str(error), hint=hint) from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise InvalidURL(url, "it names no web server", hint="write http://host:port/path")
+            raise InvalidURL(url, "it names no web server", hint=hint)
         self.name = shown(url)
         self._schemas = schemas
         path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
@@ -229,7 +264,7 @@ class HttpDestination(Destination):
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
-        self._connection = kind(parts.hostname, parts.port, timeout=_ANSWERING)
+        self._connection = kind(parts.hostname, port, timeout=_ANSWERING)
 
     def send(self, batch: Batch) -> Outcome:
         objects, rejected = [], []

@@ -136,11 +136,13 @@ class Schema:
         :raises Malformed: the payload does not parse.
         """
         from google.protobuf import json_format  # noqa: PLC0415 - an extra
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
 
         message = self.parse(payload)
+        pool = self.descriptor.file.pool  # has what an Any may hold; TypeError: it has not
         try:
-            values: dict[str, Any] = json_format.MessageToDict(message)
-        except (json_format.Error, RecursionError, ValueError) as error:
+            values: dict[str, Any] = json_format.MessageToDict(message, descriptor_pool=pool)
+        except (json_format.Error, DecodeError, RecursionError, TypeError, ValueError) as error:
             raise Malformed("payload", self.message, "what JSON has", error) from None
         values["_schema_proto_msg"] = self.message
         values["_schema_proto_package"] = self.package

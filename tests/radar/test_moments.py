@@ -298,6 +298,42 @@ def test_borders_of_batches_cut_no_beam(borders: list[int], pulses: int) -> None
     assert sum(expected.column("samples").to_pylist()) == 210
 
 
+def test_bytes_that_are_no_packet_are_counted_once_however_many_batches_follow() -> None:
+    maker = BeamMaker(DwellOptions(pulses=64))
+    packets = scan(20, every=1000, flags=False)
+    maker.feed(b"".join([*packets[:6], bytes(10), *packets[6:9]]))
+    for packet in packets[9:]:
+        maker.feed(packet)
+    assert maker.statistics().skipped_bytes == 10
+    assert maker.statistics().open == 20
+    assert maker.finish().column("samples").to_pylist() == [20]
+
+
+def test_what_is_remembered_does_not_grow_by_what_is_said_again() -> None:
+    maker = BeamMaker(DwellOptions(pulses=64))
+    sizes = set()
+    for i in range(5):
+        again = metadata(T0 + i)
+        sync = make(Kind.SYNC, time_ns=T0 + i)
+        place = make(Kind.PLATFORM_GEOREF, time_ns=T0 + i, latitude=40 + i)
+        maker.feed(b"".join([sync, *again, place]))
+        sizes.add(len(maker.state))
+    assert sizes == {len(b"".join([*metadata(), place]))}
+    for pulse in scan(3, every=1000, flags=False)[4:]:
+        maker.feed(b"".join([*metadata(T0 + 9), pulse]))
+        sizes.add(len(maker.state))
+    assert sorted(sizes) == [min(sizes) + count * len(pulse) for count in range(4)]
+
+
+def test_a_notice_of_a_start_is_remembered_until_its_pulse_comes() -> None:
+    maker = BeamMaker(DwellOptions(pulses=64))
+    maker.feed(b"".join([*metadata(), make(Kind.EVENT_NOTICE, start_of_volume=1)]))
+    maker.feed(b"".join(metadata()))
+    maker = BeamMaker(DwellOptions(pulses=64), maker.state)
+    maker.feed(b"".join(scan(8, every=1000, flags=False)[4:]))
+    assert maker.finish().column("start_of_volume").to_pylist() == [True]
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.integers(0, len(PACKETS)), max_size=6),

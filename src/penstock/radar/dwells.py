@@ -24,6 +24,7 @@ from penstock.radar.beams import BEAM_SCHEMA, FIELD_TYPE, FIELDS, SWEEP_MODES, m
 from penstock.radar.iwrf.packets import (
     BY_ELEVATION,
     ENDS,
+    INFO_KINDS,
     MISSING,
     STARTS,
     Event,
@@ -31,7 +32,7 @@ from penstock.radar.iwrf.packets import (
     Record,
     is_missing,
 )
-from penstock.radar.iwrf.pulses import PulseDecoder, Pulses
+from penstock.radar.iwrf.pulses import Metadata, PulseDecoder, Pulses
 from penstock.radar.pulse_pair import (
     SPEED_OF_LIGHT,
     Receiver,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.radar.iwrf.pulses import Metadata
 
 __all__ = ["BeamMaker", "BeamStatistics", "Cut", "DwellOptions", "cut"]
 
@@ -223,13 +222,8 @@ def cut(
     if not is_end and last > first and not flags[-1] & ENDS:
         last -= 1
     head = b"" if not first else data[: pulses.places[starts[first], 0]].tobytes()
-    # From behind the last pulse that is done: what stands there tells of those to come.
     done = int(ends[last - 1]) if last else 0
-    if done:
-        place, state = int(pulses.places[done - 1, 1]), pulses.states[pulses.state_of[done - 1]]
-    else:
-        place, state = 0, pulses.states[0]
-    tail = decoder.state.to_bytes() if is_end else state.to_bytes() + data[place:].tobytes()
+    tail = decoder.state.to_bytes() if is_end else _tail(data, pulses, done)
     chosen = [i for i in range(first, last) if pulses.states[pulses.state_of[starts[i]]].is_ready]
     used = sum(int(ends[i] - starts[i]) for i in chosen)
     worked = done - int(starts[first]) if last > first else 0
@@ -238,6 +232,31 @@ def cut(
         beams=beams.num_rows, used=used, unready=worked - used, open=len(pulses) - done
     )
     return Cut(beams, head, tail, books, last_number)
+
+
+def _tail(data: NDArray[np.uint8], pulses: Pulses, done: int) -> bytes:
+    """Return what has to be remembered of packets whose first `done` pulses are in beams.
+
+    That is the state of the radar, the other pulses, and what tells of them and of those to come:
+    changes of the state and notices. Of what is said again, and of damage, nothing stays.
+    """
+    place, state = 0, pulses.states[0]
+    if done:
+        place, state = int(pulses.places[done - 1, 1]), pulses.states[pulses.state_of[done - 1]]
+    said, pieces = Metadata(), []
+    for run in pulses.runs:
+        if run.end <= place:
+            continue
+        if run.kind == Kind.PULSE:
+            pieces += state.packets_since(said)
+            said = state
+            pieces.append(data[max(run.start, place) : run.end].tobytes())
+        elif run.kind == Kind.EVENT_NOTICE:
+            pieces.append(data[run.start : run.end].tobytes())
+        elif run.kind in INFO_KINDS and run.kind != Kind.SYNC:
+            for start, end in run.packets():
+                state = state.updated(data[start:end].tobytes(), run.kind)
+    return b"".join([*pieces, *state.packets_since(said)])
 
 
 class BeamMaker:

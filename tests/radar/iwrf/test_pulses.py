@@ -17,15 +17,15 @@ from penstock.core.errors import InvalidOption, Malformed
 from penstock.radar import _pulses
 from penstock.radar.iwrf.packets import Encoding, Event, Kind, make, read
 from penstock.radar.iwrf.pulses import PULSE_SCHEMA, PulseDecoder, bytes_of, make_pulse
-from penstock.radar.iwrf.samples import Lying, decode, encode, value_type
+from penstock.radar.iwrf.samples import PackedValues, decode, encode, value_type
 from support.pulses import VECTORS, metadata, scan, vector
 
 
 def decoded(encoding: int, data: bytes, scale: float, offset: float) -> Any:
     width = np.dtype(value_type(encoding)).itemsize
-    lying = Lying(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), len(data) // width)
-    out = np.empty((1, lying.values), np.float32)
-    decode(encoding, lying, np.array([scale], "f4"), np.array([offset], "f4"), out)
+    packed = PackedValues(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), len(data) // width)
+    out = np.empty((1, packed.values), np.float32)
+    decode(encoding, packed, np.array([scale], "f4"), np.array([offset], "f4"), out)
     return out[0]
 
 
@@ -226,8 +226,8 @@ def test_notices_tell_of_the_pulse_that_they_mean(
 
 def test_a_notice_is_kept_until_the_next_pulse_or_the_end() -> None:
     decoder = PulseDecoder()
-    decoder.feed(pulse(1) + notice(end_of_volume=1))
-    assert decoder.feed(pulse(2)).ends_before == END
+    decoder.feed(pulse(1) + notice(start_of_volume=1))
+    assert decoder.feed(pulse(2)).headers["event_flags"].tolist() == [START]
     decoder.feed(notice(end_of_volume=1))
     assert decoder.finish() == END
 

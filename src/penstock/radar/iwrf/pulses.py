@@ -35,7 +35,7 @@ from penstock.radar.iwrf.packets import (
     text_of,
     time_ns_of,
 )
-from penstock.radar.iwrf.samples import SATURATION_DBM, Lying, decode, encode
+from penstock.radar.iwrf.samples import SATURATION_DBM, PackedValues, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +118,15 @@ class Metadata:
 
     def to_bytes(self) -> bytes:
         """Return all packets, back to back."""
-        return b"".join(self.packets[kind] for kind in sorted(self.packets))
+        return b"".join(self.packets_since(Metadata()))
+
+    def packets_since(self, before: Metadata) -> list[bytes]:
+        """Return the packets that an earlier state did not have."""
+        return [
+            self.packets[kind]
+            for kind in sorted(self.packets)
+            if before.packets.get(kind) is not self.packets[kind]
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +144,8 @@ class Pulses:
     state_of: NDArray[np.int32]
     #: Where the packet of each begins in the bytes that were decoded, and ends.
     places: NDArray[np.int64]
-    #: Events that a notice told of the last pulse before these.
-    ends_before: int = 0
+    #: The packets of all kinds that were decoded.
+    runs: Sequence[Run]
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -281,13 +289,13 @@ class PulseDecoder:
         iq = _memory.lend(int(starts[-1]))
         for part in _alike(headers, is_swapped, state_of):
             order = self._iq_order if is_swapped[part.start] else "<"
-            lying = Lying(data, places[part] + PACKET_SIZE[Kind.PULSE], 0, order)
+            packed = PackedValues(data, places[part] + PACKET_SIZE[Kind.PULSE], 0, order)
             out = iq[starts[part.start] : starts[part.stop]]
-            _decode(lying, headers[part], states[state_of[part.start]], out)
+            _decode(packed, headers[part], states[state_of[part.start]], out)
         _normalise(headers)
-        ends_before = self._tell(headers, notices)
+        self._tell(headers, notices)
         both_ends = np.stack((places, places + lengths), axis=1)
-        return Pulses(headers, iq, starts, states, state_of, both_ends, ends_before)
+        return Pulses(headers, iq, starts, states, state_of, both_ends, runs)
 
     def _noted(
         self, data: NDArray[np.uint8], runs: Sequence[Run]
@@ -313,15 +321,14 @@ class PulseDecoder:
 
     # --- events -------------------------------------------------------------------------------
 
-    def _tell(self, headers: Record, notices: list[tuple[int, np.void]]) -> int:
-        """Add what notices tell to the pulses that they mean; return that of the pulse before.
+    def _tell(self, headers: Record, notices: list[tuple[int, np.void]]) -> None:
+        """Add what notices tell to the pulses that they mean.
 
         A pulse's own flags say best where something begins or ends. Where those of its neighbours
         say nothing of it, a start is at the next pulse. An end is at the one before, unless the
         next belongs to the same sweep.
         """
         flags = headers["event_flags"]
-        before = 0
         last = self._last
         self._notices = []
         for index, notice in notices:
@@ -341,11 +348,8 @@ class PulseDecoder:
                 flags[index] |= ends
             elif index:
                 flags[index - 1] |= ends
-            else:
-                before |= ends
         if len(headers):
             self._last = _numbers(headers[-1])
-        return before
 
     def finish(self) -> int:
         """Return the events that late notices assign to the last pulse."""
@@ -388,14 +392,16 @@ def _alike(
         yield slice(start, end)
 
 
-def _decode(lying: Lying, headers: Record, state: Metadata, out: NDArray[np.float32]) -> None:
+def _decode(
+    packed: PackedValues, headers: Record, state: Metadata, out: NDArray[np.float32]
+) -> None:
     """Decode the samples of pulses, but for those of the burst in front of each channel."""
     channels, gates, burst, encoding = (int(headers[name][0]) for name in _SHAPE)
-    lying = lying._replace(values=2 * channels * (gates + burst))
-    to = np.empty(len(headers) * lying.values, np.float32) if burst else out
+    packed = packed._replace(values=2 * channels * (gates + burst))
+    to = np.empty(len(headers) * packed.values, np.float32) if burst else out
     saturation = state.saturation_dbm if encoding == Encoding.SIGMET_FL16 else SATURATION_DBM
     scale, offset = headers["scale"], headers["offset"]
-    decode(encoding, lying, scale, offset, to.reshape(len(headers), lying.values), saturation)
+    decode(encoding, packed, scale, offset, to.reshape(len(headers), packed.values), saturation)
     if burst:
         by_gate = to.reshape(len(headers), channels, gates + burst, 2)
         out.reshape(len(headers), channels, gates, 2)[:] = by_gate[:, :, burst:]

@@ -20,14 +20,14 @@ from penstock.radar.iwrf.packets import VALUE_BYTES, Encoding
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SATURATION_DBM", "Encoded", "Lying", "decode", "encode", "value_type"]
+__all__ = ["SATURATION_DBM", "Encoded", "PackedValues", "decode", "encode", "value_type"]
 
 _NATIVE: Final = "<" if sys.byteorder == "little" else ">"
 
 #: dBm of a saturated receiver of an RVP8, if it does not say.
 SATURATION_DBM: Final = 6.0
 #: What LROSE has for a value of exactly zero, so that logarithms are finite.
-_NOTHING: Final = np.float32(1e-20)
+_ZERO_SUBSTITUTE: Final = np.float32(1e-20)
 #: Degrees of one step of a phase. The turn is 65,534 steps, not 65,536.
 _PHASE_STEP: Final = 180.0 / 32767
 #: Values converted at once: what a core's own cache holds.
@@ -44,7 +44,7 @@ def value_type(encoding: int) -> str:
     return "f4" if encoding == Encoding.FL32 else _TYPES[VALUE_BYTES[Encoding(encoding)]]
 
 
-class Lying(NamedTuple):
+class PackedValues(NamedTuple):
     """Where the values of pulses of one shape lie in some bytes."""
 
     data: NDArray[np.uint8]
@@ -66,7 +66,7 @@ class Lying(NamedTuple):
 
 def decode(
     encoding: int,
-    lying: Lying,
+    packed: PackedValues,
     scale: NDArray[np.float32],
     offset: NDArray[np.float32],
     out: NDArray[np.float32],
@@ -77,7 +77,7 @@ def decode(
     :param scale: and `offset`: of each pulse
     :param out: output: float32, pulses x values, contiguous
     """
-    data, places, count, order = lying
+    data, places, count, order = packed
     is_native = order == _NATIVE
     if encoding == Encoding.FL32 and is_native:
         _pulses.fl32(data, places, count, out)
@@ -91,14 +91,14 @@ def decode(
     step = max(1, _AT_ONCE // max(1, count))
     for first in range(0, len(places), step):
         part = slice(first, first + step)
-        values = lying.array(encoding, part)
+        values = packed.array(encoding, part)
         convert(values, scale[part, None], offset[part, None], out[part], factor)
 
 
 def _fill_zeros(values: NDArray[np.float32]) -> None:
     is_zero = values == 0
     if is_zero.any():
-        values[is_zero] = _NOTHING
+        values[is_zero] = _ZERO_SUBSTITUTE
 
 
 def _plain(
@@ -219,7 +219,7 @@ def encode(
 
 def _to_dbm_phase(values: NDArray[np.float32]) -> Encoded:
     i, q = values[0::2].astype(np.float64), values[1::2].astype(np.float64)
-    power = 10 * np.log10(np.maximum(i * i + q * q, float(_NOTHING) ** 2))
+    power = 10 * np.log10(np.maximum(i * i + q * q, float(_ZERO_SUBSTITUTE) ** 2))
     low, high = (power.min(), power.max()) if len(power) else (0.0, 0.0)
     scale = float(np.float32((high - low) / 65535)) or 1.0
     offset = float(np.float32((high + low) / 2))

@@ -18,6 +18,7 @@ import pytest
 from penstock import create, open_reader, open_writer
 from penstock.pipeline import Pipeline, plan
 from penstock.pipeline.run import run
+from penstock.pipeline.run.queries import _Batches
 from support.spark_lives import environment, kill_session
 from support.spark_streams import fill, numbers
 
@@ -71,6 +72,35 @@ def test_what_tasks_lose_is_told_by_a_run_that_ends_before_it_plans_again(
     second = run_it(once=True)
     assert numbers(f"log:{tmp_path}/out") == [*found, *range(196, 260)]
     assert second.lost == 196 - 60
+
+
+@pytest.mark.timeout(300)
+def test_what_was_delivered_before_an_outage_is_not_lost_when_the_query_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"fmq:{tmp_path}/q"
+    create(f"{url}?slots=64&size=64k")
+    fill(url, range(60))
+    write = _Batches.write
+
+    def fail_once(self: _Batches, *batch: Any) -> None:
+        write(self, *batch)
+        if not (tmp_path / "done").exists():
+            (tmp_path / "done").touch()
+            fill(url, range(60, 260))  # the replay finds nothing of the batch any more
+            raise ConnectionResetError("the other machine is down")
+
+    monkeypatch.setattr(_Batches, "write", fail_once)
+    pipeline = (
+        Pipeline("p")
+        .source("a", url=url, failOnDataLoss=False)
+        .sink("out", from_="a", url=f"log:{tmp_path}/out", mode="update")
+        .with_settings(restart={"initial": "10ms", "max_attempts": 1})
+    )
+    outcome = run(plan(pipeline), spark=spark, checkpoint=str(tmp_path / "checkpoints"), once=True)
+    assert outcome.queries[0].restarts == 1
+    assert numbers(f"log:{tmp_path}/out") == [*range(60), *range(196, 260)]
+    assert outcome.lost == 196 - 60
 
 
 class Writer:

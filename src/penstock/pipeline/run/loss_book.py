@@ -60,7 +60,7 @@ class LossBook:
 
         :raises StorageError: the record cannot be read or written.
         """
-        self._find_delivered(sinks)
+        self.note_delivered_attempt(sinks)
         told = self._told()
         if told is None:
             told = self.total()
@@ -128,10 +128,13 @@ class LossBook:
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _find_delivered(self, sinks: Sequence[Sink]) -> None:
+    def note_delivered_attempt(self, sinks: Sequence[Sink]) -> None:
         """Note which attempt at the last batch was delivered, if the batch will be replayed.
 
-        Tasks of a delivered batch read it once more, and may find fewer messages by then.
+        Call it before each start of the query: tasks of a delivered batch read it once more, and
+        may find fewer messages by then.
+
+        :raises StorageError: the note cannot be written.
         """
         batch, _ = last_offsets(self._checkpoint) or (None, [])
         if batch is None or (self._checkpoint / "commits" / str(batch)).exists():

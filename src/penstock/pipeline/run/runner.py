@@ -367,7 +367,10 @@ class _Run:
         return True
 
     def _begun(self, prepared: Prepared) -> StreamingQuery:
+        book = self._books.get(prepared.query.name)
         while True:
+            if book is not None:
+                book.note_delivered_attempt(prepared.sinks)
             try:
                 return prepared.start(
                     self._checkpoints.of(prepared.query), self._trigger(prepared.query)

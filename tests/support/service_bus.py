@@ -75,16 +75,24 @@ class ServiceBus:
         self, source: UUri, method: UUri, payload: Any = None, *, leg: str = "local", **form: Any
     ) -> UMessage:
         """Call a method, and return the response."""
-        data = payload if isinstance(payload, bytes) or payload is None else _bytes(payload)
-        if data is not None:
-            form.setdefault("payload_format", UPayloadFormat.PROTOBUF)
-        asked = request(source, method, data, id=UUID7.new(self.now_ms), **form)
-        self.dispatcher.ingest(leg, [asked.to_bytes()])
+        asked = self._send(source, method, payload, leg, **form)
         self.run()
         from_leg = self.local if leg == "local" else self.far
         arrived = [one for those in from_leg.arrived.values() for one in those]
         [answer] = [one for one in arrived if one.attributes.reqid == asked.attributes.id]
         return answer
+
+    def post(self, source: UUri, number: int, payload: Any, *, leg: str = "local") -> None:
+        """Call a method of uSubscription, without waiting for the response."""
+        self._send(source, self.subscription_method(number), payload, leg)
+
+    def _send(self, source: UUri, method: UUri, payload: Any, leg: str, **form: Any) -> UMessage:
+        data = payload if isinstance(payload, bytes) or payload is None else _bytes(payload)
+        if data is not None:
+            form.setdefault("payload_format", UPayloadFormat.PROTOBUF)
+        asked = request(source, method, data, id=UUID7.new(self.now_ms), **form)
+        self.dispatcher.ingest(leg, [asked.to_bytes()])
+        return asked
 
     def subscription_method(self, number: int) -> UUri:
         return UUri(self.name, 0, 4, number)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.core.clock import ManualClock
+from penstock.core.errors import StorageError
+from penstock.dispatch.services.subscriptions import Record, Subscription, SubscriptionTable
 from penstock.protocols.uprotocol import (
     UUID7,
     SubscriptionStatus,
@@ -237,3 +241,112 @@ def test_the_code_of_an_error_is_not_an_answer(tmp_path: Path) -> None:
     here.run(2)
     assert len(here.far.arrived[there]) == 2
     here.close()
+
+
+def fail_once(table: SubscriptionTable, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Let one of the next appends to a table's file find a full disk."""
+    append, numbers = table._journal.append, itertools.count(1)
+
+    def append_or_fail(records: Iterable[Record]) -> None:
+        if next(numbers) == number:
+            raise StorageError("writing", "subscriptions", OSError(28, os.strerror(28)))
+        append(records)
+
+    patch.setattr(table._journal, "append", append_or_fail)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_both_sides_agree_when_the_disk_was_full_while_a_subscription_began(
+    two: tuple[ServiceBus, ServiceBus], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here, there = two
+    alice = here.entity(0x20)
+    fail_once(here.table, number, monkeypatch)
+    here.post(alice, 1, proto.SubscribeRequest(topic=TOPIC.to_proto()))
+    run_all([here, there], 400)
+    assert [one.status for one in here.table] == [SUBSCRIBED]
+    assert there.table.count == 1
+    assert [change.status for _, change in here.changes(alice)] == [PENDING, SUBSCRIBED]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_both_sides_agree_when_the_disk_was_full_while_a_subscription_ended(
+    two: tuple[ServiceBus, ServiceBus], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here, there = two
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    run_all([here, there])
+    fail_once(here.table, number, monkeypatch)
+    here.changes(alice)
+    here.post(alice, 2, proto.UnsubscribeRequest(topic=TOPIC.to_proto()))
+    run_all([here, there], 400)
+    assert (here.table.count, here.table.notes, there.table.count) == (0, {}, 0)
+    assert [change.status for _, change in here.changes(alice)] == [UNSUBSCRIBED]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_reset_reaches_the_other_side_although_the_disk_was_full(
+    two: tuple[ServiceBus, ServiceBus], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here, there = two
+    here.subscribe(here.entity(0x20), TOPIC)
+    run_all([here, there])
+    fail_once(here.table, number, monkeypatch)
+    here.post(UUri("there", 0, 4, 0), 6, proto.ResetRequest(), leg="far")
+    run_all([here, there], 400)
+    assert (here.table.count, here.table.notes, there.table.count) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_subscribers_are_told_that_the_other_side_refuses_although_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    [asked] = here.far.arrived[UUri("there", 0, 0, 0)]
+    refused = proto.SubscribeResponse(topic=TOPIC.to_proto(), status=int(UNSUBSCRIBED))
+    answer = response(
+        asked, refused.SerializeToString(), payload_format=UPayloadFormat.PROTOBUF
+    ).with_attributes(id=UUID7.new(here.now_ms))
+    fail_once(here.table, number, monkeypatch)
+    here.dispatcher.ingest("far", [answer.to_bytes()])
+    here.run(100)
+    assert (here.table.count, here.table.notes) == (0, {})
+    assert [change.status for _, change in here.changes(alice)] == [PENDING, UNSUBSCRIBED]
+    here.close()
+
+
+WANTED = {"is_wanted": True, "period_ms": None, "is_granted": False}
+GRANTED = {**WANTED, "is_granted": True}
+
+
+@pytest.mark.parametrize(
+    ("subscribed", "note", "status_there"),
+    [(None, GRANTED, None), (PENDING, GRANTED, SUBSCRIBED), (PENDING, None, SUBSCRIBED)],
+    ids=["ended", "granted", "begun"],
+)
+def test_a_change_of_which_a_crash_left_a_part_is_completed_at_the_next_start(
+    tmp_path: Path,
+    subscribed: SubscriptionStatus | None,
+    note: Record | None,
+    status_there: SubscriptionStatus | None,
+) -> None:
+    table = SubscriptionTable(tmp_path / "here" / "subscriptions")
+    if subscribed is not None:
+        table.put(Subscription(TOPIC, UUri("here", 0x20, 1, 0), subscribed))
+    table.note(TOPIC, note)
+    table.close()
+    clock = ManualClock(START_NS)
+    here = ServiceBus(tmp_path / "here", clock=clock)
+    there = ServiceBus(tmp_path / "there", clock=clock, name="there", others="here")
+    there.table.put(Subscription(TOPIC, ITSELF))
+    connect(here, there)
+    run_all([here, there], 1)
+    statuses, notes = [one.status for one in here.table], here.table.notes
+    here.close()
+    there.close()
+    assert statuses == ([] if status_there is None else [status_there])
+    assert there.table.count == len(statuses)
+    assert notes == ({} if status_there is None else {TOPIC: GRANTED})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.retry import Backoff
 from penstock.protocols.uprotocol import (
@@ -19,10 +19,12 @@ from penstock.protocols.uprotocol import (
 )
 
 if TYPE_CHECKING:
-    from penstock.core.clock import Clock
-    from penstock.dispatch.services.subscriptions import SubscriptionTable
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["CALL_TIMEOUT", "Outcome", "RemoteTopics"]
+    from penstock.core.clock import Clock
+    from penstock.dispatch.services.subscriptions import Record
+
+__all__ = ["CALL_TIMEOUT", "Outcome", "RemoteTopics", "Wish", "Wishes"]
 
 SUBSCRIBE: Final = 1
 UNSUBSCRIBE: Final = 2
@@ -34,7 +36,7 @@ _BACKOFF: Final = Backoff(initial=1.0, factor=2.0, maximum=60.0, jitter=0.2)
 
 
 @dataclass(slots=True)
-class _Wish:
+class Wish:
     """The desired state of our subscription to a topic at another uSubscription."""
 
     topic: UUri
@@ -46,77 +48,87 @@ class _Wish:
     due: float = 0.0
     reqid: UUID7 | None = None
 
+    def to_record(self) -> Record:
+        """Return what is saved of it."""
+        return {
+            "is_wanted": self.is_wanted,
+            "period_ms": self.period_ms,
+            "is_granted": self.is_granted,
+        }
+
+
+#: Changed wishes by topic; None: the wish is over.
+Wishes: TypeAlias = "Mapping[UUri, Wish | None]"
+
 
 class Outcome(NamedTuple):
     """The answer of another uSubscription."""
 
     topic: UUri
     status: SubscriptionStatus
+    #: What changes by it, to be saved and adopted.
+    wishes: Wishes
 
 
 class RemoteTopics:
-    """The topics of other authorities with subscribers here. The caller holds the table's lock."""
+    """The topics of other authorities with subscribers here. The caller holds the table's lock.
 
-    def __init__(self, address: UUri, table: SubscriptionTable, clock: Clock) -> None:
+    A change is returned, for the caller to save it together with the subscriptions that it follows
+    from, and to `adopt` it then.
+    """
+
+    def __init__(self, address: UUri, notes: Mapping[UUri, Record], clock: Clock) -> None:
         """Resume with the saved state.
 
         :param address: our own uSubscription, which is the subscriber at the other side
         """
         self._address = address
-        self._table = table
         self._clock = clock
         self._rng = random.Random()  # noqa: S311 - spreads load, keeps no secret
-        self._wishes = {
-            topic: _Wish(
+        self._wishes: dict[UUri, Wish] = {
+            topic: Wish(
                 topic,
                 bool(note.get("is_wanted")),
                 note.get("period_ms"),
                 bool(note.get("is_granted")),
             )
-            for topic, note in table.notes.items()
+            for topic, note in notes.items()
         }
 
     def is_granted(self, topic: UUri) -> bool:
         wish = self._wishes.get(topic)
         return wish is not None and wish.is_wanted and wish.is_granted
 
-    def want(self, topic: UUri, period_ms: int | None) -> None:
-        """Subscribe at the other side, or change the sample period. Idempotent.
-
-        :raises StorageError: it cannot be saved.
-        """
+    def following(self, topic: UUri, periods_ms: Sequence[int | None]) -> Wishes:
+        """Return what changes when a topic has subscribers with these sample periods here."""
         wish = self._wishes.get(topic)
-        if wish is None or not wish.is_wanted or wish.period_ms != period_ms:
-            self._set(_Wish(topic, is_wanted=True, period_ms=period_ms))
+        if not periods_ms:
+            if wish is None or not wish.is_wanted:
+                return {}
+            return {topic: Wish(topic, is_wanted=False, period_ms=None)}
+        all_have = [period for period in periods_ms if period]
+        period_ms = min(all_have) if len(all_have) == len(periods_ms) else None
+        if wish is not None and wish.is_wanted and wish.period_ms == period_ms:
+            return {}
+        return {topic: Wish(topic, is_wanted=True, period_ms=period_ms)}
 
-    def unwant(self, topic: UUri) -> None:
-        """Unsubscribe at the other side.
-
-        :raises StorageError: it cannot be saved.
-        """
+    def again(self, topic: UUri) -> Wishes:
+        """Return what changes when the other side forgot the subscription: it is made anew."""
         wish = self._wishes.get(topic)
-        if wish is not None and wish.is_wanted:
-            self._set(_Wish(topic, is_wanted=False, period_ms=None))
+        if wish is None or not wish.is_wanted or not wish.is_granted:
+            return {}
+        due = self._clock.monotonic() + _BACKOFF.delay(1, self._rng)
+        return {topic: Wish(topic, is_wanted=True, period_ms=wish.period_ms, due=due)}
 
-    def again(self, topic: UUri) -> None:
-        """Resubscribe, after the other side forgot the subscription."""
-        wish = self._wishes.get(topic)
-        if wish is not None and wish.is_wanted and wish.is_granted:
-            due = self._clock.monotonic() + _BACKOFF.delay(1, self._rng)
-            self._set(_Wish(topic, is_wanted=True, period_ms=wish.period_ms, due=due))
-
-    def _set(self, wish: _Wish) -> None:
+    def adopt(self, wishes: Wishes) -> None:
+        """Follow changed wishes, which are saved."""
         # An earlier call in progress needs no answer: the new call follows it in the same queue.
-        self._table.note(
-            wish.topic,
-            {
-                "is_wanted": wish.is_wanted,
-                "period_ms": wish.period_ms,
-                "is_granted": wish.is_granted,
-            },
-        )
-        wish.due = max(wish.due, self._clock.monotonic())
-        self._wishes[wish.topic] = wish
+        for topic, wish in wishes.items():
+            if wish is None:
+                del self._wishes[topic]
+            else:
+                wish.due = max(wish.due, self._clock.monotonic())
+                self._wishes[topic] = wish
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -139,7 +151,7 @@ class RemoteTopics:
     def next_due(self) -> float | None:
         return min((it.due for it in self._wishes.values() if not it.is_granted), default=None)
 
-    def _call(self, wish: _Wish) -> UMessage:
+    def _call(self, wish: Wish) -> UMessage:
         if wish.is_wanted:
             asked = proto.SubscribeRequest(
                 topic=wish.topic.to_proto(), sample_period=wish.period_ms
@@ -161,10 +173,7 @@ class RemoteTopics:
         )
 
     def answered(self, response: UMessage) -> Outcome | None:
-        """Process an answer; return its outcome, or None.
-
-        :raises StorageError: it cannot be saved.
-        """
+        """Process an answer; return its outcome, or None."""
         attributes = response.attributes
         wish = next(
             (it for it in self._wishes.values() if it.reqid and it.reqid == attributes.reqid), None
@@ -180,15 +189,13 @@ class RemoteTopics:
             wish.attempts += 1
             wish.due = self._clock.monotonic() + _BACKOFF.delay(wish.attempts, self._rng)
             return None
+        granted = None
         if wish.is_wanted and status != SubscriptionStatus.UNSUBSCRIBED:
-            self._set(_Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, is_granted=True))
-        else:
-            self._table.note(wish.topic, None)
-            del self._wishes[wish.topic]
-        return Outcome(wish.topic, status)
+            granted = Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, is_granted=True)
+        return Outcome(wish.topic, status, {wish.topic: granted})
 
     @staticmethod
-    def _granted(response: UMessage, wish: _Wish) -> SubscriptionStatus | None:
+    def _granted(response: UMessage, wish: Wish) -> SubscriptionStatus | None:
         """Return the status in an answer, or None if the call failed."""
         attributes = response.attributes
         if attributes.commstatus not in (None, UCode.OK):

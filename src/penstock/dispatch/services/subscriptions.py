@@ -18,7 +18,7 @@ from penstock.protocols.uprotocol import InvalidUUri, SubscriptionStatus, UUri, 
 from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["Journal", "Subscription", "SubscriptionTable", "Watcher"]
@@ -302,19 +302,32 @@ class SubscriptionTable:
 
         :raises StorageError: the operating system refuses; nothing is changed.
         """
-        self._change([{"op": "put", **one.to_record()} for one in subscriptions])
+        self.change(put=subscriptions)
 
     def remove(self, *subscriptions: Subscription) -> None:
         """Remove subscriptions.
 
         :raises StorageError: the operating system refuses; nothing is changed.
         """
-        self._change(
-            [
-                {"op": "remove", "topic": str(one.topic), "subscriber": str(one.subscriber)}
-                for one in subscriptions
-            ]
-        )
+        self.change(remove=subscriptions)
+
+    def change(
+        self,
+        *,
+        remove: Sequence[Subscription] = (),
+        put: Sequence[Subscription] = (),
+        notes: Mapping[UUri, Record | None] | None = None,
+    ) -> None:
+        """Remove and put subscriptions, and save notes, all by one append.
+
+        :raises StorageError: the operating system refuses; nothing is changed.
+        """
+        removed = [
+            {"op": "remove", "topic": str(one.topic), "subscriber": str(one.subscriber)}
+            for one in remove
+        ]
+        added = [{"op": "put", **one.to_record()} for one in put]
+        self._change([*removed, *added, *self._note_records(notes or {})])
 
     def watch(self, who: UUri, topic: UUri | None = None) -> None:
         """Notify an entity of all changes, or of those of a topic."""
@@ -328,19 +341,27 @@ class SubscriptionTable:
 
     def note(self, topic: UUri, what: Record | None) -> None:
         """Save the state of a topic of another authority; None deletes it."""
-        if self._notes.get(topic) != what:
-            self._change([{"op": "note", "topic": str(topic), "what": what}])
+        self.change(notes={topic: what})
 
-    def clear(self) -> list[Subscription]:
-        """Remove all subscriptions and watchers; return the subscriptions."""
+    def clear(self, notes: Mapping[UUri, Record | None] | None = None) -> list[Subscription]:
+        """Remove all subscriptions and watchers, and save notes; return the subscriptions."""
         gone = [one for one in self if one not in self._static]
-        self._change([{"op": "clear"}])
+        self._change([{"op": "clear"}, *self._note_records(notes or {})])
         return gone
 
     def close(self) -> None:
         self._journal.close()
 
+    def _note_records(self, notes: Mapping[UUri, Record | None]) -> list[Record]:
+        return [
+            {"op": "note", "topic": str(topic), "what": what}
+            for topic, what in notes.items()
+            if self._notes.get(topic) != what
+        ]
+
     def _change(self, records: list[Record]) -> None:
+        if not records:
+            return
         with self.lock:
             self._journal.append(records)
             for record in records:

@@ -6,6 +6,7 @@ It implements version 4, and version 3 for clients that use it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.dispatch.access import Access
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.dispatch.services.leg import Method
-    from penstock.dispatch.services.subscriptions import Watcher
+    from penstock.dispatch.services.remote import Wish, Wishes
+    from penstock.dispatch.services.subscriptions import Record, Watcher
 
 __all__ = ["CHANGES", "SubscriptionLimits", "USubscription"]
 
@@ -88,7 +90,8 @@ class USubscription(Service):
         self._access = access or Access()
         self._limits = limits or SubscriptionLimits()
         self._own = {authority, *serves}
-        self._remote = RemoteTopics(self.address, table, clock)
+        self._remote = RemoteTopics(self.address, table.notes, clock)
+        self._is_reconciled = False
         self._news: list[UMessage] = []
         self._version_3 = Version3(self, authority)
         self.methods = {
@@ -117,6 +120,7 @@ class USubscription(Service):
 
     def work(self) -> list[UMessage]:
         with self.table.lock:
+            self._reconcile()
             self._expire()
             return [*self._take_news(), *self._remote.work()]
 
@@ -177,10 +181,10 @@ class USubscription(Service):
             sample_period_ms,
             version,
         )
-        if wanted != known:
-            self.table.put(wanted)
-            self._tell([wanted])
-        self._follow(topic)
+        others = [one for one in self.table.of_topic(topic) if one.subscriber != source]
+        changed = [wanted] if wanted != known else []
+        self._save(put=changed, wishes=self._following(topic, [*others, wanted]))
+        self._tell(changed)
         return wanted.status
 
     def _unsubscribe(self, source: UUri, payload: bytes) -> bytes:
@@ -260,9 +264,11 @@ class USubscription(Service):
                 UCode.PERMISSION_DENIED, "only another uSubscription may reset this one"
             )
         watchers = self.table.watchers
-        gone = self.table.clear()
-        for topic in {one.topic for one in gone}:
-            self._follow(topic)
+        wishes: dict[UUri, Wish | None] = {}
+        for topic in {one.topic for one in self.table}:
+            wishes.update(self._following(topic, []))
+        gone = self.table.clear(_notes(wishes))
+        self._remote.adopt(wishes)
         self._tell([replace(one, status=_UNSUBSCRIBED) for one in gone], watchers)
 
     # --- changes ----------------------------------------------------------------------------------
@@ -275,10 +281,27 @@ class USubscription(Service):
             return _SUBSCRIBED
         return _PENDING
 
+    def _save(
+        self,
+        *,
+        put: Sequence[Subscription] = (),
+        remove: Sequence[Subscription] = (),
+        wishes: Wishes,
+    ) -> None:
+        """Save subscriptions and the wishes that follow from them, all or nothing.
+
+        :raises StorageError: they cannot be saved.
+        """
+        self.table.change(put=put, remove=remove, notes=_notes(wishes))
+        self._remote.adopt(wishes)
+
     def _end(self, subscriptions: Sequence[Subscription]) -> None:
-        self.table.remove(*subscriptions)
-        for topic in {one.topic for one in subscriptions}:
-            self._follow(topic)
+        ended = set(subscriptions)
+        wishes: dict[UUri, Wish | None] = {}
+        for topic in {one.topic for one in ended}:
+            left = [one for one in self.table.of_topic(topic) if one not in ended]
+            wishes.update(self._following(topic, left))
+        self._save(remove=subscriptions, wishes=wishes)
         self._tell([replace(one, status=_UNSUBSCRIBED) for one in subscriptions])
 
     def _expire(self) -> None:
@@ -286,17 +309,22 @@ class USubscription(Service):
         if expiry_ms is not None and expiry_ms <= now_ms:
             self._end(self.table.expired(now_ms))
 
-    def _follow(self, topic: UUri) -> None:
-        """Subscribe or unsubscribe at the uSubscription of a topic's authority, as needed here."""
+    def _following(self, topic: UUri, those: Iterable[Subscription]) -> Wishes:
+        """Return what changes at the uSubscription of a topic's authority with these here."""
         if self._is_own(topic):
+            return {}
+        return self._remote.following(topic, [one.sample_period_ms for one in those])
+
+    def _reconcile(self) -> None:
+        """Complete changes of which a power failure left some lines only. Once, at the start."""
+        if self._is_reconciled:
             return
-        those = self.table.of_topic(topic)
-        if not those:
-            self._remote.unwant(topic)
-            return
-        periods = [one.sample_period_ms for one in those]
-        all_have = [period for period in periods if period]
-        self._remote.want(topic, min(all_have) if len(all_have) == len(periods) else None)
+        for topic in {*self.table.notes, *(one.topic for one in self.table)}:
+            those = self.table.of_topic(topic)
+            self._save(wishes=self._following(topic, those))
+            if self._remote.is_granted(topic):
+                self._restate(those, _SUBSCRIBED)
+        self._is_reconciled = True
 
     def _answered(self, message: UMessage) -> None:
         outcome = self._remote.answered(message)
@@ -304,9 +332,10 @@ class USubscription(Service):
             return
         those = self.table.of_topic(outcome.topic)
         if outcome.status == _UNSUBSCRIBED:
-            self._end(those)
+            self._save(remove=those, wishes=outcome.wishes)
+            self._tell([replace(one, status=_UNSUBSCRIBED) for one in those])
         else:
-            self._restate(those, outcome.status)
+            self._restate(those, outcome.status, outcome.wishes)
 
     def _told(self, message: UMessage) -> None:
         """Process a change notified by the uSubscription of another authority."""
@@ -328,14 +357,17 @@ class USubscription(Service):
             self._restate(self.table.of_topic(topic), status)
         elif status == _UNSUBSCRIBED and self.table.of_topic(topic):
             # It lost the subscription, for example by a reset, but the topic is still wanted here.
-            self._remote.again(topic)
-            self._restate(self.table.of_topic(topic), self._status_of(topic))
+            self._restate(self.table.of_topic(topic), _PENDING, self._remote.again(topic))
 
-    def _restate(self, those: Iterable[Subscription], status: SubscriptionStatus) -> None:
+    def _restate(
+        self,
+        those: Iterable[Subscription],
+        status: SubscriptionStatus,
+        wishes: Wishes = MappingProxyType({}),
+    ) -> None:
         changed = [replace(one, status=status) for one in those if one.status != status]
-        if changed:
-            self.table.put(*changed)
-            self._tell(changed)
+        self._save(put=changed, wishes=wishes)
+        self._tell(changed)
 
     def _tell(self, changes: Iterable[Subscription], also: Sequence[Watcher] | None = None) -> None:
         """Notify the subscriber and the watchers of changes, and publish them.
@@ -375,6 +407,11 @@ class USubscription(Service):
     def _take_news(self) -> list[UMessage]:
         news, self._news = self._news, []
         return news
+
+
+def _notes(wishes: Wishes) -> dict[UUri, Record | None]:
+    """Return wishes as they are saved."""
+    return {topic: None if wish is None else wish.to_record() for topic, wish in wishes.items()}
 
 
 def _topic(asked: Any) -> UUri:

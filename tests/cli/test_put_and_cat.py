@@ -233,6 +233,12 @@ def test_a_range_is_by_number_from_either_end(readings: str) -> None:
     assert numbers(readings, "--from", "-100") == list(range(10))
 
 
+def test_a_range_of_a_file_is_counted_from_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("payload\n" + "".join(f"{i}\n" for i in range(10)))
+    assert numbers(f"csv:{file}", "--to", "-3") == list(range(7))
+
+
 def test_a_range_is_by_when_it_was_appended_or_happened(readings: str) -> None:
     assert numbers(readings, "--from", "-10m", "--to", "now") == list(range(10))
     assert numbers(readings, "--from", "yesterday", "--to", "-10m") == []

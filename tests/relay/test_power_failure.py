@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -213,7 +214,7 @@ class FailingServer(Machine):
         self._folder, self._stack = folder, stack
         self.port = free_port()
         self._serve()
-        self.is_cut = False
+        self._is_synced = self.is_cut = False
 
     def _serve(self) -> None:
         self.port = self._stack.enter_context(served(self._folder, port=self.port)).port
@@ -223,9 +224,10 @@ class FailingServer(Machine):
         return f"flight://127.0.0.1:{self.port}/stream?kind=log"
 
     def on_progress(self, books: RelayStatistics) -> None:
-        if books.copied == 50:
+        if books.copied >= 50 and not self._is_synced:
+            self._is_synced = True
             self.sync()
-        elif books.copied == 100 and not self.is_cut:
+        elif books.copied >= 100 and not self.is_cut:
             self.is_cut = True
             self._stack.close()
             self.lose_power()
@@ -244,12 +246,39 @@ def source(tmp_path: Path) -> str:
     return f"log:{tmp_path}/source"
 
 
+@pytest.mark.parametrize("policy", [None, "queue-throttled:10"])
 def test_a_target_that_loses_power_meanwhile_gets_its_last_messages_again(
-    tmp_path: Path, source: str, failing: FailingServer
+    tmp_path: Path, source: str, failing: FailingServer, policy: str | None
 ) -> None:
-    relayed(source, failing.remote, failing.on_progress, batch=10, state=tmp_path / "state")
+    books = relayed(
+        source, failing.remote, failing.on_progress, batch=10, state=tmp_path / "state",
+        policy=policy,
+    )  # fmt: skip
     assert failing.is_cut
     assert sorted(set(numbers(failing.url))) == list(range(150))
+    assert (books.read, books.held, books.dropped) == (books.copied, 0, {})
+
+
+def test_a_relay_whose_source_is_idle_starts_again_when_its_target_was_cut(
+    tmp_path: Path, source: str, failing: FailingServer
+) -> None:
+    fill(source, 50, first=150)
+    stop = threading.Event()
+
+    def on_progress(books: RelayStatistics) -> None:
+        failing.on_progress(books)
+        if failing.is_cut and 199 in numbers(failing.url):
+            stop.set()
+
+    options = relay_options(
+        source=source, target=failing.remote, batch=10, state=tmp_path / "state", policy="unlimited"
+    )
+    with open_reader(source) as reader, open_writer(failing.remote) as writer:
+        books = Relay(
+            reader, writer, options, on_progress=on_progress, should_stop=stop.is_set
+        ).run()
+    assert sorted(set(numbers(failing.url))) == list(range(200))
+    assert (books.read, books.held) == (books.copied, 0)
 
 
 def test_without_a_state_it_is_said_how_many_are_gone(source: str, failing: FailingServer) -> None:

@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from penstock import create, open_reader, open_writer
+from penstock.core.batch import Batch
 from penstock.core.capabilities import Grouped
 from penstock.core.errors import (
     Closed,
+    ConnectionLost,
     CursorInUse,
     DamagedQueue,
     InvalidOption,
     MessageTooLarge,
+    PositionError,
     Unsupported,
 )
 from penstock.core.interfaces import BytesLike, Reader, Writer
@@ -137,6 +140,28 @@ def test_an_interval_of_numbers_has_both_ends(source: str, target: str) -> None:
     books = relay(source, target, start=10, end=20)
     assert numbers(target) == list(range(10, 21))
     assert books.read == 11
+
+
+def test_an_interval_up_to_the_end_is_all_of_a_source_that_must_count_to_know_it(
+    target: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("payload\n" + "".join(f"message {i}\n" for i in range(30)))
+    relay(f"csv:{file}", target, end="end")
+    assert numbers(target) == list(range(30))
+
+
+def test_an_interval_up_to_the_end_of_an_empty_stream_is_empty(source: str, target: str) -> None:
+    create(source)
+    assert relay(source, target, end="end").read == 0
+    assert relay(f"{source}?group=archive", target, end="end").read == 0
+
+
+def test_an_interval_up_to_an_end_that_nobody_knows_is_refused(target: str) -> None:
+    reader = LiveReader()
+    options = relay_options(source="fmq:/live", target=target, follow=False, end="end")
+    with open_writer(target) as writer, pytest.raises(PositionError, match="its end is not known"):
+        Relay(reader, writer, options).run()
 
 
 def test_an_interval_of_times_has_both_ends(source: str, target: str) -> None:
@@ -332,6 +357,35 @@ def test_a_stop_within_a_batch_continues_behind_the_last_message_written(
     assert numbers(target) == list(range(500))
 
 
+@pytest.mark.parametrize("policy", [None, "unlimited"])
+def test_what_did_not_arrive_before_a_stop_in_an_outage_is_copied_by_the_next_run(
+    source: str,
+    target: str,
+    tmp_path: Path,
+    policy: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(source, 100)
+    stop = threading.Event()
+    writer = open_writer(target)
+    write_batch = writer.write_batch
+
+    def write_once(batch: Batch) -> int | None:
+        if writer.statistics().messages:
+            stop.set()
+            raise ConnectionLost(target, "it is away")
+        return write_batch(batch)
+
+    monkeypatch.setattr(writer, "write_batch", write_once)
+    state = tmp_path / "state"
+    books = relay(
+        source, target, writer=writer, should_stop=stop.is_set, state=state, policy=policy, batch=10
+    )
+    assert 0 < books.copied <= 10
+    relay(source, target, state=state, policy=policy)
+    assert numbers(target) == list(range(100))
+
+
 def test_a_source_that_was_created_anew_is_copied_from_its_start(
     source: str, target: str, tmp_path: Path
 ) -> None:
@@ -344,6 +398,73 @@ def test_a_source_that_was_created_anew_is_copied_from_its_start(
     books = relay(source, target, state=tmp_path / "state")
     assert numbers(target) == [*range(100), *range(10)]
     assert books.in_doubt == 0  # they are others
+
+
+class Replaced:
+    """A relay whose source is created anew while old messages wait in memory for the target."""
+
+    def __init__(self, source: str, target: str, state: Path, patch: pytest.MonkeyPatch) -> None:
+        fill(source, 300)
+        self._may_write, self.is_away, self._stop = (threading.Event() for _ in range(3))
+        given = {"source": source, "target": target, "policy": "unlimited", "batch": 100}
+        self.books: list[RelayStatistics] = []
+        with open_reader(source) as reader, open_writer(target) as writer:
+            self._target, self._write_batch = target, writer.write_batch
+            patch.setattr(writer, "write_batch", self._write)
+            relay = Relay(
+                reader, writer, relay_options(**given, state=state), should_stop=self._stop.is_set
+            )
+            thread = threading.Thread(target=lambda: self.books.append(relay.run()))
+            thread.start()
+            until(lambda: relay.statistics().read == 300)
+            feed = relay._feed
+            assert feed is not None
+            epoch = feed.epoch
+            create(source, replace=True)
+            fill(source, 400, first=1000)
+            until(lambda: feed.epoch != epoch)
+            self._end(relay)
+            thread.join(20)
+
+    def _end(self, relay: Relay) -> None:
+        self._may_write.set()
+        until(lambda: relay.statistics().copied == 700)
+        self._stop.set()
+
+    def _write(self, batch: Batch) -> int | None:
+        assert self._may_write.wait(20)
+        if self.is_away.is_set():
+            self._stop.set()
+            raise ConnectionLost(self._target, "it is away")
+        return self._write_batch(batch)
+
+
+class ReplacedAndStopped(Replaced):
+    """The target is away, and the relay is told to stop, before the old messages are written."""
+
+    def _end(self, relay: Relay) -> None:
+        del relay
+        self.is_away.set()
+        self._may_write.set()
+
+
+def test_what_waits_in_memory_of_a_source_that_was_created_anew_is_written_first(
+    source: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = Replaced(source, target, tmp_path / "state", monkeypatch)
+    assert numbers(target) == [*range(300), *range(1000, 1400)]
+    assert [(books.read, books.held) for books in replaced.books] == [(700, 0)]
+    assert relay(source, target, state=tmp_path / "state").copied == 0
+
+
+def test_no_message_is_skipped_of_a_source_that_was_created_anew_while_old_ones_waited(
+    source: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (books,) = ReplacedAndStopped(source, target, tmp_path / "state", monkeypatch).books
+    assert adds_up(books)
+    assert books.dropped == {DropReason.ABANDONED: 300}, "they cannot be read again"
+    relay(source, target, state=tmp_path / "state")
+    assert numbers(target) == list(range(1000, 1400))
 
 
 def test_rows_of_a_file_that_has_grown_are_copied_again_and_counted_as_maybe_twice(
@@ -661,6 +782,33 @@ def test_what_a_relay_copied_for_a_group_is_settled(source: str, target: str) ->
         assert isinstance(reader, Grouped)
         found = reader.group()
     assert (found.acked, found.lag, found.redelivered) == (100, 0, 0)
+
+
+@pytest.mark.parametrize(("count", "acked", "in_doubt"), [(40, 40, 0), (16, 0, 16)])
+def test_what_a_failed_flush_left_unsettled_is_settled_by_the_next_or_in_doubt(
+    source: str,
+    target: str,
+    count: int,
+    acked: int,
+    in_doubt: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(source, count)
+    writer = open_writer(target)
+    flush = writer.flush
+    failures = iter([ConnectionLost(target, "it was restarted")])
+
+    def fail_once() -> None:
+        for failure in failures:
+            raise failure
+        flush()
+
+    monkeypatch.setattr(writer, "flush", fail_once)
+    books = relay(f"{source}?group=archive", target, writer=writer, batch=16)
+    assert (books.copied, books.in_doubt) == (count, in_doubt)
+    with open_reader(f"{source}?group=archive") as reader:
+        assert isinstance(reader, Grouped)
+        assert reader.group().acked == acked
 
 
 def test_a_relay_goes_on_that_was_too_slow_for_the_leases_of_its_group(source: str) -> None:

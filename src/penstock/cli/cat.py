@@ -336,9 +336,14 @@ class _Range:
         self.start = first
 
     def resolve(self, reader: Reader) -> None:
-        """Resolve an end that counts from the stream's end."""
+        """Resolve an end that counts from the stream's end.
+
+        :raises PositionError: the end of the stream is not known.
+        """
         if isinstance(self._end, int):
-            newest = reader.newest_seq()
+            from penstock.relay.feed import newest_in  # noqa: PLC0415 - loads Arrow
+
+            newest = newest_in(reader)
             self._end = Position.sequence(0 if newest is None else max(0, newest + 1 - self._end))
         elif self._end is not None and self._end.anchor in {"start", "last"}:
             raise PositionError(f"--to {self._end} ends nothing", hint="give a number or a time")

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from penstock.core.batch import numbers_of, without_origins
 from penstock.core.capabilities import KeepsOrigin, OriginTimed, Replayable, SourceTimed
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, PositionError
+from penstock.core.interfaces import Reader
 from penstock.core.position import Position
 from penstock.relay.outages import retried
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.batch import Batch
-    from penstock.core.interfaces import Reader, Writer
+    from penstock.core.interfaces import Writer
     from penstock.core.retry import OnRetry, RetryPolicy
     from penstock.core.statistics import ReaderStatistics
     from penstock.relay.config import RelayOptions
     from penstock.relay.outages import StoppableClock
 
-__all__ = ["Feed", "Left", "books_within", "payload_bytes", "shifted"]
+__all__ = ["Feed", "Left", "books_within", "newest_in", "payload_bytes", "shifted"]
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ class Feed:
             self._during, self._end = _times(options)
         self._newest: int | None = None
         if self._end in {Position.END, Position.LAST}:
-            newest = reader.newest_seq()
+            newest = newest_in(reader)
             self._end = None if newest is None else Position.sequence(newest)
         if not options.follow and self._end is None:
             self._newest = reader.newest_seq()
-        self._is_over = self._is_nothing()
+        self._is_over = self._is_empty_range()
         self._limit = min(options.batch, _FIRST_READ)
         self._largest = 1.0
         self._restarts = reader.statistics().restarts
@@ -90,8 +91,11 @@ class Feed:
         #: The reader's statistics after the last call, without losses beyond the end.
         self.books: ReaderStatistics = books_within(reader, options.end)
 
-    def _is_nothing(self) -> bool:
-        """Tell whether the range ends before it begins: what is missing there is no loss."""
+    def _is_empty_range(self) -> bool:
+        """Tell whether no message can be in the range.
+
+        Then nothing is read, so nothing counts as lost.
+        """
         if self._during is not None:
             return self._during[0] >= self._during[1]
         start, end = self._options.start, self._end
@@ -140,6 +144,15 @@ class Feed:
         """Seek back to a message that was read but not copied."""
         with suppress(PenstockError):  # then it is redelivered, or was not stored anyway
             self._reader.seek(seq)
+
+    def successor(self, epoch: int | None, seq: int) -> int | None:
+        """Return the number now of message `seq` of an earlier epoch; None: it is gone."""
+        if epoch is None or not isinstance(self._reader, Replayable):
+            return None
+        try:
+            return self._reader.bounds().successor(epoch, seq)
+        except PenstockError:
+            return None
 
     def _read(self) -> Batch:
         timeout = _PATIENCE if self._options.follow else 0
@@ -197,6 +210,23 @@ class Feed:
             return None
         known = reader.epoch
         return reader.bounds().epoch if known is None else known
+
+
+def newest_in(reader: Reader) -> int | None:
+    """Return the number of the newest message; None: the stream is empty.
+
+    :raises PositionError: the end of the stream is not known.
+    """
+    newest = reader.newest_seq()
+    if newest is None and isinstance(reader, Replayable):
+        bounds = reader.bounds()  # also of files whose rows must be counted
+        newest = bounds.end - 1 if bounds.end > bounds.oldest else None
+    elif newest is None and type(reader).newest_seq is Reader.newest_seq:
+        raise PositionError(
+            f"{reader.url}: its end is not known",
+            hint="give the last message by a number or a time",
+        )
+    return newest
 
 
 def books_within(reader: Reader, end: Position | None) -> ReaderStatistics:

@@ -64,8 +64,8 @@ __all__ = [
 _MAGIC: Final = b"PNRELAY\0"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sII")
-_PLACE_SIZE: Final = 8192
-_PLACES: Final = 3
+_SLOT_SIZE: Final = 8192
+_SLOTS: Final = 3
 _SYNCED: Final = 2
 #: CRC of what follows; generation, source epoch, next, target epoch, target start, has target,
 #: runs.
@@ -73,10 +73,10 @@ _NOTE: Final = struct.Struct("<IQQQQQII")
 _RUN: Final = struct.Struct("<QQ")
 _LOCK: Final = 1 << 62
 #: At the end of the header: the boot id of the machine while it is in use; zeros: it is synced.
-_BOOT_AT: Final = _PLACE_SIZE - 16
+_BOOT_AT: Final = _SLOT_SIZE - 16
 
 #: The most runs of consecutive numbers in one note; a batch with more is split.
-MOST_RUNS: Final = (_PLACE_SIZE - _NOTE.size) // _RUN.size
+MOST_RUNS: Final = (_SLOT_SIZE - _NOTE.size) // _RUN.size
 
 
 class Note(NamedTuple):
@@ -127,13 +127,13 @@ class Journal(Closable):
         with storage_errors("opening", str(path)):
             if not path.exists():
                 head = _HEADER.pack(_MAGIC, _VERSION, len(self._between)) + self._between
-                make_whole(path, head.ljust(_PLACE_SIZE * (1 + _PLACES), b"\0"))
+                make_whole(path, head.ljust(_SLOT_SIZE * (1 + _SLOTS), b"\0"))
             self._locks = LockFile(str(path))
         try:
             self._fd = self._locks.fd
             self._check()
             self._generation, self._note = max(
-                (self._load(place) for place in (0, 1)), key=lambda found: found[0]
+                (self._load(slot) for slot in (0, 1)), key=lambda found: found[0]
             )
             self.synced = self._load(_SYNCED)[1]
             #: Whether the machine crashed since: notes may be missing that were not synced.
@@ -188,7 +188,7 @@ class Journal(Closable):
             hint = "end the other relay, or give this one a state of its own"
             raise CursorInUse(str(self.path), 0, hint=hint)
         with storage_errors("reading", str(self.path)):
-            head = os.pread(self._fd, _PLACE_SIZE, 0)
+            head = os.pread(self._fd, _SLOT_SIZE, 0)
         if len(head) < _HEADER.size or head[: len(_MAGIC)] != _MAGIC:
             hint = "give the path of a relay's state, or of a file that is not there yet"
             raise DamagedQueue(str(self.path), "magic", 0, _MAGIC, head[:8], hint=hint)
@@ -208,7 +208,7 @@ class Journal(Closable):
                 hint="give this relay a state of its own",
             )
 
-    def _write(self, place: int, note: Note) -> None:
+    def _write(self, slot: int, note: Note) -> None:
         epoch, start = note.target or (0, 0)
         body = _NOTE.pack(
             0,
@@ -222,12 +222,12 @@ class Journal(Closable):
         )[4:] + b"".join(_RUN.pack(*run) for run in note.runs)
         data = struct.pack("<I", zlib.crc32(body)) + body
         with storage_errors("writing", str(self.path)):
-            os.pwrite(self._fd, data, _PLACE_SIZE * (1 + place))
+            os.pwrite(self._fd, data, _SLOT_SIZE * (1 + slot))
 
-    def _load(self, place: int) -> tuple[int, Note | None]:
+    def _load(self, slot: int) -> tuple[int, Note | None]:
         """Return the generation and note of a slot; (0, None) if it is empty or torn."""
         with storage_errors("reading", str(self.path)):
-            data = os.pread(self._fd, _PLACE_SIZE, _PLACE_SIZE * (1 + place))
+            data = os.pread(self._fd, _SLOT_SIZE, _SLOT_SIZE * (1 + slot))
         if len(data) < _NOTE.size:
             return 0, None
         crc, generation, source_epoch, seq, epoch, start, has_target, runs = _NOTE.unpack_from(data)
@@ -387,7 +387,7 @@ def resume(
         twice = f"; {again:,} messages may come twice" if again else ""
         log.warning("%s was created anew since it was copied%s", reader.url, twice)
         return again
-    place, in_doubt = _place(journal, note, reader, target, arrived)
+    place, in_doubt = _resume_at(journal, note, reader, target, arrived)
     if journal.is_behind and note.target is not None and target is not None and not in_doubt:
         start = target.successor(*note.target)
         if start is not None:
@@ -431,7 +431,7 @@ def _translated(note: Note, source: Bounds) -> Note | None:
     return note._replace(source_epoch=source.epoch, next=cut, runs=kept)
 
 
-def _place(
+def _resume_at(
     journal: Journal,
     note: Note,
     reader: Reader,

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.core.batch import Batch
+    from penstock.core.delivery_policy import DeliveryPolicy
     from penstock.core.interfaces import Reader, Writer
     from penstock.core.message import Message
     from penstock.relay.config import RelayOptions
@@ -155,45 +156,53 @@ class Relay:
         self._quota = None if options.quota is None else parse_quota(options.quota, clock)
         self._pacer = None if options.speed is None else Pacer(options.speed, clock)
         self._connection = connection_options(options.target)
-        self._queue: DeliveryQueue[Message] | None = None
-        #: Messages that were read but not queued when the relay stopped.
+        self._queue = None if options.policy is None else self._new_queue(options.policy)
+        #: Messages that were read but not queued: the relay stops, or the source was recreated.
         self._unqueued: Batch | None = None
-        if options.policy is not None:
-            self._queue = DeliveryQueue(
-                options.policy, time_of=lambda message: message.time_ns, clock=clock
-            )
+        #: Reads for the queue, until it is told that reading is over.
+        self._reading: Worker | None = None
+        self._is_reading_over = False
+        #: The epoch of the numbers of the messages being written: the feed may be further.
+        self._epoch: int | None = None
         self._journal: Journal | None = None
         self._tail: Tail | None = None
         self._synced_at = clock.monotonic()
         self._is_connected = True
+        #: Copied pieces of a group that wait for a flush to be acknowledged.
+        self._unflushed: list[Batch] = []
         self._lost_before = books_within(reader, options.end).lost
         self._feed: Feed | None = None
         self._lock = threading.Lock()
-        self._read = self._copied = self._bytes = self._in_doubt = self._outages = 0
+        #: With a queue: those read before the present one was made.
+        self._read = 0
+        self._copied = self._bytes = self._in_doubt = self._outages = 0
         self._dropped = DropCounts()
         #: The reason of the current outage, or None.
         self.trouble: str | None = None
 
+    def _new_queue(self, policy: DeliveryPolicy) -> DeliveryQueue[Message]:
+        return DeliveryQueue(policy, time_of=lambda message: message.time_ns, clock=self._clock)
+
     def statistics(self) -> RelayStatistics:
         with self._lock:
+            queue = self._queue
             # Ours first: what the queue hands over afterwards counts as held.
             copied, bytes, in_doubt, read = self._copied, self._bytes, self._in_doubt, self._read
             dropped = self._dropped.as_dict()
         feed = self._feed
         books = None if feed is None else feed.books
-        held = read - copied - sum(dropped.values())
-        if self._queue is not None:
-            waiting = self._queue.statistics()
-            unqueued = 0 if self._unqueued is None else self._unqueued.num_rows
-            read = waiting.accepted + unqueued
-            held = waiting.held + waiting.delivered + unqueued - copied - sum(dropped.values())
-            dropped = {**waiting.dropped, **dropped}
+        if queue is not None:
+            waiting = queue.statistics()
+            unqueued = self._unqueued
+            read += waiting.accepted + (0 if unqueued is None else unqueued.num_rows)
+            for reason, count in waiting.dropped.items():
+                dropped[reason] = dropped.get(reason, 0) + count
         return RelayStatistics(
             read=read,
             copied=copied,
             bytes=bytes,
             dropped=dropped,
-            held=held,
+            held=read - copied - sum(dropped.values()),
             lost=0 if books is None else books.lost - self._lost_before,
             in_doubt=in_doubt,
             outages=self._outages,
@@ -213,14 +222,16 @@ class Relay:
                 journal = Journal(options.state, options.source, options.target)
                 self._journal = stack.enter_context(journal)
             stack.callback(self._abandon_held)
+            stack.callback(self._doubt_unflushed)
             with contextlib.suppress(StopAsked):
                 self._start()
-                if self._queue is None:
-                    self._copy()
-                else:
-                    self._copy_through(self._queue)
+                self._copy_all()
                 self._note_end(is_flushed=self._flush())
         return self.statistics()
+
+    def _doubt_unflushed(self) -> None:
+        """Count copied messages that were never acknowledged: the group delivers them again."""
+        self._in_doubt += sum(piece.num_rows for piece in self._unflushed)
 
     def _abandon_held(self) -> None:
         """Count held messages as dropped, if the source cannot deliver them again."""
@@ -232,7 +243,10 @@ class Relay:
                 self._dropped.add(DropReason.ABANDONED, held)
 
     def _takes_back(self) -> bool:
-        """Tell whether the source delivers again what was not acknowledged, as a group does."""
+        """Tell whether the source redelivers what was not acknowledged.
+
+        An empty nack asks: only a prototype LHHTTT queue refuses it.
+        """
         if not isinstance(self._reader, Grouped):
             return False
         try:
@@ -243,16 +257,44 @@ class Relay:
             pass  # its members find that the leases are over
         return True
 
-    def _start_again(self, error: TargetCut) -> None:
-        """Restart from the target's end, if there is a journal."""
-        if self._journal is None:
-            raise error
-        log.warning("%s; they are copied again", error)
-        with self._lock:
-            self._read = self._copied + sum(self._dropped.as_dict().values())
-        self._start()
-
     # --- the two ways -----------------------------------------------------------------------------
+
+    def _copy_all(self) -> None:
+        """Copy until the end. After a cut of the target, restart there, if there is a journal."""
+        while True:
+            try:
+                if self._queue is None:
+                    self._copy()
+                else:
+                    self._copy_through(self._queue)
+            except TargetCut as error:
+                if self._journal is None:
+                    raise
+                log.warning("%s; they are copied again", error)
+            else:
+                return
+            if self._reading is not None:
+                self._reading.join()  # it uses the reader, which is about to be moved
+            self._forget_held()
+            self._start()
+
+    def _forget_held(self) -> None:
+        """Remove what was read and not copied from the counters: it is read again."""
+        if self._queue is not None:
+            self._replace_queue(self._queue)
+            self._unqueued = None
+        with self._lock:
+            self._read = self._copied + self._dropped.total
+
+    def _replace_queue(self, old: DeliveryQueue[Message]) -> DeliveryQueue[Message]:
+        """Return a new queue in place of a closed one, whose counts stay."""
+        books = old.statistics()
+        with self._lock:
+            self._read += books.accepted
+            for reason, count in books.dropped.items():
+                self._dropped.add(reason, count)
+            self._queue = self._new_queue(old.delivery)
+            return self._queue
 
     def _start(self) -> None:
         retried(self._prepare, self._policy, self._clock, self._note_outage)
@@ -276,11 +318,12 @@ class Relay:
             self._reader,
             self._writer,
             self._options,
-            self._clock,
+            StoppableClock(lambda: self._is_reading_over or self._clock.should_stop(), self._clock),
             self._policy,
             self._note_outage,
             self._note_return,
         )
+        self._epoch = self._feed.epoch
         self._in_doubt += in_doubt
         if self._journal is not None and self._feed.epoch is None:
             log.warning("%s cannot be read again; its state keeps nothing", self._reader.url)
@@ -297,11 +340,8 @@ class Relay:
         while (batch := self._feed.next()) is not None:
             with self._lock:
                 self._read += batch.num_rows
-            try:
-                left = self._write(batch)
-            except TargetCut as error:
-                self._start_again(error)
-                continue
+            self._epoch = self._feed.epoch
+            left = self._write(batch)
             if left is not None:
                 self._feed.go_back(left)
                 raise StopAsked
@@ -309,11 +349,23 @@ class Relay:
     def _copy_through(self, queue: DeliveryQueue[Message]) -> None:
         """Read in a separate thread, so that the policy applies while the target is slow."""
         assert self._feed is not None
+        while self._copy_epoch(queue):
+            queue = self._replace_queue(queue)
+            self._epoch = self._feed.epoch
+
+    def _copy_epoch(self, queue: DeliveryQueue[Message]) -> bool:
+        """Copy until the end, or until the source is recreated; tell whether it was.
+
+        Then all that was read before is written: notes are about messages of one epoch.
+        """
+        assert self._feed is not None
         failure: list[BaseException] = []
-        reading = Worker(
+        self._is_reading_over = False
+        self._reading = Worker(
             "penstock-relay-reader", lambda _: self._fill(queue, failure), log=log
         ).start()
         left = None
+        is_recreated = False
         stop_at: float | None = None
         try:
             while left is None:
@@ -323,32 +375,63 @@ class Relay:
                     break
                 try:
                     messages = queue.get_many(self._options.batch, _LOOK)
-                except Closed:  # the source has ended, and all of it was taken
+                except Closed:  # reading has ended, and all of it was taken
+                    is_recreated = not failure and self._feed.epoch != self._epoch
                     break
                 if messages:
                     left = messages[0].seq  # if it fails: how much arrived is unknown
                     is_copied = isinstance(self._writer, KeepsOrigin)
                     left = self._write(batch_from_messages(messages, origins=is_copied))
+            is_cut_short = left is not None
         finally:
+            self._is_reading_over = True
             queue.close()
-            reading.join(_DRAIN * 4)
+            self._reading.join(_DRAIN * 4)
             # Also after an error: a held place would have passed what waits in memory.
-            if left is None:
+            if not is_recreated:
                 waiting = queue.peek()
-                left = self._first_unqueued() if waiting is None else waiting.seq
-            if left is not None:
-                self._feed.go_back(left)
+                if left is None and waiting is not None:
+                    left = waiting.seq
+                self._go_back(left)
         for error in failure:
             raise error
+        if is_cut_short:
+            raise StopAsked  # how much of its piece arrived is unknown: the note stays
+        return is_recreated
+
+    def _go_back(self, left: int | None) -> None:
+        """Seek back to the first message that was not written: `left`, or the first unqueued."""
+        assert self._feed is not None
+        if left is not None and self._feed.epoch != self._epoch:
+            left = self._feed.successor(self._epoch, left)
+            if left is None:
+                self._abandon_queued()
+        if left is None and self._unqueued is not None:
+            left = self._unqueued.column("seq")[0].as_py()
+        if left is not None:
+            self._feed.go_back(left)
+
+    def _abandon_queued(self) -> None:
+        """Count what was queued of a source that was recreated: it cannot be read again."""
+        unqueued = 0 if self._unqueued is None else self._unqueued.num_rows
+        if gone := self.statistics().held - unqueued:
+            log.warning("%d messages of %s are gone: it was recreated", gone, self._reader.url)
+            with self._lock:
+                self._dropped.add(DropReason.ABANDONED, gone)
 
     def _fill(self, queue: DeliveryQueue[Message], failure: list[BaseException]) -> None:
         assert self._feed is not None
         try:
-            while (batch := self._feed.next()) is not None:
+            batch, self._unqueued = self._unqueued, None
+            while batch := batch or self._feed.next():
+                if self._feed.epoch != self._epoch:
+                    self._unqueued = batch
+                    return
                 for index, message in enumerate(messages_from_batch(batch)):
                     if not self._put(queue, message):
                         self._unqueued = batch.slice(index)
                         return
+                batch = None
         except StopAsked:
             pass
         except BaseException as error:  # noqa: BLE001 - raised on the thread that runs the relay
@@ -368,12 +451,6 @@ class Relay:
                 return False
             else:
                 return True
-
-    def _first_unqueued(self) -> int | None:
-        if self._unqueued is None:
-            return None
-        first: int = self._unqueued.column("seq")[0].as_py()
-        return first
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -443,8 +520,12 @@ class Relay:
         while left.batch.num_rows:
             retried(lambda: self._attempt(left), self._policy, self._clock, self._note_outage)
         self.trouble = None
-        if isinstance(self._reader, Grouped) and self._flush():
-            self._ack(self._reader, piece)
+        if isinstance(self._reader, Grouped):
+            self._unflushed.append(piece)
+            if self._flush():
+                for flushed in self._unflushed:
+                    self._ack(self._reader, flushed)
+                self._unflushed.clear()
         now = self._clock.monotonic()
         if self._journal is not None and now - self._synced_at >= _BETWEEN_SYNCS:
             self._synced_at = now
@@ -553,9 +634,8 @@ class Relay:
             self._journal.put(self._note_behind(piece)._replace(runs=runs))
 
     def _note_behind(self, piece: Batch) -> Note:
-        assert self._feed is not None
         behind = piece.column("seq")[-1].as_py() + 1
-        return Note(self._feed.epoch or 0, behind, self._tail)
+        return Note(self._epoch or 0, behind, self._tail)
 
     def _note_end(self, *, is_flushed: bool) -> None:
         """Record that nothing is in transit, so later writes of others do not matter."""

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.core.errors import AlreadyExists, ConnectionLost, InvalidOption
+from penstock.core.errors import AlreadyExists, Closed, ConnectionLost, InvalidOption
 from penstock.core.stream_id import StreamId
 from penstock.core.supervision import ProgramState
 from penstock.queue import OutputStream
@@ -165,6 +165,27 @@ def test_a_program_in_c_is_told_what_it_needs(
     until(lambda: controller.apps()[0].process.state is ProgramState.ENDED)
 
 
+def test_a_program_is_the_file_here_and_not_one_that_the_search_path_has(
+    controller: Controller, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    Path("true").write_text("#!/bin/sh\ntouch ran\n")
+    Path("true").chmod(0o755)
+    controller.load(request(Path("true"), type="c"))
+    until((root / "ran").exists)
+
+
+def test_a_controller_that_is_closed_starts_nothing(directory: str, root: Path) -> None:
+    with Controller(directory, grace=1.0) as controller:
+        loaded = controller.load(request(root / "stubborn.py"))
+    with pytest.raises(Closed):
+        controller.load(request(root / "echo.py"))
+    with pytest.raises(Closed):
+        controller.restart(loaded.id)
+    assert controller.unload(loaded.id)
+    controller.close()
+
+
 def test_what_is_no_app_is_refused(controller: Controller, root: Path) -> None:
     program = root / "program"
     program.touch(0o755)
@@ -174,6 +195,7 @@ def test_what_is_no_app_is_refused(controller: Controller, root: Path) -> None:
         request(root / "missing.py"),
         request(root / "echo.py", name="a/b"),
         request(program, type="c", params={"x": "a\0b"}),
+        request(program, type="c", params={"rate": "1", "Rate": "2"}),
     ):
         with pytest.raises(InvalidOption):
             controller.load(wrong)

@@ -259,3 +259,12 @@ def test_input_and_output_channels_may_share_a_name(folder: Path) -> None:
     (folder / "codelets.yaml").write_text(CODELETS.replace("name: commands", "name: telemetry_one"))
     kinds = {c.kind for c in load(folder).channels if c.spec.name == "telemetry_one"}
     assert kinds == {StreamKind.INPUT, StreamKind.OUTPUT}
+
+
+def test_channels_that_a_program_could_not_tell_apart_are_refused(folder: Path) -> None:
+    (folder / "codelets.yaml").write_text(CODELETS.replace("telemetry_two", "Telemetry_One"))
+    assert len(load(folder).channels) == 6  # for apps in Python they are two
+    file = folder / "deployment.yaml"
+    file.write_text(DEPLOYMENT.replace("type: python", "type: c"))
+    error = refused(file, "PENSTOCK_QUEUE_1_COUNTER_SET_COUNTER_TELEMETRY_ONE_OUTPUT")
+    assert error.field == "jbpf.codelet_set[0]"

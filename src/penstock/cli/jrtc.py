@@ -204,15 +204,17 @@ def run(
             rollout = Rollout(deployment, directory=controller.directory)
             rollout.create_queues()
             if not keep:
-                stack.callback(_told, rollout.remove_queues)
+                stack.callback(_report_failure_of, rollout.remove_queues)
             rollout.load_schemas()
-            stack.callback(_told, rollout.unload_schemas)
+            stack.callback(_report_failure_of, rollout.unload_schemas)
             forwarder = stack.enter_context(_forwarder(deployment, controller.directory))
             for app in deployment.apps:
                 controller.load(AppRequest.of(app, deployment, controller.directory))
-            # Apps end before the resources that they use.
+            # Apps end before the resources that they use, and none is loaded any more.
             stack.callback(controller.close)
-            stack.callback(_told, rollout.take_back_codelets)  # also if only some are loaded
+            stack.callback(server.close)
+            # Also if only some are loaded.
+            stack.callback(_report_failure_of, rollout.take_back_codelets)
             rollout.load_codelets()
         typer.echo(f"running {_named(deployment)}; apps are loaded at http://{host}:{server.port}")
         sys.stdout.flush()
@@ -222,7 +224,7 @@ def run(
         raise typer.Exit(LOST)
 
 
-def _told(step: Callable[[], None]) -> None:
+def _report_failure_of(step: Callable[[], None]) -> None:
     """Run a cleanup step; report an error instead of raising it, so that others run."""
     try:
         step()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.errors import AlreadyExists, InvalidOption, NotFound
+from penstock.core.errors import AlreadyExists, Closed, InvalidOption, NotFound
 from penstock.core.interfaces import Closable
 from penstock.core.retry import Backoff
 from penstock.core.supervision import Program, ProgramStatistics, Supervisor
 from penstock.queue.stream_directory import StreamPlace, make_streams_directory, streams_directory
 from penstock.queue.wide.file import file_of
 from penstock.workers.app_process import AppTask
+from penstock.workers.deployment import variable_of
 from penstock.workers.router import check_app_name
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from penstock.workers.deployment import AppSpec, Channel, Deployment
 
 __all__ = ["AppRequest", "Controller", "LoadedApp", "queue_params"]
-
-#: What an app is told of a channel's queue, by a parameter of this name and the channel's label.
-_QUEUE: Final = "queue:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +63,7 @@ class AppRequest:
 def queue_params(channels: Iterable[Channel], directory: str) -> dict[str, str]:
     """Return the paths of channels' queue files, as parameters of a program."""
     return {
-        _QUEUE + channel.label: file_of(StreamPlace(channel.stream, channel.kind, directory).path)
+        channel.param: file_of(StreamPlace(channel.stream, channel.kind, directory).path)
         for channel in channels
     }
 
@@ -106,6 +103,8 @@ class Controller(Closable):
         self._grace = grace
         self._apps: dict[int, _Entry] = {}
         self._ids = 0
+        #: It starts nothing any more; and all apps have ended.
+        self._is_closed = self._is_over = False
         self._lock = threading.Lock()
         self._supervisor = Supervisor(on_output=on_output)
 
@@ -113,13 +112,15 @@ class Controller(Closable):
         """Start an app.
 
         :raises AlreadyExists: an app of this name is loaded.
-        :raises InvalidOption: its name or type is invalid, or its file is unsuitable.
+        :raises InvalidOption: its name, type or parameters are invalid, or its file is unsuitable.
+        :raises Closed: the controller was closed.
         """
         check_app_name(request.name)
         command, environment = self._program(request)
         if any("\0" in each for each in environment.values()):
             raise InvalidOption("params", request.name, "a parameter has a zero byte")
         with self._lock:
+            self._check_open()
             if any(entry.request.name == request.name for entry in self._apps.values()):
                 raise AlreadyExists(f"app {request.name} is loaded", hint="unload it first")
             self._ids += 1
@@ -141,7 +142,8 @@ class Controller(Closable):
             entry = self._apps.get(app)
             if entry is None:
                 return False
-            self._supervisor.end(entry.request.name)
+            if not self._is_closed:  # otherwise all are told to end
+                self._supervisor.end(entry.request.name)
         # It stays loaded until it has ended: its name and its streams are not free before.
         self._supervisor.wait([entry.request.name])
         with self._lock:
@@ -151,8 +153,10 @@ class Controller(Closable):
         """Restart an app.
 
         :raises NotFound: no app has this id.
+        :raises Closed: the controller was closed.
         """
         with self._lock:
+            self._check_open()
             self._supervisor.restart(self._entry(app).request.name)
 
     def find(self, name: str) -> LoadedApp | None:
@@ -175,7 +179,15 @@ class Controller(Closable):
 
     def close(self) -> None:
         """Stop all apps, each within its grace period. Idempotent."""
-        self._supervisor.close()
+        with self._lock:
+            self._is_closed = True
+        if not self._is_over:
+            self._supervisor.close()
+            self._is_over = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the controller was closed")
 
     def _entry(self, app: int) -> _Entry:
         try:
@@ -190,7 +202,7 @@ class Controller(Closable):
 
     def _program(self, request: AppRequest) -> tuple[tuple[str, ...], dict[str, str]]:
         """Return the command of an app, and what is added to its environment."""
-        path = request.path
+        path = request.path.absolute()  # a program's plain name would be looked for in $PATH
         if not path.is_file():
             raise InvalidOption("path", str(path), f"is not a file, for app {request.name}")
         if request.type == "python":
@@ -218,13 +230,18 @@ class Controller(Closable):
 
 
 def _environment(request: AppRequest) -> dict[str, str]:
-    """Return the environment variables of a program, plain enough for C."""
+    """Return a program's environment variables: letters, digits and '_' only, upper case.
+
+    :raises InvalidOption: two parameters have the same variable.
+    """
     told = {
         "PENSTOCK_APP": request.name,
         "PENSTOCK_DEPLOYMENT": request.deployment,
         "PENSTOCK_DEVICES": json.dumps({str(key): each for key, each in request.devices.items()}),
     }
     for key, value in request.params.items():
-        prefix = "PENSTOCK_" if key.startswith(_QUEUE) else "PENSTOCK_PARAM_"
-        told[prefix + re.sub(r"[^A-Za-z0-9]", "_", key).upper()] = value
+        variable = variable_of(key)
+        if variable in told:
+            raise InvalidOption("params", key, f"another parameter is {variable} already")
+        told[variable] = value
     return told

@@ -45,11 +45,14 @@ __all__ = [
     "PlacedCodeletSet",
     "SerdeSpec",
     "load_deployment",
+    "variable_of",
 ]
 
 #: Where jrt-controller's forwarder sends what has the destination UDP.
 _COLLECTOR: Final = "jrtc+udp://127.0.0.1:20788"
 _PORT: Final = Field(ge=1, le=65535)
+#: What an app is told of a channel's queue, by a parameter of this name and the channel's label.
+_QUEUE: Final = "queue:"
 
 
 def _check_device(number: int) -> int:
@@ -305,6 +308,15 @@ class _File(ConfigModel):
 # --- what follows from them ---------------------------------------------------------------------
 
 
+def variable_of(param: str) -> str:
+    """Return the environment variable in which a program finds a parameter.
+
+    It has upper-case letters, digits and '_' only, so several parameters may have the same.
+    """
+    prefix = "PENSTOCK_" if param.startswith(_QUEUE) else "PENSTOCK_PARAM_"
+    return prefix + re.sub(r"[^A-Za-z0-9]", "_", param).upper()
+
+
 class PlacedCodeletSet(NamedTuple):
     """A codelet set on a device."""
 
@@ -326,6 +338,11 @@ class Channel(NamedTuple):
     def label(self) -> str:
         """A name that is unique in the deployment."""
         return f"{self.device}/{self.codeletset}/{self.codelet}/{self.spec.name}/{self.kind}"
+
+    @property
+    def param(self) -> str:
+        """The parameter that tells a program the file of its queue."""
+        return _QUEUE + self.label
 
     @property
     def schema(self) -> ProtobufSpec | None:
@@ -379,6 +396,7 @@ def load_deployment(*files: str | os.PathLike[str]) -> Deployment:
     found = list(_placed(parts, devices))
     placed = tuple(each for each, _ in found)
     _refuse_unused(parts, {each.device.id for each in placed})
+    has_programs = any(app.type == "c" for app in apps.values())
     return Deployment(
         name=name,
         decoders=tuple(decoder for _, part in parts for decoder in part.decoder),
@@ -386,7 +404,7 @@ def load_deployment(*files: str | os.PathLike[str]) -> Deployment:
         devices=tuple(devices.values()),
         codelet_sets=placed,
         forward=forward,
-        channels=tuple(_channels(name, found, forward)),
+        channels=tuple(_channels(name, found, forward, has_programs=has_programs)),
     )
 
 
@@ -459,10 +477,18 @@ def _located_set(folder: Path, codelets: CodeletSet) -> CodeletSet:
 
 
 def _channels(
-    name: str, placed: Iterable[tuple[PlacedCodeletSet, _Origin]], forward: dict[int, str]
+    name: str,
+    placed: Iterable[tuple[PlacedCodeletSet, _Origin]],
+    forward: dict[int, str],
+    *,
+    has_programs: bool,
 ) -> Iterable[Channel]:
-    """Assign each channel its stream id; refuse paths whose ids collide."""
+    """Assign each channel its stream id; refuse paths whose ids collide.
+
+    :param has_programs: channels whose environment variables collide are refused, too
+    """
     names = StreamNames()
+    labels: dict[str, str] = {}
     for (device, codelets), origin in placed:
         for codelet in codelets.codelet_descriptor:
             path = codelet_path(name, codelets.codeletset_id, codelet.codelet_name)
@@ -479,6 +505,12 @@ def _channels(
                     stream = names.register(destination, device.id, path, spec.name)
                 except PenstockError as error:
                     raise _fault(*origin, str(error)) from None
-                yield Channel(
+                channel = Channel(
                     stream, kind, device.id, codelets.codeletset_id, codelet.codelet_name, spec
                 )
+                variable = variable_of(channel.param)
+                other = labels.setdefault(variable, channel.label)
+                if has_programs and other != channel.label:
+                    reason = f"{other} and {channel.label} would be one variable for programs"
+                    raise _fault(*origin, f"{reason}: {variable}")
+                yield channel

@@ -8,16 +8,22 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.core.errors import ConnectionLost, NotFound, PenstockError
-from penstock.dispatch import control
-from penstock.dispatch.control import ControlServer, ask
+from penstock.core.errors import ConnectionLost, LockTimeout, NotFound, PenstockError
+from penstock.dispatch import bus, control
+from penstock.dispatch.bus import Running
+from penstock.dispatch.config import load_bus
+from penstock.dispatch.control import ControlServer, ask, find_place, state_lock
+from penstock.dispatch.dispatcher import Dispatcher
+from penstock.queue.storage import LockFile
 from support.descriptors import cpu_seconds, starved
 
 
@@ -173,3 +179,55 @@ print("ready", file=sys.stderr, flush=True)
 sys.stdin.read()
 server.close()
 """
+
+
+_BUS = """
+dispatcher: bus
+authority: vehicle1
+state: ./state
+legs:
+  local: {in-process: {}, authorities: [vehicle1]}
+"""
+
+
+def test_a_dispatcher_that_starts_while_a_command_looks_at_its_state_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bus.yaml"
+    file.write_text(_BUS)
+    config = load_bus(file)
+    Running(config).close()  # it has run before
+    is_looking, is_locked_out = threading.Event(), threading.Event()
+    described = control.described
+
+    class ObservedLock(LockFile):
+        def try_lock(self, byte: int, count: int = 1) -> bool:
+            is_locked = super().try_lock(byte, count)
+            if not is_locked:
+                is_locked_out.set()
+            return is_locked
+
+    def describe(dispatcher: Dispatcher) -> dict[str, Any]:
+        is_looking.set()
+        assert is_locked_out.wait(20)
+        return described(dispatcher)
+
+    monkeypatch.setattr(control, "described", describe)
+    monkeypatch.setattr(control, "LockFile", ObservedLock)
+    with ThreadPoolExecutor() as pool:
+        status = pool.submit(find_place(file).status)
+        assert is_looking.wait(20)
+        starting = pool.submit(Running, config)
+        assert status.result(20)["is_running"] is False
+        starting.result(20).close()
+
+
+def test_a_dispatcher_whose_state_stays_in_use_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bus.yaml"
+    file.write_text(_BUS)
+    config = load_bus(file)
+    monkeypatch.setattr(bus, "_LOCK_PATIENCE", 0.1)
+    with state_lock(config.state), pytest.raises(LockTimeout, match="or a command"):
+        Running(config)

@@ -373,6 +373,8 @@ def _mqtt_leg(config: BusConfig, name: str, one: MqttConfig) -> Leg:
     )
 
 
+#: Seconds to wait for the state: commands use it, too, while no dispatcher runs.
+_LOCK_PATIENCE: Final = 10.0
 #: Number of missing letters whose ids an error names.
 _NAMED: Final = 10
 
@@ -405,7 +407,7 @@ class Running(Closable):
         self._is_stopped = False
         self._control: ControlServer | None = None
         with contextlib.ExitStack() as opened:
-            opened.enter_context(state_lock(config.state))
+            opened.enter_context(state_lock(config.state, _LOCK_PATIENCE))
             _save_name(config)
             self.bus: Bus = build(config, clock=clock)
             opened.callback(self.bus.close)

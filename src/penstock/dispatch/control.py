@@ -271,15 +271,18 @@ def _reachable(state: Path) -> Iterator[str]:
 
 _LOCK: Final = "lock"
 _LOCKED_BYTE: Final = 1 << 40
+#: Seconds between attempts to get the lock.
+_LOOK: Final = 0.05
 _AGAIN: Final = "again"
 #: The file with the dispatcher's name, for clients that know only the folder.
 NAME_FILE: Final = "dispatcher"
 
 
 @contextlib.contextmanager
-def state_lock(state: Path) -> Iterator[None]:
+def state_lock(state: Path, patience: float = 0.0) -> Iterator[None]:
     """Lock a state folder against other processes.
 
+    :param patience: seconds to wait for another process that uses it
     :raises LockTimeout: another process uses it.
     :raises StorageError: the operating system refuses.
     """
@@ -288,12 +291,15 @@ def state_lock(state: Path) -> Iterator[None]:
         state.mkdir(parents=True, exist_ok=True)
         path.touch()
     lock = LockFile(str(path))
+    deadline = time.monotonic() + patience
     try:
-        if not lock.try_lock(_LOCKED_BYTE):
-            raise LockTimeout(
-                f"another process runs the dispatcher of {state}",
-                hint="stop it first, or give this one a state of its own",
-            )
+        while not lock.try_lock(_LOCKED_BYTE):
+            if time.monotonic() >= deadline:
+                raise LockTimeout(
+                    f"another process runs the dispatcher of {state}, or a command uses its state",
+                    hint="stop it first, or give this one a state of its own",
+                )
+            time.sleep(_LOOK)
         yield
     finally:
         lock.close()

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -153,11 +157,50 @@ def test_what_a_reader_did_not_settle_comes_again_to_another() -> None:
             assert {message.payload for message in other.available()} == {b"2", b"3"}
 
 
+def test_a_read_that_is_interrupted_at_any_call_leaves_nothing_to_be_acknowledged() -> None:
+    """What nobody got comes to the next reader, whatever is acknowledged meanwhile."""
+    watched = {"_take", "_fetch", "_wait_and_take"}
+    for number in itertools.count(1):
+        left = number
+
+        def interrupt(frame: FrameType, event: str, _: object) -> None:
+            nonlocal left
+            code = frame.f_code
+            is_watched = code.co_name in watched and code.co_filename.endswith("lhhttt/endpoint.py")
+            # Signals are handled where something is called, and not at a return.
+            left -= is_watched and event in {"call", "c_call", "c_return"}
+            if is_watched and not left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        # What is interrupted before the reader knows of it comes again when its lease is over.
+        with served(lease=1.0) as server:
+            url = URLS["udp"](server)
+            _put(url, b"1", b"2", b"3")
+            got: list[bytes] = []
+            with open_reader(url) as reader:
+                assert isinstance(reader, Grouped)
+                sys.setprofile(interrupt)
+                with contextlib.suppress(KeyboardInterrupt):
+                    got += [message.payload for message in reader.read_many(2, timeout=5)]
+                sys.setprofile(None)
+                with contextlib.suppress(LeaseLost):  # on a busy machine
+                    reader.acknowledge()
+            with open_reader(url) as reader:
+                while set(got) != {b"1", b"2", b"3"}:
+                    messages = reader.read_many(3, timeout=10)
+                    assert messages, f"interrupted at call {number}: {got}"
+                    got += [message.payload for message in messages]
+        if left > 0:
+            assert number > 10
+            return
+
+
 def test_scattered_messages_are_settled_however_many_their_tags_are() -> None:
     """Tags of ten thousand messages that do not follow each other fit no datagram."""
     count = 20_000
     with served() as server:
-        url = f"{URLS['udp'](server)}?timeout=5s"
+        url = f"{URLS['udp'](server)}?timeout=30s"
         _put(url, *(b"%d" % number for number in range(count)))
         with open_reader(url) as reader:
             assert isinstance(reader, Grouped)

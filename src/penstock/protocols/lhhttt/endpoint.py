@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import pyarrow as pa
@@ -142,7 +141,7 @@ class LhhtttReader(Reader, Grouped):
         self._is_closed = False
         self._messages = self._bytes = 0
         #: Leased, and not handed out.
-        self._arrived: deque[Message] = deque()
+        self._arrived: list[Message] = []
         #: Epoch and number of the leased messages that are not settled, by their tags: behind a
         #: balancer, the queues number their messages alike.
         self._open: dict[bytes | None, tuple[int, int]] = {}
@@ -160,11 +159,14 @@ class LhhtttReader(Reader, Grouped):
         self._check_open()
         if not self._arrived:
             self._fetch(limit, 0.0)
-        taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
-        self._messages += len(taken)
-        self._bytes += sum(len(message.payload) for message in taken)
+        taken, rest = self._arrived[:limit], self._arrived[limit:]
+        size = sum([len(message.payload) for message in taken])
         if taken:
             self._next_seq = taken[-1].seq + 1
+        self._messages += len(taken)
+        self._bytes += size
+        # Last, with no call behind it: whoever is interrupted before it gets them at the next read.
+        self._arrived = rest
         return taken
 
     def _fetch(self, limit: int, wait: float) -> None:
@@ -179,11 +181,12 @@ class LhhtttReader(Reader, Grouped):
             tagged: dict[bytes | None, tuple[int, int]] = {
                 named % number: (epoch, number) for number in range(first, last + 1)
             }
-            self._open |= tagged
+            # First: one that is open and did not arrive counts as handed out.
             self._arrived += [
                 Message(number, now, now, 0, 0, None, tag, next(rest))
                 for tag, (_, number) in tagged.items()
             ]
+            self._open |= tagged
 
     def _take_away(self, limit: int, now: int) -> None:
         """Take messages from a queue of the prototype, which keeps none of them.

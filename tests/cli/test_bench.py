@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from cli.command import fill, run
-from penstock.cli.bench import bench
-from penstock.core.errors import AlreadyExists, NotFound
+from penstock.cli.bench import _expect, bench
+from penstock.core.errors import AlreadyExists, NotFound, PenstockError
+
+
+def test_a_reader_that_is_never_ready_is_told_and_not_waited_for_forever() -> None:
+    silent = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(
+        silent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        with pytest.raises(PenstockError, match=r"was not ready within 0.05 s"):
+            _expect(process, "ready", within=0.05)
+        process.communicate("\n")
 
 
 def test_a_log_loses_nothing_and_goes_away(

@@ -15,6 +15,7 @@ from textual.widgets import DataTable
 from cli.command import fill, run
 from penstock import open_reader, open_writer
 from penstock.cli.top_screen import MessagesScreen, StreamsApp, last_lines, sparkline
+from penstock.core.errors import WriteTimeout
 
 
 def screen(folder: Path, decode: str | None = None) -> StreamsApp:
@@ -155,6 +156,20 @@ def test_messages_are_decoded(tmp_path: Path) -> None:
     line = last_lines(url, "json:v BIGINT")[-1]
     assert '"v": 5' in line
     assert "there is no log" in last_lines(f"{url}x", None)[0]
+
+
+def test_the_messages_that_are_shown_stay_for_the_reader_that_their_writer_waits_for(
+    tmp_path: Path,
+) -> None:
+    url = f"fmq:{tmp_path}/queue"
+    with open_writer(f"{url}?layout=classic&slots=10&blocking=true&timeout=0.1") as writer:
+        writer.write_many([b"%d" % i for i in range(5)])
+        assert len(last_lines(url, None)) == 5
+        with pytest.raises(WriteTimeout):
+            writer.write_many([b"x"] * 10)
+    with open_reader(url) as reader:
+        assert [message.payload for message in reader.read_many(5)] == [b"%d" % i for i in range(5)]
+        assert reader.statistics().lost == 0
 
 
 def test_a_thousand_streams_are_there_in_less_than_a_second_of_work(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import subprocess
 import sys
 import time
@@ -152,7 +153,7 @@ def measure(
         writer = stack.enter_context(endpoints.open_writer(url))
         started = [_start(stack, url, run, count) for _ in range(readers)]
         for process in started:
-            _expect(process, "ready")
+            _expect(process, "ready", within=_READY)
         say(f"penstock: writing {count:,} messages of {format_size(size)}")
         seconds = _write(writer, run, count, size, rate, batch)
         results = []
@@ -180,8 +181,15 @@ def _start(stack: ExitStack, url: str, run: int, count: int) -> subprocess.Popen
     return process
 
 
-def _expect(process: subprocess.Popen[str], beginning: str) -> str:
+def _expect(process: subprocess.Popen[str], beginning: str, within: float | None = None) -> str:
+    """Return the next line of a reader, which begins so.
+
+    :raises PenstockError: it reports an error, has ended, or says nothing `within` seconds.
+    """
     assert process.stdout is not None
+    if not select.select([process.stdout], [], [], within)[0]:
+        hint = "the machine is too busy, or the stream does not answer"
+        raise PenstockError(f"a reader was not ready within {within:g} s", hint=hint)
     line = process.stdout.readline()
     if line.startswith(beginning):
         return line

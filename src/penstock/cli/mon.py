@@ -142,7 +142,9 @@ class _Watcher(ABC):
 
 
 def _watcher(url: str, *, look: bool) -> _Watcher:
-    look = look or _is_shared(url)
+    if (name := _shared_by(url)) is not None:
+        note(f"penstock: what {name}= names is read by others: it is only looked at")
+        look = True
     can_look = True
     seen: StreamInfo | None = None
     try:
@@ -155,6 +157,8 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
         if look:
             raise  # else the reader may be told to wait for it
     if seen is not None and (look or _is_delicate(seen)):
+        if not look:
+            _note_delicate(seen)
         return _Looking(url, seen)
     # A stream on another machine cannot say how its messages are stored.
     can_look = can_look and (seen is None or seen.buffer_size > 0)
@@ -163,18 +167,19 @@ def _watcher(url: str, *, look: bool) -> _Watcher:
 
 def _is_delicate(seen: StreamInfo) -> bool:
     """Tell whether reading would unblock the writer, which waits for its one reader."""
-    is_so = seen.layout == "classic" and bool(seen.blocking)
-    if is_so:
-        note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
-    return is_so
+    return seen.layout == "classic" and bool(seen.blocking)
 
 
-def _is_shared(url: str) -> bool:
-    """Tell whether reading would take messages away from the readers of a name."""
-    names = [name for name in _SHARED if URL.parse(url).options.get(name)]
-    if names:
-        note(f"penstock: what {names[0]}= names is read by others: it is only looked at")
-    return bool(names)
+def _note_delicate(seen: StreamInfo) -> None:
+    note(f"penstock: the writer of {seen.url} waits for its reader: it is only looked at")
+
+
+def _shared_by(url: str) -> str | None:
+    """Return the option by whose name others read the stream; None: there is none.
+
+    Reading would take messages away from them.
+    """
+    return next((name for name in _SHARED if URL.parse(url).options.get(name)), None)
 
 
 class _Stored:
@@ -224,6 +229,7 @@ class _Reading(_Watcher):
         seen = self._look()
         _, stored = self._stored.since_last(seen)
         if seen is not None and _is_delicate(seen):
+            _note_delicate(seen)
             self.close()
             self._instead = _Looking(self._stored.url, seen)
         return _Sample(

@@ -15,14 +15,18 @@ from textual.widgets import DataTable, Footer, Header, Static
 from penstock.cli.cat import open_at
 from penstock.cli.message_text import message_line, payload_text
 from penstock.cli.streams import Listed, found_at, look_at
+from penstock.core.capabilities import AppendOnce
+from penstock.core.endpoints import endpoint_of
 from penstock.core.errors import PenstockError
 from penstock.core.units import format_duration, format_size
+from penstock.core.url import URL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from textual.app import ComposeResult
 
+    from penstock.core.interfaces import Reader
     from penstock.core.message import Message
 
 __all__ = ["StreamsApp", "sparkline"]
@@ -282,11 +286,29 @@ class MessagesScreen(ModalScreen[None]):
 def last_lines(url: str, decode: str | None) -> list[str]:
     """Return the last messages of a stream as lines, the newest first, decoded on request."""
     try:
-        with open_at(url, _LAST) as reader:
+        with _open_last(url) as reader:
             messages = reader.read_many(_LAST)
         return _lines(messages, decode)[::-1]
     except PenstockError as error:
         return [str(error)]
+
+
+def _open_last(url: str) -> Reader:
+    """Open a stream before its last messages, if it can be without changing anything in it.
+
+    A blocking queue has one reader, for which its writer waits: this must not become that reader.
+    """
+    endpoint = endpoint_of(url)
+    if not isinstance(endpoint, AppendOnce):
+        return open_at(url, _LAST)
+    reader = endpoint.reread(URL.parse(url))
+    try:
+        bounds = reader.bounds()
+        reader.seek(max(bounds.oldest, bounds.end - _LAST))
+    except BaseException:
+        reader.close()
+        raise
+    return reader
 
 
 def _lines(messages: list[Message], decode: str | None) -> list[str]:

@@ -101,6 +101,11 @@ class Ownership:
                 return cls(path, locks)
             locks.close()  # its owner has removed it since it was opened
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process is the owner: it has not released it."""
+        return self._locks.is_open
+
     def release(self, *, remove: bool = False) -> None:
         """Release it; `remove` the file if the owned thing is gone, too. Idempotent."""
         if self._locks.is_open:

@@ -6,16 +6,17 @@ its creator and written by any process (N:1).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from penstock.core.errors import CursorInUse, InvalidOption
+from penstock.core.errors import CursorInUse, InvalidOption, NotFound
 from penstock.core.position import Position
 from penstock.core.url import URL
 from penstock.queue.options import Creation
-from penstock.queue.stream_directory import StreamKind, StreamPlace
+from penstock.queue.stream_directory import StreamKind, StreamPlace, remove_stream
 from penstock.queue.wide.options import WideOptions
 from penstock.queue.wide.reader import WideReader, open_wide_reader
 from penstock.queue.wide.writer import WideWriter, open_wide_writer
@@ -96,6 +97,17 @@ class _Created(ABC):
         self._begin(options, file)
         self._ownership = ownership
 
+    def _remove(self) -> None:
+        """Remove the stream's files, unless another process has created it since `close`."""
+        if self._ownership is None:
+            return
+        if self._ownership.is_held:
+            self._place.remove(self._ownership)
+        else:
+            with contextlib.suppress(NotFound):  # removed by another process meanwhile
+                remove_stream(self.stream, self._kind, self._place.directory)
+        self._ownership = None
+
     @abstractmethod
     def _begin(self, options: WideOptions, file: QueueFile) -> None:
         """Become the writer or the reader of the queue."""
@@ -143,10 +155,12 @@ class OutputStream(_Created, WideWriter):
             self._ownership.release()
 
     def remove(self) -> None:
-        """Close and remove the stream. Open readers can read it to its end."""
+        """Close and remove the stream. Open readers can read it to its end.
+
+        :raises AlreadyOwned: it was closed before, and has another live creator.
+        """
         super().close()
-        if self._ownership is not None:
-            self._place.remove(self._ownership)
+        self._remove()
 
 
 class InputStream(_Created, WideReader):
@@ -207,10 +221,12 @@ class InputStream(_Created, WideReader):
             self._ownership.release()
 
     def remove(self) -> None:
-        """Close and remove the stream with its unread messages. Close its producers before."""
+        """Close and remove the stream with its unread messages. Close its producers before.
+
+        :raises AlreadyOwned: it was closed before, and has another live creator.
+        """
         super()._close(finished=True)
-        if self._ownership is not None:
-            self._place.remove(self._ownership)
+        self._remove()
 
 
 def _choose(

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import Closed, NotFound
 from penstock.queue.ownership import AlreadyOwned
-from penstock.queue.stream_directory import StreamKind, remove_stream
+from penstock.queue.stream_directory import StreamKind, list_streams, remove_stream
 from penstock.queue.streams import InputStream, OutputStream
 from support.streams import CREATORS, STREAM, payloads
 from support.waiting import SOON
@@ -30,6 +30,23 @@ def test_a_removed_stream_is_gone_and_can_be_made_anew(
     creator.create(STREAM, owner="somebody else").close()
     remove_stream(STREAM, kind)
     assert not any(Path(directory).iterdir())
+
+
+@CREATORS
+def test_who_closed_a_stream_does_not_remove_that_of_its_next_creator(
+    creator: type[OutputStream | InputStream], directory: str
+) -> None:
+    first = creator.create(STREAM, owner="me")
+    first.close()
+    with creator.create(STREAM, owner="somebody else") as second:
+        with pytest.raises(AlreadyOwned, match="somebody else"):
+            first.remove()
+        assert second.stream in [state.stream for state in list_streams() if state.alive]
+    first.remove()
+    assert not any(Path(directory).iterdir())
+    creator.create(STREAM, owner="somebody else").close()
+    first.remove()
+    assert list_streams(), "it was removed once, and this is another"
 
 
 def test_what_is_in_a_removed_stream_can_be_read_to_its_end_by_those_who_have_it() -> None:

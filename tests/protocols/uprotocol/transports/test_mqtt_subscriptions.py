@@ -18,7 +18,7 @@ from penstock.core.endpoints import open_reader
 from penstock.core.errors import ConnectionLost
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UStatusError, UUri, publish
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg, MqttTransport
-from penstock.protocols.uprotocol.transports.mqtt_link import MqttLink, Subscriptions
+from penstock.protocols.uprotocol.transports.mqtt_link import Arrival, MqttLink, Subscriptions
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until
 
@@ -152,6 +152,44 @@ def test_a_subscription_that_was_lost_on_its_way_is_made_with_the_next_connectio
             assert leg.await_connection(10) is None
             sender.send(publish(TOPIC, b"now"))
             until(lambda: heard)
+
+
+def test_what_is_subscribed_or_unsubscribed_while_a_connection_ends_follows_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    may_notice = threading.Event()
+    notice = MqttLink._on_disconnect
+
+    def notice_late(link: MqttLink, *told: Any) -> None:
+        assert may_notice.wait(20)
+        notice(link, *told)
+
+    def take(arrival: Arrival) -> bool:
+        heard.append(arrival.packet.topic)
+        link.acknowledge([arrival])
+        return True
+
+    with mosquitto(tmp_path) as broker:
+        monkeypatch.setattr(MqttLink, "_on_disconnect", notice_late)
+        link = MqttLink(MqttBroker.parse(broker.url, client_id="cloud"), take)
+        with contextlib.closing(link):
+            link.start()
+            assert link.await_connection(10) is None
+            assert link.subscribe("old") is None
+            client = link._connection.client
+            client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+            until(lambda: client.socket() is None)  # the library knows it, and has not told yet
+            assert link.is_up
+            link.unsubscribe("old")
+            assert link.subscribe("new") is None
+            may_notice.set()
+            until(lambda: link.counts["connections"] == 2)
+            assert link.await_connection(10) is None
+            for topic in ("old", "new"):
+                paho.mqtt.publish.single(topic, b"x", qos=1, hostname="127.0.0.1", port=broker.port)
+            until(lambda: heard)
+            assert heard == ["new"]
 
 
 def test_whoever_registers_or_reads_is_told_that_it_is_refused(strict: Mosquitto) -> None:

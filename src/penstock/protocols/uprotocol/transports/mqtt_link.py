@@ -49,6 +49,8 @@ _FIRST_FAILURE: Final = 0x80
 _GOODBYE: Final = 1.0
 #: A filter that is never subscribed to.
 _BARRIER: Final = "penstock/barrier"
+#: The connection ended before the broker answered, or before it was asked.
+_UNANSWERED: Final = UStatus(UCode.UNAVAILABLE, "the connection ended")
 
 
 def identifier(topic_filter: str) -> int:
@@ -393,7 +395,8 @@ class MqttLink:
         number = self._connection.number
         status = self._ask(lambda: self._subscribe(self._connection.client, topic_filter))
         with self._changed:
-            if not self.is_up or number != self._connection.number:
+            is_current = self.is_up and number == self._connection.number
+            if status is _UNANSWERED or not is_current:
                 return None  # it follows, or did, with another connection
             if status is None:
                 self._subscriptions.confirm(topic_filter)
@@ -420,17 +423,18 @@ class MqttLink:
             self._subscriptions.remove(topic_filter)
             if not self.is_up:
                 return  # it follows with the next connection
-        self._ask(lambda: self._connection.client.unsubscribe(topic_filter))
+        status = self._ask(lambda: self._connection.client.unsubscribe(topic_filter))
         with self._changed:
-            if self.is_up:
+            if self.is_up and status is None:  # else it follows with the next connection
                 self._subscriptions.confirm_removal(topic_filter)
 
     def _ask(
         self, ask: Callable[[], tuple[Any, int | None]], patience: float | None = None
     ) -> UStatus | None:
+        """Ask the broker; return None if it grants it, else why not."""
         rc, mid = ask()
         if rc != MQTT_ERR_SUCCESS or mid is None:
-            return None  # disconnected: it follows with the next connection
+            return _UNANSWERED  # the library knows of the end before it tells us
         with self._changed:
             self._changed.wait_for(
                 lambda: mid in self._answers or not self.is_up or self._stopping.is_set(),
@@ -438,7 +442,7 @@ class MqttLink:
             )
             reason = self._answers.pop(mid, None)
             if reason is None:
-                return SILENT if self.is_up else None
+                return SILENT if self.is_up else _UNANSWERED
         if reason < _FIRST_FAILURE:
             return None
         return _refused(reason)

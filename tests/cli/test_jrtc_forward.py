@@ -4,12 +4,13 @@ import json
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from cli.command import PENSTOCK, run
-from penstock import open_reader
+from penstock import open_reader, open_writer
 from penstock.core.overflow import OverflowPolicy
 from penstock.queue.streams import InputStream, OutputStream
 from penstock.queue.subscription import Subscription, requests_for
@@ -130,6 +131,30 @@ def test_schemas_of_the_command_are_known_before_the_first_message_is_taken(
         out, _ = _stop(forwarder)
     assert "1,000 messages taken, 1,000 forwarded" in out
     assert forwarder.returncode == 0
+
+
+def test_a_second_signal_ends_a_forwarder_whose_destination_waits_for_ever(tmp_path: Path) -> None:
+    url = f"fmq:{tmp_path}/held?slots=16&hold=reader&keep=true"
+    open_writer(url).close()
+    with (
+        open_reader(f"fmq:{tmp_path}/held?hold=reader") as reader,
+        OutputStream.create(stream_of("x", 4), owner="x", directory=tmp_path) as stream,
+    ):
+        forwarder = _start("jrtc", "forward", "--directory", str(tmp_path), "--to", f"4={url}")
+        assert forwarder.stdout is not None
+        forwarder.stdout.readline()
+        stream.write_many([b"x"] * 200)
+        until(lambda: reader.newest_seq() == 15)
+        began = time.monotonic()
+
+        def is_over() -> bool:
+            forwarder.send_signal(signal.SIGINT)
+            return forwarder.poll() is not None
+
+        until(is_over)
+        forwarder.communicate()
+    assert time.monotonic() - began < 10
+    assert forwarder.returncode != 0
 
 
 @pytest.mark.parametrize(

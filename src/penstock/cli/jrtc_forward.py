@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -77,7 +78,10 @@ def forward(
     )
     schemas = config.load_schemas()
     _load(schemas, schema or [], stream or [])
-    with Ending() as ending, ForwarderService(config, schemas) as service:
+    # Signals are its own only until it is told to end: the second one ends it at once, whatever its
+    # destinations do.
+    with contextlib.ExitStack() as stack, Ending() as ending:
+        service = stack.enter_context(ForwarderService(config, schemas))
         for number, url in config.destinations.items():
             typer.echo(f"forwarding streams of fwd_dst {number} to {url}")
         if service.grpc_port is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -309,6 +310,34 @@ def test_a_destination_that_takes_some_at_a_time_gets_the_rest_at_the_end(tmp_pa
         until(lambda: box.calls)
     assert box.payloads == [b"%d" % i for i in range(510)]
     assert forwarder.statistics().routes[2].undelivered == 0
+
+
+@pytest.mark.parametrize("policy", [OverflowPolicy.DROP_OLDEST, OverflowPolicy.BLOCK])
+def test_a_destination_that_never_returns_does_not_keep_the_forwarder_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: OverflowPolicy
+) -> None:
+    is_over = threading.Event()
+
+    class Stuck(Box):
+        def send(self, batch: Batch) -> Outcome:
+            super().send(batch)
+            is_over.wait()
+            return Outcome(0)
+
+    monkeypatch.setattr("penstock.protocols.jrtc.forwarder._LEAVING", 0.1)
+    box = Stuck()
+    with (
+        OutputStream.create(STATUS, owner="x", directory=tmp_path) as stream,
+        forwarding(tmp_path, {2: box}, policy=policy) as forwarder,
+    ):
+        stream.write_many([b"1", b"2"])
+        until(lambda: box.calls)
+    books = forwarder.statistics()
+    assert books.routes[2].undelivered == 2
+    assert books.lost == (0 if policy is OverflowPolicy.BLOCK else 2)
+    is_over.set()
+    forwarder._routes[2]._worker.join()
+    assert_balanced(forwarder.statistics().routes[2])
 
 
 def test_creators_can_wait_for_a_forwarder(tmp_path: Path) -> None:

@@ -126,24 +126,29 @@ class ForwarderService(Closable):
                     directory=config.directory,
                 )
                 undo.callback(self.control.close)
-            dead = None if config.dead is None else open_writer(config.dead)
-            if dead is not None:
-                undo.callback(dead.close)
-            destinations = {}
-            for number, url in config.destinations.items():
-                destinations[number] = destination_for(url, self.schemas)
-                undo.callback(destinations[number].close)
-            self.forwarder = Forwarder(
-                destinations,
-                self.schemas,
-                directory=config.directory,
-                policy=config.policy,
-                dead=dead,
-            )
-            undo.callback(self.forwarder.close)
+            self.forwarder = undo.enter_context(_forwarder(config, self.schemas))
             self._undo = undo.pop_all()
         self.forwarder.start()
 
     def close(self) -> None:
         """Send what is left, for a moment, and stop. Idempotent."""
         self._undo.close()
+
+
+def _forwarder(config: ForwarderConfig, schemas: Schemas) -> Forwarder:
+    with contextlib.ExitStack() as undo:
+        dead = None
+        if config.dead is not None:
+            dead = undo.enter_context(open_writer(config.dead))
+        forwarder = Forwarder(
+            {
+                number: undo.enter_context(destination_for(url, schemas))
+                for number, url in config.destinations.items()
+            },
+            schemas,
+            directory=config.directory,
+            policy=config.policy,
+            dead=dead,
+        )
+        undo.pop_all()  # they are the forwarder's now
+    return forwarder

@@ -48,6 +48,8 @@ _LOOK: Final = 0.2
 _BETWEEN_BOOKS: Final = 0.05
 #: Seconds that what is there at the end has to leave.
 _DRAINING: Final = 2.0
+#: Seconds after which a destination that is still sending is left alone. A web server has 10.
+_LEAVING: Final = 15.0
 
 
 class RouteStatistics(NamedTuple):
@@ -160,11 +162,15 @@ class Forwarder(Closable):
         return ForwarderStatistics(routes, self._letters.written, self._letters.unwritten)
 
     def close(self) -> None:
-        """Send what is left, for a moment, and stop. Idempotent."""
+        """Send what is left, for a moment, and stop. Idempotent.
+
+        A destination that does not return from `send` is not closed.
+        """
         for route in self._routes.values():
             route.ask_to_stop()
+        deadline = time.monotonic() + _LEAVING
         for route in self._routes.values():
-            route.close()
+            route.close(max(0.0, deadline - time.monotonic()))
         self._letters.close()
 
 
@@ -207,6 +213,8 @@ class _Route:
         #: When it ends, whatever is left.
         self._ends_at = math.inf
         self._is_closed = False
+        #: Its destination was still sending when it was closed.
+        self._is_stuck = False
         self._worker = Worker(
             f"forward-{destination.name}",
             self._run,
@@ -323,25 +331,34 @@ class _Route:
         self._asked_at = time.monotonic()
 
     def statistics(self) -> RouteStatistics:
+        waiting = self._waiting
+        stuck = waiting if self._is_stuck else 0
         return RouteStatistics(
             self._taken,
             self._forwarded,
             self._bytes,
             dict(self._rejected),
-            self._undelivered,
-            self._waiting,
-            self._lost,
+            self._undelivered + stuck,
+            waiting - stuck,
+            self._lost + (0 if self._goes_on else stuck),
             self._outages,
             self._streams,
         )
 
-    def close(self) -> None:
-        self._worker.stop()
-        if not self._is_closed:
-            self._is_closed = True
-            self._ask_books(at_the_end=True)
+    def close(self, timeout: float) -> None:
+        """Stop. What the thread uses stays open if it does not end within `timeout` seconds."""
+        has_ended = self._worker.stop(timeout)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ask_books(at_the_end=True)
+        if has_ended:
             self._subscription.close()
             self._destination.close()
+        else:
+            self._is_stuck = True
+            name = self._destination.name
+            log.warning("%s is left while it takes %d messages", name, self._waiting)
 
 
 def _copied(batch: Batch, stream: StreamId) -> Batch:

@@ -520,6 +520,21 @@ def test_lroses_state_file_is_taken_over(tmp_path: Path) -> None:
     assert state.read_bytes() == recorded
 
 
+def test_a_damaged_file_stays_until_the_map_is_saved(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    recorded = (WIRE / "dmap_table.bin").read_bytes()
+    state.write_bytes(recorded + b"x")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StorageError, match="in use"), running(state=state, port=port):
+            pass
+    assert state.read_bytes() == recorded + b"x"
+    with running(state=state) as ours:
+        assert len(ours.client.all()) == 3
+    assert state.read_bytes() == recorded
+    assert (tmp_path / "state.damaged").read_bytes() == recorded + b"x"
+
+
 def test_a_place_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="no directory"), running(state=tmp_path / "no" / "f"):
         pass

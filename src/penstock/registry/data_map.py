@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.clock import SYSTEM_CLOCK, Clock
 from penstock.core.errors import InvalidOption, Malformed, PenstockError, StorageError
@@ -23,6 +23,7 @@ __all__ = [
     "ALL",
     "DEFAULT_MAX_ENTRIES",
     "DataMap",
+    "LoadedState",
     "MapFull",
     "guess_datatype",
     "load_state",
@@ -233,10 +234,19 @@ def save_state(path: Path, content: bytes) -> None:
         write_whole(path, content, sync=True)
 
 
-def load_state(path: Path, into: DataMap) -> int:
-    """Load an existing file into the map, and return the number of entries.
+class LoadedState(NamedTuple):
+    """What was found in the file."""
 
-    Damaged entries are skipped with a warning; the damaged file is renamed and kept.
+    entries: int
+    #: Entries of it were skipped: it has to be saved again.
+    is_damaged: bool
+
+
+def load_state(path: Path, into: DataMap) -> LoadedState:
+    """Load an existing file into the map.
+
+    Damaged entries are skipped with a warning; the damaged file is copied. It stays itself until
+    the next save, as a process that ends before that leaves nothing else.
 
     :raises StorageError: the operating system refuses.
     :raises MapFull: the file holds more entries than the map allows.
@@ -247,12 +257,12 @@ def load_state(path: Path, into: DataMap) -> int:
             with path.open("rb") as file:
                 content = file.read(largest + 1)
         except FileNotFoundError:
-            return 0
+            return LoadedState(0, is_damaged=False)
     if len(content) > largest:
         raise MapFull(into.max_entries)
     infos, faults = _entries(content)
     if faults:
-        kept = _put_aside(path)
+        kept = _put_aside(path, content)
         log.warning(
             "the state file %s is damaged (%s): %d data sets of it are used; %s",
             path,
@@ -261,7 +271,7 @@ def load_state(path: Path, into: DataMap) -> int:
             kept,
         )
     into.register_full(infos)
-    return len(infos)
+    return LoadedState(len(infos), is_damaged=bool(faults))
 
 
 def _entries(content: bytes) -> tuple[list[DataSetInfo], list[str]]:
@@ -284,12 +294,12 @@ def _entries(content: bytes) -> tuple[list[DataSetInfo], list[str]]:
     return infos, faults
 
 
-def _put_aside(path: Path) -> str:
-    """Keep a damaged file for inspection; return where."""
+def _put_aside(path: Path, content: bytes) -> str:
+    """Copy a damaged file for inspection; return where."""
     aside = path.with_name(f"{path.name}{_DAMAGED}")
     try:
-        with storage_errors("renaming", str(path)):
-            path.replace(aside)
+        with storage_errors("copying", str(path)):
+            write_whole(aside, content, sync=True)
     except StorageError as error:
         return f"it could not be kept: {error}"
     return f"it is kept as {aside}"

@@ -276,15 +276,13 @@ class DataMapServer(DsServer):
         #: Guards the map and the counters.
         self._using = threading.Lock()
         self._could_save = True
+        is_damaged = False
         if self._state is not None:
             self._check_folder(self._state)
-            loaded = load_state(self._state, self.map)
+            loaded, is_damaged = load_state(self._state, self.map)
             log.info("%s: %d data sets", self._state, loaded)
-        self._saved_version = self.map.version
-        if self._state is not None and len(self.map) and not self._state.exists():
-            self._saved_version -= (
-                1  # a damaged file was put aside: save the readable entries again
-            )
+        #: The version of the map in the file; None: the file is damaged.
+        self._saved_version = None if is_damaged else self.map.version
         self._chores: list[Worker] = []
         super().__init__(options, lambda _: _MapSession(self), grants="read and change its map")
         if self._state is not None:

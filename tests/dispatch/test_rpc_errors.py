@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import StorageError
 from penstock.dispatch import Access, Limits, Policy, Routes, Rule
+from penstock.dispatch.dead_letters import DeadLetters, Letter
 from penstock.dispatch.outbox import Outbox
 from penstock.protocols.uprotocol import (
     UAttributes,
@@ -356,3 +358,33 @@ def test_a_response_without_a_ttl_to_a_request_that_is_not_known_is_delivered(
     world.run(0.1)
     assert [got.payload for got in world.responses()] == [b"yes"]
     world.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_response_that_finds_no_room_is_made_again_with_its_request_after_a_full_disk(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    world = make_world(limits=Limits(queue_messages=1))
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=ALICE, priority=UPriority.CS6))  # the queue to her is full
+    world.run()
+    write, numbers = DeadLetters.write, itertools.count(1)
+
+    def write_or_fail(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
+        if next(numbers) == number:
+            raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+        return write(letters, some)
+
+    monkeypatch.setattr(DeadLetters, "write", write_or_fail)
+    asked = world.request(method=UUri("nowhere", 1, 1, 7))
+    with pytest.raises(StorageError):
+        world.ingest(asked)
+    world.balance()
+    world.ingest(asked)  # the leg has it again
+    world.balance()
+    counts = world.dispatcher.books().counts
+    assert (counts.responses, counts.copies_refused, counts.unanswered) == (1, 1, 0)
+    assert [letter.header.type for letter in world.letters][-2:] == [
+        UMessageType.REQUEST,
+        UMessageType.RESPONSE,
+    ]

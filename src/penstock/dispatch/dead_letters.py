@@ -96,6 +96,8 @@ class Failure(NamedTuple):
     attempts: int = 0
     first_failure_ms: int = 0
     header_only: bool = False
+    #: The request that it is the error response to, if it was made here.
+    request: UAttributes | None = None
 
 
 def dead_letter_topic(authority: str) -> UUri:

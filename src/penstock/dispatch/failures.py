@@ -180,6 +180,7 @@ class FailureHandler:
         :raises StorageError: the disk is full; the stored messages are requeued.
         """
         waiting = list(failures)
+        given = len(waiting)  # those of the caller come first; the others are caused by them
         while waiting:
             some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
             caused: list[Failure] = []
@@ -188,11 +189,24 @@ class FailureHandler:
                 if done is not None:
                     done += some
                 waiting += caused
+                given = max(0, given - len(some))
             except BaseException:
-                for failure in (*some, *caused, *waiting):
+                left = (*some, *waiting, *caused)
+                for failure in left:
                     if failure.stored is not None:
                         failure.stored.outbox.give_back([failure.stored.item])
+                self._uncount(left[given:])
                 raise
+
+    def _uncount(self, caused: Iterable[Failure]) -> None:
+        """Take back what was made here and refused: nobody has it, and it gets no letter."""
+        for failure in caused:
+            if failure.stored is not None:
+                continue
+            self._ledger.add(copies=-1, copies_refused=-1)
+            if failure.request is not None:
+                self._answers.forget(failure.request)
+                self._ledger.add(responses=-1)
 
     def _handle(self, failures: Sequence[Failure], caused: list[Failure]) -> None:
         """Handle a batch; `caused` receives the failures that result from it."""
@@ -264,7 +278,9 @@ class FailureHandler:
             self._answers.forget(letter.header)
             raise
         self._ledger.add(responses=1)
-        return caused
+        return [
+            each._replace(request=letter.header) if each.stored is None else each for each in caused
+        ]
 
     # --- messages of its own -------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.errors import InvalidOption, NotFound, Overrun
+from penstock.core.errors import InvalidOption, NotFound, Overrun, StorageError
 from penstock.core.overflow import OverflowPolicy
 from penstock.core.stream_id import ForwardDestination, StreamId
 from penstock.queue import AlreadyOwned, InputStream, OutputStream
-from penstock.queue.subscription import StreamMessage, requests_for
+from penstock.queue.subscription import StreamMessage, Subscription, requests_for
 from penstock.workers.apps import App, AppContext, AppStream, Input, Output, Receive, Target
 from penstock.workers.router import Router
 from support.until import until
@@ -212,6 +212,22 @@ def test_an_async_wait_can_be_cancelled_and_goes_on_later() -> None:
     with device(1) as output:
         assert asyncio.run(collect(output)) == b"abcd"
     assert not [t for t in threading.enumerate() if t.name == "penstock-app"]
+
+
+def test_what_fails_while_an_async_app_waits_is_raised_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> bool:
+        raise StorageError("reading", "streams", OSError(24, "Too many open files"))
+
+    async def collect() -> None:
+        messages = Adder().messages()
+        with pytest.raises(StorageError, match="Too many open files"):
+            await asyncio.wait_for(anext(messages), 10)
+
+    monkeypatch.setattr(Subscription, "wait", fail)
+    asyncio.run(collect())
+    assert Router().apps() == []
 
 
 def test_a_payload_is_lent_and_cannot_be_written_to() -> None:

@@ -166,7 +166,7 @@ class App:
         raise NotImplementedError
 
     def on_timeout(self) -> None:
-        """Handle silence: called after `timeout` seconds without a message."""
+        """Handle silence: called each time `inactivity` seconds pass without a message."""
 
     def on_stop(self) -> None:
         """Clean up: called once at the end, while the streams are still open."""
@@ -320,7 +320,10 @@ class _AsyncWait(Closable):
         ).start()
 
     async def wait(self) -> None:
-        """Return when a message may have arrived."""
+        """Return when a message may have arrived.
+
+        :raises PenstockError: the subscription failed.
+        """
         loop = asyncio.get_running_loop()
         self._over = over = loop.create_future()
         self._is_idle.clear()
@@ -339,16 +342,22 @@ class _AsyncWait(Closable):
             if over is None:
                 continue
             self._over = None
+            fault: Exception | None = None
             try:
                 self._subscription.wait()
-            finally:
-                self._is_idle.set()
-                call_in(over.get_loop(), partial(_conclude, over))
+            except Exception as error:  # noqa: BLE001 - raised where the app waits
+                fault = error
+            self._is_idle.set()
+            call_in(over.get_loop(), partial(_conclude, over, fault))
 
     def close(self) -> None:
         self._worker.stop()
 
 
-def _conclude(over: asyncio.Future[None]) -> None:
-    if not over.done():
+def _conclude(over: asyncio.Future[None], fault: Exception | None) -> None:
+    if over.done():
+        return
+    if fault is None:
         over.set_result(None)
+    else:
+        over.set_exception(fault)

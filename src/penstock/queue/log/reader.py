@@ -291,15 +291,38 @@ class LogReader(WideReader):
     def _take(self, limit: int) -> list[Message]:
         self._confirm()
         messages: list[Message] = []
+        before: tuple[int, int] | None = None
         try:
             while len(messages) < limit:
                 messages += super()._take(limit - len(messages))
-                if len(messages) < limit and not self._go_on():
-                    break
+                if len(messages) < limit:
+                    if messages and before is None:
+                        before = self._counters_before(messages)
+                    if not self._go_on():
+                        break
         except PenstockError:
             if not messages:  # otherwise the next call raises it
                 raise
+        except BaseException:
+            if messages:
+                self._unread(messages, *(before or self._counters_before(messages)))
+            raise
         return messages
+
+    def _counters_before(self, run: list[Message]) -> tuple[int, int]:
+        """Return how many were filtered, and how many restarts were, before a run just taken."""
+        between = self._next - run[0].seq - len(run)
+        return self._filtered - between, self._restarts
+
+    def _unread(self, messages: list[Message], filtered: int, restarts: int) -> None:
+        """Return to the first of `messages`, which an interrupted call took and does not return."""
+        self._messages -= len(messages)
+        self._bytes -= sum(len(message.payload) for message in messages)
+        self._filtered = filtered
+        if restarts == self._restarts:
+            self._go_to(messages[0].seq)
+        else:  # they are in no log any more
+            self._lose(messages[0].seq, messages[-1].seq, DropReason.RECREATED)
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         batches = [super()._read_columns(n, timeout, origins=origins)]

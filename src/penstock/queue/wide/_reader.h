@@ -205,6 +205,10 @@ static PyObject *take_one(Reader *self, bool in_place) {
     return NULL;
 }
 
+/* Run the handlers of signals that came meanwhile; true: one raised, or closed this reader. After the
+ * call they would raise before the caller has what it took. */
+static bool is_interrupted(Reader *self) { return PyErr_CheckSignals() != 0 || self->mapped.closing; }
+
 /* Append available messages to a list, up to `limit`. */
 static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
     PyObject *run[RUN];
@@ -225,6 +229,8 @@ static int take_all(Reader *self, PyObject *messages, Py_ssize_t limit) {
             Py_DECREF(run[i]);
         }
     }
+    if (result >= 0 && PyList_GET_SIZE(messages) > 0 && is_interrupted(self))
+        result = -1;
     if (result < 0 && self->messages > before.messages) { /* nothing is returned: read them again later */
         self->next = before.next, self->messages = before.messages;
         self->bytes = before.bytes, self->filtered = before.filtered;
@@ -296,12 +302,17 @@ static PyObject *take_or_wait(Reader *self, PyObject *timeout, bool in_place) {
     if (!enter(&self->mapped))
         return NULL;
     acknowledge(self);
+    uint64_t bytes = self->bytes;
     PyObject *message = take_one(self, in_place);
     if (message == NULL && !PyErr_Occurred() && look_if_due(self, LOOK) == 1)
         message = take_one(self, in_place);
     if (message == NULL && !PyErr_Occurred() && parse_timeout(timeout, &deadline))
         while (message == NULL && !PyErr_Occurred() && wait_for_next(self, deadline) > 0)
             message = take_one(self, in_place);
+    if (message != NULL && is_interrupted(self)) { /* as in take_all: read it again later */
+        Py_CLEAR(message);
+        self->next--, self->messages--, self->bytes = bytes;
+    }
     if (message == NULL && !PyErr_Occurred())
         message = Py_NewRef(Py_None);
     return leave(self, message);

@@ -44,6 +44,19 @@ class CompressedReader(WideReader):
 
     def _take(self, limit: int) -> list[Message]:
         whole: list[Message] = []
+        try:
+            self._collect(whole, limit)
+        except BaseException:
+            if whole:  # they are not returned: the next call reads them again
+                self._filtered -= self._next - whole[0].seq - len(whole)
+                self._messages -= len(whole)
+                self._bytes -= sum(len(message.payload) for message in whole)
+                self._next = whole[0].seq
+            raise
+        return whole
+
+    def _collect(self, whole: list[Message], limit: int) -> None:
+        """Add available messages to `whole`, up to `limit`; no loss or damage between them."""
         file, end, take = self._file, self._head, super()._take
         while True:
             try:
@@ -61,7 +74,6 @@ class CompressedReader(WideReader):
                 break  # a filter may pass over for ever
             if whole:
                 take = super()._take_more  # acknowledge nothing before these are returned
-        return whole
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
         from penstock.core.batch import batch_from_messages  # noqa: PLC0415 - loads Arrow
@@ -72,24 +84,33 @@ class CompressedReader(WideReader):
         """Return the messages with decompressed payloads, up to one that cannot be decompressed.
 
         The next call reads that one again. If it is the first, it is skipped as damaged, or raises.
+        After an interrupt the next call reads all of them again.
         """
         kind, limit = self._file.compression, self._file.geometry.buffer_size
         wanted = self._options.type
         whole: list[Message] = []
         filtered, failure = 0, None
-        for message in messages:
-            if wanted is not None and message.type != wanted:
-                filtered += 1
-                continue
-            try:
-                payload = decompress(kind, message.payload, limit)
-                whole.append(message._replace(payload=payload))
-            except Exception as error:  # noqa: BLE001 - raised below; memory may be short
-                failure = error
-                self._next = message.seq
-                break
+        stored = sum(len(message.payload) for message in messages)
+        try:
+            for message in messages:
+                if wanted is not None and message.type != wanted:
+                    filtered += 1
+                    continue
+                try:
+                    payload = decompress(kind, message.payload, limit)
+                    whole.append(message._replace(payload=payload))
+                except Exception as error:  # noqa: BLE001 - raised below; memory may be short
+                    failure = error
+                    self._next = message.seq
+                    break
+            size = sum(len(message.payload) for message in whole)
+        except BaseException:
+            self._next = messages[0].seq
+            self._messages -= len(messages)
+            self._bytes -= stored
+            raise
         self._messages += len(whole) - len(messages)
-        self._bytes += sum(len(m.payload) for m in whole) - sum(len(m.payload) for m in messages)
+        self._bytes += size - stored
         self._filtered += filtered
         if isinstance(failure, ValueError) and not whole:
             self._damaged(self._next, f"payload ({failure})")

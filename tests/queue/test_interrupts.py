@@ -1,0 +1,59 @@
+"""A call that a signal interrupts has read nothing, and its counts are those of what it wrote."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock import open_reader, open_writer
+from support.interruption import Interrupted, interrupted_after
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.core.message import Message
+
+#: When a call is interrupted, in parts of the time that it takes.
+MOMENTS = (0.2, 0.5, 0.8)
+#: URLs, and how many messages take some milliseconds.
+STREAMS = {
+    "ring": ("fmq:{}/queue?slots=65536&size=16m", 40_000),
+    "compressed ring": ("fmq:{}/queue?slots=4096&size=16m&compress=lz4", 2_000),
+    "log": ("log:{}/log?segment=1m&segment_slots=4096&sync=none", 40_000),
+    "compressed log": ("log:{}/log?segment=1m&segment_slots=256&sync=none&compress=lz4", 2_000),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("wanted", ["", "&type=0"], ids=["all", "filtered"])
+def test_what_an_interrupted_read_took_comes_again(tmp_path: Path, kind: str, wanted: str) -> None:
+    url, count = STREAMS[kind]
+    url = url.format(tmp_path)
+    with open_writer(url) as writer:
+        for _ in range(count // 1000):
+            writer.write_many([b"a"] * 900)
+            writer.write_many([b"b"] * 100, type=1)
+    expected = count * 9 // 10 if wanted else count
+    with open_reader(f"{url.partition('?')[0]}?hold=h{wanted}") as reader:
+        began = time.perf_counter()
+        assert len(reader.read_many(count)) == expected
+        took = time.perf_counter() - began
+        for moment in MOMENTS:
+            reader.seek("start")
+            before = reader.statistics()
+            taken: list[Message] = []
+            try:
+                with interrupted_after(took * moment):
+                    taken = reader.read_many(count)
+            except Interrupted:
+                taken = taken or reader.read_many(count)
+            assert taken[0].seq == 0
+            assert len(taken) == expected
+            after = reader.statistics()
+            assert after.messages - before.messages == expected
+            assert after.bytes - before.bytes == expected
+            assert after.filtered - before.filtered == count - expected
+            assert after.lost == 0

@@ -298,3 +298,24 @@ def test_an_interrupted_roll_can_be_done_again(
     log_writer(log).close()
     assert states(log).count("live") == 1
     assert stored(log) == [bytes(1000)] * 7 + [b"fits"] + [b"y"] * 20
+
+
+def test_a_roll_that_is_interrupted_after_the_switch_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    with log_writer(log) as writer:
+        writer.write_many([b"x"] * 8)
+        resume, interrupts = writer._resume, iter([KeyboardInterrupt])
+
+        def resume_unless_interrupted() -> bool:
+            for interrupt in interrupts:
+                raise interrupt
+            return resume()
+
+        monkeypatch.setattr(writer, "_resume", resume_unless_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(b"does not fit")
+        assert states(log) == ["live"]
+        assert writer.write(b"y") == 8
+    assert stored(log) == [b"x"] * 8 + [b"y"]

@@ -118,28 +118,29 @@ class LogWriter(WideWriter):
         assert self._keeper is not None
         before = self._file, self._locks, self._space
         first, created_ns, sync = self._head, self._created_ns, self._options.sync
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._stay, before, path_of(self._folder, first))
-            new = begin_segment(self._folder, self._settings, first, sync=sync != "none")
-            undo.callback(new.close)
-            locks = LockFile(new.descriptor)
-            undo.callback(locks.close)
-            unsynced = Unsynced(new)
-            undo.callback(unsynced.close)
-            space = Space(self, new)
-            if error := self._attach(new.mapping, locks.fd, 0, sync == "batch"):
-                raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
-            self._full.append(before[:2])
-            self._file, self._locks, self._space = new, locks, space
-            undo.pop_all()
         try:
-            self._resume()
-            self._created_ns = created_ns  # append times never decrease, even if the clock does
-            self._space.begin()
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._stay, before, path_of(self._folder, first))
+                new = begin_segment(self._folder, self._settings, first, sync=sync != "none")
+                undo.callback(new.close)
+                locks = LockFile(new.descriptor)
+                undo.callback(locks.close)
+                unsynced = Unsynced(new)
+                undo.callback(unsynced.close)
+                space = Space(self, new)
+                if error := self._attach(new.mapping, locks.fd, 0, sync == "batch"):
+                    raise StorageError("writing to", new.path, OSError(error, os.strerror(error)))
+                self._full.append(before[:2])
+                self._file, self._locks, self._space = new, locks, space
+                self._resume()
+                self._created_ns = created_ns  # append times never decrease, even if the clock does
+                space.begin()
+                undo.pop_all()
         finally:
-            self._seal_full()
-            # After that: what it syncs is then sealed on the disk, too.
-            self._keeper.roll(unsynced)
+            if self._file is not before[0]:  # even if a signal came right after the switch
+                self._seal_full()
+                # After that: what it syncs is then sealed on the disk, too.
+                self._keeper.roll(unsynced)
         self._retain()
 
     def _stay(self, before: tuple[QueueFile, LockFile, Space], path: Path) -> None:

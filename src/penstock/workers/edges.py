@@ -50,7 +50,7 @@ _ANY: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - it is the other w
 
 
 class EdgeStatistics(NamedTuple):
-    """Counters of an edge; None where unknown."""
+    """Counters of an edge in this run; None where unknown."""
 
     #: Where it is, for people.
     place: str
@@ -87,6 +87,8 @@ class Edges(Closable):
         self._routers: dict[str, list[FaultRouter]] = {}
         self._sources: dict[str, list[Source]] = {}
         self._targets: dict[str, Target] = {}
+        #: The counters of each edge's group when the run began: they go on over many runs.
+        self._before: dict[str, Mapping[str, int]] = {}
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -185,9 +187,10 @@ class Edges(Closable):
         writers = sum(graph.vertices[each].workers for each in graph.writers(name))
         try:
             if writers:
-                self._targets[name] = Target(name, url, _is_shared(url, writers))
+                self._targets[name] = Target(name, url, _create_and_probe(url, writers))
             if readers := graph.readers(name):
                 self._sources[name] = [Source(name, url, self._group_options(edge, url))]
+                self._before[name] = self._group(name, url)
         except NotFound as error:
             hint = f"start what writes it, or create it: penstock create {url}"
             raise graph.error(path, str(error), hint=hint) from error
@@ -248,17 +251,21 @@ class Edges(Closable):
             )
         url = self._graph.edges[name].url
         assert url is not None
-        group = self._group(name, url)
+        group, before = self._group(name, url), self._before.get(name, {})
+
+        def in_this_run(counter: str) -> int | None:
+            return group[counter] - before.get(counter, 0) if counter in group else None
+
         return EdgeStatistics(
             place=url,
             recovered=None,
             put=None,
-            done=group.get("acked"),
+            done=in_this_run("acked"),
             held=group.get("lag"),
             leased=group.get("leased"),
-            redelivered=group.get("redelivered"),
-            dead=group.get("dead"),
-            lost=group.get("lost"),
+            redelivered=in_this_run("redelivered"),
+            dead=in_this_run("dead"),
+            lost=in_this_run("lost"),
             faults=faults,
         )
 
@@ -358,8 +365,8 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _is_shared(url: str, writers: int) -> bool:
-    """Create a missing stream; tell whether it allows one writer at a time only."""
+def _create_and_probe(url: str, writers: int) -> bool:
+    """Create the stream if it is missing; tell whether several writers have to take turns."""
     with open_writer(url):
         if writers == 1:
             return False

@@ -71,7 +71,7 @@ class ResultDecoder:
         self._edges = edges
         self._rest = bytearray()
         self._results: list[Output] = []
-        #: Where the next result goes; None: everywhere.
+        #: The outputs of the next result: all of them, unless a line says otherwise.
         self._to: tuple[str, ...] = tuple(edges)
 
     def feed(self, data: bytes) -> Iterator[list[Output] | BadResult]:

@@ -15,7 +15,7 @@ from types import FrameType
 import pytest
 
 import penstock.aio
-from penstock import Grouped, describe, open_reader, open_writer
+from penstock import Grouped, describe, open_reader, open_writer, wait_any
 from penstock.core.dead_letter import Code
 from penstock.core.errors import (
     ConnectionLost,
@@ -24,6 +24,7 @@ from penstock.core.errors import (
     Malformed,
     MessageTooLarge,
     PositionError,
+    Unacknowledged,
     Unsupported,
     WriteTimeout,
 )
@@ -42,6 +43,20 @@ URLS = {
     "tcp": lambda server: f"lhhttt+tcp://{server.address}",
     "unix": lambda server: f"lhhttt+unix:{server.options.unix}",
 }
+
+
+def test_a_message_ends_a_wait_and_is_not_leased_by_it() -> None:
+    with (
+        served(tcp=True) as server,
+        open_reader(URLS["tcp"](server)) as reader,
+        open_reader(URLS["tcp"](server)) as other,
+        open_writer(URLS["tcp"](server)) as writer,
+    ):
+        assert wait_any([reader], 0) == []
+        writer.write_many([b"0", b"1"])
+        assert wait_any([reader], 20) == [reader]
+        assert [message.payload for message in other.read_many(2)] == [b"0", b"1"]
+        assert wait_any([reader], 0) == [], "they are leased to the other"
 
 
 @pytest.mark.parametrize("way", URLS)
@@ -119,6 +134,23 @@ def test_a_server_of_small_frames_gets_small_batches(tmp_path: Path, way: str) -
         books = server.statistics().queue
         assert (books.queued, books.held) == (3001, 3001)
         assert_balanced(books)
+
+
+def test_a_request_of_which_a_part_is_stored_is_in_doubt(tmp_path: Path) -> None:
+    with served(journal=f"log:{tmp_path}/queue?segment=64k", tcp=True) as server:
+        with open_writer(URLS["tcp"](server)) as writer:
+            with pytest.raises(Unacknowledged, match="a message of 100,000 bytes") as caught:
+                writer.write_many([b"first", bytes(100_000), b"last"])
+            assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 3)
+        assert server.statistics().queue.queued == 1
+
+
+def test_a_tag_that_was_never_issued_is_named_as_it_was_asked_about() -> None:
+    with served() as server, Asker(server.port) as asker:
+        asker.ask(b"PUT:message")
+        assert asker.ask(b"RGET:c:1").startswith(b"MSG:1:")
+        assert asker.ask(b"ACK:c:deadbeef.0") == b"ERR:deadbeef.0:no-lease:deadbeef.0"
+        assert server.statistics().queue.leased == 1
 
 
 def test_a_message_too_large_for_the_asker_stays(tmp_path: Path) -> None:

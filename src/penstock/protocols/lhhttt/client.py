@@ -332,7 +332,8 @@ class QueueClient(Closable):
         """Append messages, each exactly once.
 
         :param on_stored: called with the messages of each request that is done, in their order
-        :raises Unacknowledged: no reply arrives; its fields say what is stored.
+        :raises Unacknowledged: no reply arrives, or the queue stored a part of a request; its
+            fields say what is stored.
         :raises WriteTimeout: the queue stayed full for the time allowed.
         :raises QueueRefused: the queue refuses them for another reason.
         """
@@ -346,8 +347,16 @@ class QueueClient(Closable):
                     self.server, error.reason, acknowledged=done, in_doubt=len(batch)
                 ) from error
             except PenstockError as error:
-                if isinstance(error, QueueRefused) and self._learn_limits(error, batch):
-                    continue
+                if isinstance(error, QueueRefused) and error.code == Code.TOO_LARGE:
+                    if self._learn_limits(error, batch):
+                        continue
+                    if len(batch) > 1:  # at one of them: those before it are stored
+                        raise Unacknowledged(
+                            self.server,
+                            f"it answers, and refuses one: {error.text}",
+                            acknowledged=done,
+                            in_doubt=len(batch),
+                        ) from error
                 error.add_note(f"{done:,} messages of this call are stored")
                 raise
             done += len(batch)
@@ -362,7 +371,7 @@ class QueueClient(Closable):
 
     def _learn_limits(self, error: QueueRefused, batch: Sequence[bytes]) -> bool:
         """Take smaller batches where the queue holds no more; False if that is not the matter."""
-        limits = parse_limits(error.text) if error.code == Code.TOO_LARGE else None
+        limits = parse_limits(error.text)
         if limits is None or len(batch) == 1:
             return False
         self._most = max(1, min(limits[0], len(batch) - 1))
@@ -380,6 +389,8 @@ class QueueClient(Closable):
             if reply.code not in {Code.FULL, Code.FAILED}:
                 raise QueueRefused(self.server, reply.code, reply.text)
             if time.monotonic() + wait > deadline:
+                if reply.code == Code.FAILED:  # at one of them: those before it are stored
+                    raise ConnectionLost(self.server, f"it answers, and fails: {reply.text}")
                 raise WriteTimeout(
                     f"{self.server} takes no message: {reply.text}",
                     hint="its readers are slower than its writers, or have stopped",

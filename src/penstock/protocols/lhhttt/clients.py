@@ -142,7 +142,7 @@ class Loans:
     """All leases of a queue."""
 
     def __init__(self, lease: float) -> None:
-        """Leases end after `seconds`."""
+        """Leases end after `lease` seconds."""
         self._lease = lease
         self._runs = RunMap()
         #: By the client and the number of its request, the earliest to end first.

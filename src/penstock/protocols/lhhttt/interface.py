@@ -72,7 +72,7 @@ class QueueStatistics(NamedTuple):
     offered: int
     #: Messages that were stored.
     queued: int
-    #: Messages that were not, and whose sender hears that, or hears nothing: by the reason.
+    #: Messages not stored, by reason. A reliable sender gets an error, a legacy PUT no reply.
     refused: dict[str, int]
     #: Messages that made room, or found none, by the queue's policy.
     dropped: dict[DropReason, int]

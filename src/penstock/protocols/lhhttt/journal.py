@@ -478,16 +478,18 @@ class Journal(Closable):
             ]
         )
 
-    def ranges_of(self, tags: Tags) -> tuple[list[Range], list[Range]]:
-        """Return the message numbers that tags name, and those that were never issued."""
+    def ranges_of(self, tags: Tags) -> tuple[list[Range], Tags]:
+        """Return the message numbers that tags name, and the tags that were never issued."""
         known: list[Range] = []
-        strange: list[Range] = []
+        unknown: list[tuple[int, int, int]] = []
         spans = {epoch: range(low, high) for epoch, low, high in self._numbering()}
         for epoch, first, last in tags:
             span = spans.get(epoch, range(0))
-            is_known = first in span and last in span
-            (known if is_known else strange).append((first, last + 1))
-        return known, strange
+            if first in span and last in span:
+                known.append((first, last + 1))
+            else:
+                unknown.append((epoch, first, last))
+        return known, unknown
 
     # --- memory, books, and the end -----------------------------------------------------------
 

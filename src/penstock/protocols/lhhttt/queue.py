@@ -469,7 +469,8 @@ class MessageQueue(Closable):
     # --- what clients give back ---------------------------------------------------------------
 
     def _ack(self, request: Ack, largest: int) -> bytes:
-        ranges, lost = self._journal.ranges_of(request.tags)
+        ranges, unknown = self._journal.ranges_of(request.tags)
+        lost: list[Range] = []
         done: list[Run] = []
         for first, end in ranges:
             done += self._loans.give_back(request.client, first, end)
@@ -479,28 +480,31 @@ class MessageQueue(Closable):
             lost += self._others(first, end)
         self._counts["acked"] += sum([run.count for run in done])
         self._journal.finish(done)
-        return self._settled_reply(request, lost, largest)
+        return self._settled_reply(request, lost, unknown, largest)
 
     def _nack(self, request: Nack, largest: int) -> bytes:
-        ranges, lost = self._journal.ranges_of(request.tags)
+        ranges, unknown = self._journal.ranges_of(request.tags)
+        lost: list[Range] = []
         back: list[Run] = []
         for first, end in ranges:
             back += self._loans.give_back(request.client, first, end)
             lost += self._others(first, end)
         self._journal.give_again(back, request.delay)
-        return self._settled_reply(request, lost, largest)
+        return self._settled_reply(request, lost, unknown, largest)
 
     def _others(self, first: int, end: int) -> list[Range]:
         """Return which of these messages another client holds, or no client held here."""
         return self._loans.lent(first, end) + self._journal.not_given(first, end)
 
-    def _settled_reply(self, request: Ack | Nack, lost: Sequence[Range], largest: int) -> bytes:
-        if not lost:
+    def _settled_reply(
+        self, request: Ack | Nack, lost: Sequence[Range], unknown: Tags, largest: int
+    ) -> bytes:
+        if not lost and not unknown:
             return ok_reply(request.first)
-        tags = self._journal.tags_of(lost)
+        tags = b",".join(filter(None, (self._journal.tags_of(lost), format_tags(unknown))))
         if len(tags) > largest - _ANSWER:
             # Named by the runs that were asked about, which fitted a request.
-            tags = format_tags(_named(request.tags, lost))
+            tags = format_tags([*dict.fromkeys((*_named(request.tags, lost), *unknown))])
         return error_reply(request.first, Code.NO_LEASE, tags.decode())
 
     # --- time ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import resource
 import socket
 import threading
 import time
@@ -76,6 +77,31 @@ def test_a_datagram_becomes_a_line_of_json(tmp_path: Path) -> None:
         until(lambda: collector.statistics().collected == 1)
     text = file.read_text()
     assert text == json.dumps(EXPECTED, separators=(",", ":")) + "\n"
+
+
+def test_a_full_disk_has_whole_lines_and_none_that_was_reported_as_undelivered(
+    tmp_path: Path,
+) -> None:
+    schema = example_schemas().find(STATUS)
+    assert schema is not None
+    batch = batch_of_datagrams([STATUS + UP] * 50, 0, 0)
+    file = tmp_path / "lines"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with JsonOutput(f"json:{file}") as output:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            rejected = output.give(Collected(schema, batch, None))
+            kept = file.read_text().splitlines()
+            with pytest.raises(OSError, match="File too large"):
+                output.give(Collected(schema, batch, None))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert output.give(Collected(schema, batch.slice(0, 3), None)) == []
+    assert 0 < len(kept) < 50
+    assert [each.row for each in rejected] == list(range(len(kept), 50))
+    assert {each.code for each in rejected} == {Code.UNAVAILABLE}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == len(kept) + 3
 
 
 def test_lines_go_to_servers_by_udp_and_tcp() -> None:

@@ -7,11 +7,14 @@ unchanged to any stream, from which Spark reads them.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import sys
 import time
 from abc import abstractmethod
+from bisect import bisect_right
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,7 +37,6 @@ from penstock.queue.storage import storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import IO
 
     import pyarrow as pa
 
@@ -111,22 +113,36 @@ class JsonOutput(Output):
         self._lines = _lines_for(target)
 
     def give(self, collected: Collected) -> Sequence[Rejected]:
-        lines, rejected = [], []
+        rows, lines, rejected = [], [], []
         for row, message in enumerate(messages_from_batch(collected.messages)):
             assert message.stream is not None
             try:
                 line = collected.schema.json_line(message.stream, message.payload)
                 self._lines.check(line)
+                rows.append(row)
                 lines.append(line)
             except Malformed as error:
                 rejected.append(Rejected(row, Code.INVALID_ARGUMENT, str(error)))
             except MessageTooLarge as error:
                 rejected.append(Rejected(row, Code.OUT_OF_RANGE, str(error)))
-        self._lines.write(lines)
-        return rejected
+        try:
+            self._lines.write(lines)
+        except _PartlyWritten as error:
+            left = rows[error.written :]
+            rejected += [Rejected(row, Code.UNAVAILABLE, str(error)) for row in left]
+        return sorted(rejected)
 
     def close(self) -> None:
         self._lines.close()
+
+
+class _PartlyWritten(OSError):
+    """A target failed after some lines."""
+
+    def __init__(self, written: int, cause: OSError) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        #: The lines that are written.
+        self.written = written
 
 
 class _Lines(Closable):
@@ -142,17 +158,15 @@ class _Lines(Closable):
     def write(self, lines: Sequence[bytes]) -> None:
         """Write lines.
 
-        :raises OSError: the target failed.
+        :raises OSError: the target failed. Those that `_PartlyWritten` counts are written.
         """
 
 
 def _lines_for(target: str) -> _Lines:
     if target == "-":
-        return _FileLines(sys.stdout.buffer, is_own=False)
+        return _OutputLines()
     if target.startswith("json:"):
-        path = Path(target.removeprefix("json:"))
-        with storage_errors("opening", str(path)):
-            return _FileLines(path.open("ab"), is_own=True)
+        return _FileLines(Path(target.removeprefix("json:")))
     url = URL.parse(target)
     if not url.host or not url.port:
         hint = f"write {url.scheme}://host:port"
@@ -161,18 +175,48 @@ def _lines_for(target: str) -> _Lines:
     return kind(url.host, url.port)
 
 
-class _FileLines(_Lines):
-    def __init__(self, file: IO[bytes], *, is_own: bool) -> None:
-        self._file = file
-        self._is_own = is_own
+class _OutputLines(_Lines):
+    """Standard output."""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        self._file.writelines(lines)
-        self._file.flush()
+        sys.stdout.buffer.writelines(lines)
+        sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        if self._is_own:
-            self._file.close()
+        pass  # others write to it, too
+
+
+class _FileLines(_Lines):
+    """A file, which has whole lines also after its disk was full."""
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors("opening", str(path)):
+            # A buffer would keep what it cannot write, and write it later.
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        data = memoryview(b"".join(lines))
+        done = 0
+        try:
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError as error:
+            ends = list(accumulate(map(len, lines)))
+            written = bisect_right(ends, done)
+            self._cut_off(done - (ends[written - 1] if written else 0))
+            if not written:
+                raise
+            raise _PartlyWritten(written, error) from error
+
+    def _cut_off(self, size: int) -> None:
+        """Remove the start of a line that was not finished, unless others wrote behind it."""
+        with contextlib.suppress(OSError):  # a pipe, for one, cannot be cut
+            end = self._file.tell()
+            if size and os.fstat(self._file.fileno()).st_size == end:
+                self._file.truncate(end - size)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class _UdpLines(_Lines):

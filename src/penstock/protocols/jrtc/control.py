@@ -187,17 +187,17 @@ class ControlServer(Closable):
             except Malformed as error:
                 self.refuse(Refusal.MALFORMED, error)
             else:
-                self.deliver(stream, payload, peer_name(peer), is_alone=False)
+                self.deliver(stream, payload, peer_name(peer), may_wait=False)
         for _ in datagrams.cut:
             self.refuse(Refusal.MALFORMED, "a datagram was cut")
 
     def deliver(
-        self, stream: StreamId, payload: bytes, peer: str, *, is_alone: bool = True
+        self, stream: StreamId, payload: bytes, peer: str, *, may_wait: bool = True
     ) -> None:
         """Write a command to its stream. Refused commands are counted and logged.
 
-        :param is_alone: nobody waits behind it; otherwise a stream that stays full is waited for
-            once, so that it does not hold up the others
+        :param may_wait: wait up to 1 s for room in a full stream; if False, wait only once per
+            full stream: other commands are queued behind this one
         """
         if not stream.is_concrete or not any(stream.matches(each) for each in self._allow):
             self.refuse(Refusal.FORBIDDEN, f"{peer} may not write to {stream}")
@@ -213,7 +213,7 @@ class ControlServer(Closable):
                 self.refuse(Refusal.UNDECODABLE, f"{peer} to {stream}: {error}")
                 return
         try:
-            self._write(stream, payload, peer, is_alone=is_alone)
+            self._write(stream, payload, peer, may_wait=may_wait)
         except NotFound as error:
             self.refuse(Refusal.UNKNOWN, error)
         except QueueFull as error:
@@ -229,10 +229,10 @@ class ControlServer(Closable):
             self._refused[why] += 1
         log.info("a command is refused: %s", what)
 
-    def _write(self, stream: StreamId, payload: bytes, peer: str, *, is_alone: bool) -> None:
+    def _write(self, stream: StreamId, payload: bytes, peer: str, *, may_wait: bool) -> None:
         found, is_new = self._writer(stream)
         try:
-            is_waited_for = is_alone or not found.is_full
+            is_waited_for = may_wait or not found.is_full
             found.write(payload, peer.encode(), _PATIENCE if is_waited_for else 0.0)
         except QueueFull:
             raise
@@ -241,7 +241,7 @@ class ControlServer(Closable):
             if is_new:
                 raise
             # It may be another stream of that name by now.
-            self._write(stream, payload, peer, is_alone=is_alone)
+            self._write(stream, payload, peer, may_wait=may_wait)
 
     def _writer(self, stream: StreamId) -> tuple[_Open, bool]:
         """Return the writer of a stream, and whether it was just opened."""

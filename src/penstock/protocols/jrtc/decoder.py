@@ -46,7 +46,10 @@ _STARTING: Final = 10.0
 
 
 class SchemaRequests:
-    """The requests of a control program; each returns a word, or raises."""
+    """Executes the requests of a control program.
+
+    Each returns the text of the response, empty if something changed or was deleted.
+    """
 
     def __init__(self, schemas: Schemas, struct: StructLike | None = None) -> None:
         """Load into `schemas`; `struct` says how queues hold the messages, None: as protobuf."""

@@ -44,6 +44,51 @@ def test_a_volume_is_read_as_it_was_written(tmp_path: Path, mode: str) -> None:
     same(read_volume(stored(tmp_path, beams)), beams)
 
 
+def moving(beams: pa.Table, **positions: list[float | None]) -> pa.Table:
+    for name, values in positions.items():
+        at = beams.schema.get_field_index(name)
+        beams = beams.set_column(at, beams.schema.field(at), pa.array(values, pa.float64()))
+    return beams
+
+
+def test_a_radar_that_moves_has_a_position_for_each_ray(tmp_path: Path) -> None:
+    beams = moving(
+        volume(rays=3, gates=2),
+        latitude=[50.0, 50.1, None, 50.3, 50.4, 50.5],
+        altitude=[3000.0, 3001.0, 3002.0, 3003.0, 3004.0, None],
+    )
+    path = stored(tmp_path, beams)
+    same(read_volume(path), beams)
+    with netCDF4.Dataset(path) as file:
+        assert file.platform_is_mobile == "true"
+        for name in ("latitude", "longitude", "altitude"):
+            assert file[name].dimensions == ("time",), name
+        assert file["latitude"][:].tolist() == [50.0, 50.1, None, 50.3, 50.4, 50.5]
+        assert "platform_type" not in file.variables  # beams do not say which
+    with netCDF4.Dataset(stored(tmp_path / "fixed", volume(rays=3, gates=2))) as file:
+        assert file.platform_is_mobile == "false"
+        assert file["latitude"].dimensions == ()
+
+
+@needs_lrose_radar
+def test_radx_reads_the_positions_of_a_radar_that_moves(tmp_path: Path) -> None:
+    latitudes = [50 + i / 100 for i in range(6)]
+    altitudes = [3000.0 + i for i in range(6)]
+    beams = moving(volume(rays=3, gates=2), latitude=list(latitudes), altitude=list(altitudes))
+    path, back = stored(tmp_path / "ours", beams), tmp_path / "back"
+    said = subprocess.run(
+        [program("RadxPrint"), "-rays", "-f", str(path)], capture_output=True, check=True, text=True
+    ).stdout
+    found = [line.partition(":")[2] for line in said.splitlines() if "  latitude:" in line]
+    assert list(map(float, found)) == latitudes
+    answer = subprocess.run(
+        [program("radx_print"), str(path), "--write", str(back)], capture_output=True, check=True
+    )
+    theirs = read_volume(json.loads(answer.stdout)["written"])
+    assert theirs.column("latitude").to_pylist() == pytest.approx(latitudes)
+    assert theirs.column("altitude").to_pylist() == pytest.approx(altitudes)
+
+
 def test_the_same_beams_give_the_same_bytes(tmp_path: Path) -> None:
     one, other = (stored(tmp_path / name, volume(rays=4, gates=3)) for name in "ab")
     assert one.read_bytes() == other.read_bytes()

@@ -76,6 +76,21 @@ def test_a_grid_around_another_point_has_the_radar_where_it_is() -> None:
     assert row.tolist()[:4] == [1, 2, 3, 4]
 
 
+def test_the_rays_of_a_radar_that_moves_are_where_it_was() -> None:
+    there = beam(90.0, [1, 2, 3, 4])
+    latitude, longitude = (float(v) for v in to_degrees(np.array(5.0), np.array(2.0), 40, -105))
+    for name, value in (("latitude", latitude), ("longitude", longitude), ("altitude", 2000.0)):
+        at = there.schema.get_field_index(name)
+        there = there.set_column(at, there.schema.field(at), pa.array([value]))
+    options = GridOptions.model_validate({"x": "0:9:1", "y": "0:2:2", "z": "0:2:2", "radius": 0.4})
+    both = pa.concat_tables([beam(90.0, [5, 6, 7, 8]), there])
+    grid = grid_beams(both, options)
+    assert (grid.latitude, grid.longitude) == (40.0, -105.0)
+    values = np.nan_to_num(grid.fields["DBZ"], nan=0)
+    assert values[0, 0].tolist() == [0, 5, 6, 7, 8, 0, 0, 0, 0, 0]
+    assert values[1, 1].tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
 def test_a_grid_comes_back_from_its_file_and_from_its_row(tmp_path: Path) -> None:
     grid = grid_beams(volume(rays=36, gates=60), SMALL)
     write_grid(tmp_path / "g.nc", grid)

@@ -193,6 +193,29 @@ def test_only_a_first_gate_of_0_is_that_of_the_settings(said: float, used: float
     assert beams.column("gate_spacing").to_pylist() == [150]
 
 
+def test_a_radar_that_moves_is_where_it_was_in_the_middle_of_a_dwell() -> None:
+    packets = metadata()
+    for i, pulse in enumerate(scan(32, every=1000, flags=False)[len(packets) :]):
+        if i >= 16:  # it is not told before
+            where: dict[str, Any] = {"latitude": 50 + i / 100, "altitude_msl_km": 2.5}
+            packets.append(make(Kind.PLATFORM_GEOREF, time_ns=T0 + i * 1_000_000, **where))
+        packets.append(pulse)
+    beams = beams_of(packets, pulses=16)
+    assert beams.column("samples").to_pylist() == [16, 16]
+    assert beams.column("latitude").to_pylist() == [40.125, 50.24]
+    assert beams.column("altitude").to_pylist() == [1742.5, 2500]
+    assert beams.column("longitude").to_pylist() == [-104.625, -104.625]
+
+
+def test_a_part_of_a_stream_waits_for_the_position_of_a_radar_that_moves() -> None:
+    packets = scan(64, every=1000, flags=False)
+    packets.insert(4 + 20, make(Kind.PLATFORM_GEOREF, latitude=50.0, longitude=8.0))
+    data = np.frombuffer(b"".join(packets), np.uint8)
+    found = cut(data, DwellOptions(pulses=16), is_start=False, is_end=False)
+    assert found.beams.column("latitude").to_pylist() == [50.0]
+    assert len(packets_of(found.head)) == 4 + 32 + 1
+
+
 def test_changing_gates_end_a_dwell_and_all_beams_are_there() -> None:
     packets = scan(8, gates=8, every=8) + scan(8, gates=5, every=1000, first=8)
     beams = beams_of(packets).to_pylist()

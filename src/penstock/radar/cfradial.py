@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILL",
+    "POSITION",
     "RADAR_VARIABLES",
     "RAY_VARIABLES",
     "SWEEP_WORDS",
@@ -52,6 +53,8 @@ _SECOND: Final = 1_000_000_000
 _MILLI: Final = 1_000_000
 #: What stands for a number that is missing.
 FILL: Final = -9999
+#: Where a radar is: columns, and variables.
+POSITION: Final = ("latitude", "longitude", "altitude")
 _FILL_BYTE: Final = -128
 _TEXT: Final = 32
 #: Bytes on a disk that is as good as full.
@@ -272,6 +275,8 @@ class _File:
         self._gates = gates
         self._comment = comment
         self._times = beams.column("time_ns").to_numpy()
+        #: Then each ray has a position. Radx tells it from the dimension of the latitude.
+        self._moves = any(pc.count_distinct(beams.column(name)).as_py() > 1 for name in POSITION)
 
     def write(self) -> None:
         self._globals()
@@ -318,7 +323,7 @@ class _File:
             "site_name": self._first("site") or "",
             "scan_name": self._first("scan_name") or "",
             "scan_id": np.int32(0),
-            "platform_is_mobile": "false",
+            "platform_is_mobile": "true" if self._moves else "false",
             "n_gates_vary": "false",
             "ray_times_increase": "true" if (np.diff(self._times) >= 0).all() else "false",
         }
@@ -358,15 +363,21 @@ class _File:
             ("longitude", "degrees_east", "longitude"),
             ("altitude", "meters", "altitude"),
         ):
-            variable = self._variable(name, "f8", (), fill=FILL)
+            of_each = ("time",) if self._moves else ()
+            variable = self._variable(name, "f8", of_each, fill=FILL)
             variable.setncatts({"long_name": name, "units": units, "standard_name": standard})
-            variable[...] = _known(self._first(name))
+            if self._moves:
+                column = self._beams.column(name)
+                variable[:] = pc.fill_null(column, float(FILL)).to_numpy()
+            else:
+                variable[...] = _known(self._first(name))
         self._file["altitude"].positive = "up"
         number = self._variable("volume_number", "i4", ())
         number.long_name = "data_volume_index_number"
         number[...] = _known(self._first("volume_number"))
+        if not self._moves:  # beams do not say what carries the radar
+            self._text("platform_type", "fixed")
         for name, text in (
-            ("platform_type", "fixed"),
             ("primary_axis", "axis_z"),
             ("instrument_type", "radar"),
             ("time_coverage_start", _iso(int(self._times.min()))),

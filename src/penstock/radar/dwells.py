@@ -424,8 +424,11 @@ def _first_known(pulses: Pulses, starts: NDArray[np.int64]) -> int | None:
     What was said before is not seen here. So each kind of metadata that beams are made of has to
     have come.
     """
+    # A radar that moves says where it is.
+    moves = Kind.PLATFORM_GEOREF in pulses.states[-1].packets
     for i in range(1, len(starts)):
-        if _is_complete(pulses.states[pulses.state_of[starts[i]]]):
+        state = pulses.states[pulses.state_of[starts[i]]]
+        if _is_complete(state) and (not moves or Kind.PLATFORM_GEOREF in state.packets):
             return i
     return None
 
@@ -538,9 +541,18 @@ def _columns(pulses: Pulses, start: int, headers: Record, state: Metadata) -> di
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = (rise if mode in BY_ELEVATION else turn) / seconds
 
-    def number(kind: Kind, name: str, factor: float = 1.0) -> list[float | None]:
-        found = state.number(kind, name)
-        return [None if found is None else found * factor] * dwells
+    def number(kind: Kind, name: str) -> list[float | None]:
+        return [state.number(kind, name)] * dwells
+
+    middles = pulses.state_of[start + length // 2 : start + dwells * length : length]
+
+    def position(moving: str, fixed: str, factor: float = 1.0) -> list[float | None]:
+        """Return where the radar was in the middle of each, or where it always is."""
+        said = (pulses.states[i].number(Kind.PLATFORM_GEOREF, moving) for i in middles)
+        return [
+            always if now is None else now * factor
+            for now, always in zip(said, number(Kind.RADAR_INFO, fixed), strict=True)
+        ]
 
     def text(kind: Kind, name: str) -> list[str | None]:
         return [state.text(kind, name)] * dwells
@@ -571,9 +583,9 @@ def _columns(pulses: Pulses, start: int, headers: Record, state: Metadata) -> di
         "radar": text(info, "radar_name"),
         "site": text(info, "site_name"),
         "scan_name": text(segment, "segment_name"),
-        "latitude": number(info, "latitude_deg"),
-        "longitude": number(info, "longitude_deg"),
-        "altitude": number(info, "altitude_m"),
+        "latitude": position("latitude", "latitude_deg"),
+        "longitude": position("longitude", "longitude_deg"),
+        "altitude": position("altitude_msl_km", "altitude_m", 1000),
         "wavelength": [wavelength] * dwells,
         "beam_width_h": number(info, "beamwidth_deg_h"),
         "beam_width_v": number(info, "beamwidth_deg_v"),

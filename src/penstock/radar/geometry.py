@@ -33,11 +33,14 @@ def above_ground(
 
 
 def to_degrees(
-    x: NDArray[np.float64], y: NDArray[np.float64], latitude: float, longitude: float
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    latitude: float | NDArray[np.float64],
+    longitude: float | NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return latitude and longitude of places east (x) and north (y) of a point."""
+    """Return latitude and longitude of places east (x) and north (y) of a point, or of one each."""
     away = np.hypot(x, y)
-    angle, lat0 = away / EARTH, math.radians(latitude)
+    angle, lat0 = away / EARTH, np.radians(latitude)
     along = np.where(away > 0, y / np.maximum(away, 1e-12), 0.0)
     lat = np.arcsin(
         np.clip(np.cos(angle) * np.sin(lat0) + along * np.sin(angle) * np.cos(lat0), -1, 1)

@@ -168,14 +168,16 @@ def grid_beams(beams: pa.Table, options: GridOptions = GridOptions()) -> Grid:  
     if not beams.num_rows:
         raise Malformed("a volume", "rays", "at least one", 0)
     check_griddable(beams, options)
-    position = [first_of(beams, name) for name in ("latitude", "longitude", "altitude")]
     names = list(options.fields or field_names(beams.schema))
-    latitude = position[0] if options.latitude is None else options.latitude
-    longitude = position[1] if options.longitude is None else options.longitude
     gates = int(gates_of(beams).max())
-    places = _places(beams, gates, (position[2] or 0.0) / 1000)
-    if (latitude, longitude) != (position[0], position[1]):
-        there = to_degrees(places[:, 0], places[:, 1], position[0], position[1])
+    places = _places(beams, gates)
+    # Of each ray: a radar may move.
+    lat, lon = (_of_rays(beams, name) for name in ("latitude", "longitude"))
+    latitude = float(lat[0]) if options.latitude is None else options.latitude
+    longitude = float(lon[0]) if options.longitude is None else options.longitude
+    if (lat != latitude).any() or (lon != longitude).any():
+        origins = np.repeat(lat, gates), np.repeat(lon, gates)
+        there = to_degrees(places[:, 0], places[:, 1], *origins)
         places[:, 0], places[:, 1] = around(*there, latitude, longitude)
     axes = options.z.places(), options.y.places(), options.x.places()
     values = {name: values_of(beams, name, gates).reshape(-1) for name in names}
@@ -220,8 +222,16 @@ def _words_of(column: pa.Field) -> Field:
     return known._replace(**told)
 
 
-def _places(beams: pa.Table, gates: int, altitude: float) -> NDArray[np.float64]:
+def _of_rays(beams: pa.Table, name: str) -> NDArray[np.float64]:
+    """Return a number of each ray; one that says none has that of a ray beside it, or 0."""
+    column = pc.fill_null_backward(pc.fill_null_forward(beams.column(name)))
+    values: NDArray[np.float64] = pc.fill_null(column, 0.0).to_numpy()
+    return values
+
+
+def _places(beams: pa.Table, gates: int) -> NDArray[np.float64]:
     """Return x, y and z of every gate, ray after ray, around the radar."""
+    altitude = _of_rays(beams, "altitude")[:, None] / 1000
     azimuth, elevation, start, spacing = (
         beams.column(name).to_numpy().astype(np.float64)[:, None]
         for name in ("azimuth", "elevation", "start_range", "gate_spacing")

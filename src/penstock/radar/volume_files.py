@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.core.errors import Malformed, NotFound, StorageError
 from penstock.radar.beams import field_names, make_beams, together
-from penstock.radar.cfradial import FILL, RADAR_VARIABLES, RAY_VARIABLES, SWEEP_WORDS
+from penstock.radar.cfradial import FILL, POSITION, RADAR_VARIABLES, RAY_VARIABLES, SWEEP_WORDS
 from penstock.radar.pulse_pair import SPEED_OF_LIGHT
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ class _CfRadial:
                 columns[each.column] = _nullable(self._file[each.name][:], each.kind)
         for each in RADAR_VARIABLES:
             columns[each.column] = self._all(self._one(each.name))
-        for name in ("latitude", "longitude", "altitude"):
-            columns[name] = self._all(self._one(name))
+        for name in POSITION:
+            columns[name] = self._position(name)
         for column, attribute in (
             ("radar", "instrument_name"),
             ("site", "site_name"),
@@ -233,6 +233,12 @@ class _CfRadial:
 
     def _all(self, value: Any) -> list[Any]:
         return [value] * self._rays
+
+    def _position(self, name: str) -> Any:
+        """Return a coordinate of the radar for each ray; one that moves has many."""
+        if name in self._file.variables and self._file[name].dimensions == ("time",):
+            return _nullable(np.ma.masked_invalid(self._file[name][:]), "f8")
+        return self._all(self._one(name))
 
     def _one(self, name: str) -> float | None:
         """Return a number, or the first of several; None if it is missing."""
@@ -364,7 +370,7 @@ def _from_tree(path: Path, tree: Any, empty: Sequence[float] = ()) -> pa.Table:
         common = {
             "radar": str(root.attrs.get("instrument_name", "")) or None,
             "site": str(root.attrs.get("site_name", "")) or None,
-            **{name: _scalar(root, name) for name in ("latitude", "longitude", "altitude")},
+            **{name: _scalar(root, name) for name in POSITION},
         }
         parts = [
             _sweep_beams(number, tree[name].to_dataset(), common, empty)

@@ -20,7 +20,7 @@ from penstock.core.errors import (
     NotFound,
     PositionError,
 )
-from penstock.core.interfaces import Bounds
+from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
 from penstock.protocols.lrose.ds_client import RequestRefused
@@ -158,6 +158,80 @@ def test_what_is_overwritten_is_counted_exactly_and_the_rest_is_read(
             (4, 13, DropReason.OVERRUN)
         ]
         assert books.messages + books.lost == 24
+
+
+def read_on(reader: Reader, seen: list[int]) -> None:
+    while messages := reader.read_many(100):
+        seen += numbers(messages)
+
+
+@pytest.mark.parametrize("overrun", [False, True])
+@pytest.mark.parametrize("function", ["decode_messages", "make_messages"])
+def test_what_an_interrupted_read_received_comes_with_the_next_one(
+    either: str, queue_name: str, monkeypatch: pytest.MonkeyPatch, function: str, overrun: bool
+) -> None:
+    url = f"{either}/{queue_name}"
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with open_writer(url, slots=2000, size="2M") as writer, open_reader(url) as reader:
+        writer.write_many([b"%d" % n for n in range(1500)])
+        seen = numbers(reader.read_many(50))
+        if overrun:
+            read_on(reader, seen)
+            writer.write_many([b"%d" % n for n in range(3000)])
+        monkeypatch.setattr(f"penstock.protocols.lrose.fmq_client.{function}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read_on(reader, seen)
+        read_on(reader, seen)
+        books = reader.statistics()
+    if overrun:
+        oldest = seen[1500]
+        assert seen == [*range(1500), *range(oldest, 4500)]
+        assert [(loss.first, loss.last) for loss in books.losses] == [(1500, oldest - 1)]
+        assert books.lost == oldest - 1500
+    else:
+        assert seen == list(range(1500))
+        assert books.lost == 0
+    assert books.messages == len(seen)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_reader_whose_seek_failed_stays_where_it_was(tmp_path: Path, is_gone: bool) -> None:
+    create(f"fmq:{tmp_path}/q?layout=classic")
+    with open_writer(f"fmq:{tmp_path}/q") as writer:
+        writer.write_many([b"%d" % n for n in range(600)])
+    with served(tmp_path) as server:
+        port = server.port
+        reader = open_reader(f"{server.url}/q", retry="100ms")
+        assert numbers(reader.read_many(10)) == list(range(10))
+        if not is_gone:
+            with pytest.raises(PositionError, match="5000"):
+                reader.seek(5000)
+    if is_gone:
+        with pytest.raises(ConnectionLost):
+            reader.seek(300)
+    assert reader.statistics().next_seq == 10
+    with served(tmp_path, port=port), reader:
+        assert numbers(reader.available()) == list(range(10, 600))
+        books = reader.statistics()
+    assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
+
+
+def test_a_reader_of_lroses_server_whose_seek_failed_stays_where_it_was(
+    lrose_server: str, queue_name: str
+) -> None:
+    url = f"{lrose_server}/{queue_name}"
+    with open_writer(url) as writer, open_reader(url) as reader:
+        writer.write_many([b"%d" % n for n in range(600)])
+        assert numbers(reader.read_many(10)) == list(range(10))
+        with pytest.raises(PositionError, match="5000"):
+            reader.seek(5000)
+        assert numbers(reader.available()) == list(range(10, 600))
+        books = reader.statistics()
+    assert (books.messages, books.lost, books.restarts) == (600, 0, 0)
 
 
 def test_a_filter_here_keeps_the_books_right(either: str, queue_name: str) -> None:

@@ -270,10 +270,10 @@ class QueueLink:
                 self._most = min(2 * self._most, _MOST)
                 self._ask_for_messages(wanted, 0.0, most)
                 self._ahead = wanted
+            head, messages = decode_messages(payload)
         except BaseException:
             self._connection.close()  # also after Ctrl-C: replies would go to other questions
             raise
-        head, messages = decode_messages(payload)
         if head.error:
             self.last_id = None
             raise self._error(DsMessage.from_bytes(payload))
@@ -492,10 +492,18 @@ class ReceivedMessages:
         #: Messages of other types that were left out.
         self.filtered = 0
 
-    def clear(self) -> None:
-        """Drop all messages."""
+    def clear(self) -> tuple[list[Message], Malformed | None]:
+        """Drop all messages; return what `put_back` needs."""
+        dropped = list(self.ready), self.failure
         self.ready.clear()
         self.failure = None
+        return dropped
+
+    def put_back(self, dropped: tuple[list[Message], Malformed | None]) -> None:
+        """Replace all messages by those that `clear` dropped."""
+        self.ready.clear()
+        self.ready.extend(dropped[0])
+        self.failure = dropped[1]
 
     def hold(self, messages: Messages, seqs: Sequence[int]) -> None:
         """Convert received messages, and keep them."""
@@ -524,6 +532,8 @@ class ReceivedMessages:
         """Decompress payloads; stop before a damaged one, or skip it."""
         payloads = list(messages.payloads)
         good: list[int] = []
+        damaged: list[int] = []
+        failure: Malformed | None = None
         for row, is_compressed in enumerate(messages.pre_compressed):
             if is_compressed and payloads[row]:
                 try:
@@ -531,11 +541,15 @@ class ReceivedMessages:
                 except Malformed as fault:
                     if self._options.damaged == "fail":
                         fault.hint = "damaged=skip counts it as lost and goes on"
-                        self.failure = fault
+                        failure = fault
                         break
-                    self._lose(Loss(seqs[row], seqs[row], DropReason.DAMAGED))
+                    damaged.append(seqs[row])
                     continue
             good.append(row)
+        # At the end: after an interrupt, all of them are received again.
+        self.failure = failure
+        for seq in damaged:
+            self._lose(Loss(seq, seq, DropReason.DAMAGED))
         if len(good) == len(payloads):
             return payloads, seqs, messages
         return [payloads[row] for row in good], [seqs[row] for row in good], messages.chosen(good)

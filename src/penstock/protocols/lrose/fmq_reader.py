@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Replayable
-from penstock.core.errors import Closed, ConnectionLost, Malformed, NotFound, PositionError
+from penstock.core.errors import (
+    Closed,
+    ConnectionLost,
+    Malformed,
+    NotFound,
+    PenstockError,
+    PositionError,
+)
 from penstock.core.interfaces import Bounds, Reader
 from penstock.core.message import Message
 from penstock.core.overflow import DropReason
@@ -186,7 +195,7 @@ class FmqReader(Replayable, Reader):
             if first is None or first < self._next:
                 return  # it is there, for the next question
             self._miss(first)
-        self._hold_run(link, found)
+        self._keep_run(link, found)
 
     def _is_published(self, link: QueueLink) -> bool:
         """Reopen the queue, and check that it reaches the current position.
@@ -211,7 +220,7 @@ class FmqReader(Replayable, Reader):
             self._restart(link)
         return False
 
-    def _hold_run(self, link: QueueLink, messages: Messages) -> None:
+    def _keep_run(self, link: QueueLink, messages: Messages) -> None:
         """Keep the contiguous messages from the next one on; move the server after them."""
         assert self._next is not None
         ids = messages.ids
@@ -219,7 +228,7 @@ class FmqReader(Replayable, Reader):
         while count < len(ids) and ids[count] == (self._next + count) % ID_COUNT:
             count += 1
         self._is_skipping = False
-        self._hold(messages.rows(0, count), range(self._next, self._next + count))
+        self._keep(messages.rows(0, count), range(self._next, self._next + count))
         last = (self._next - 1) % ID_COUNT
         if self._next and link.last_id != last and not stand_behind(link, last):
             self._place(link, self._next)
@@ -236,8 +245,20 @@ class FmqReader(Replayable, Reader):
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         place = Position.of(position)
-        self._received.clear()
-        self._delivered.clear()
+        before = self._next, self._near, self._proof, self._delivered
+        dropped = self._received.clear()
+        self._delivered = Delivered()
+        try:
+            self._seek(place)
+        except BaseException:
+            # It stays where it was: the next read connects again, and resumes there.
+            self._give_up_link()
+            self._received.put_back(dropped)
+            self._next, self._near, self._proof, self._delivered = before
+            self._is_skipping = False
+            raise
+
+    def _seek(self, place: Position) -> None:
         self._proof = self._skipped_to = None
         self._is_skipping = False
         while True:
@@ -282,7 +303,7 @@ class FmqReader(Replayable, Reader):
                     self._find_place(link)
                     return
                 found = found.rows(1)
-        self._hold_run(link, found)
+        self._keep_run(link, found)
 
     def _near_to(self, place: Position) -> int:
         """Return a number near the newest one, to unwrap ids."""
@@ -401,26 +422,28 @@ class FmqReader(Replayable, Reader):
             and first == self._next % ID_COUNT
             and (count == 1 or ids == list(range(first, first + count)))
         ):
-            self._hold(messages, range(self._next, self._next + count))
+            self._keep(messages, range(self._next, self._next + count))
             return True
         return self._take_in_slowly(link, messages)
 
     def _take_in_slowly(self, link: QueueLink, messages: Messages) -> bool:
-        chosen: list[int] = []
-        seqs: list[int] = []
+        assert self._next is not None
+        rows: dict[int, int] = {}  # of the messages to keep, by their numbers
+        gaps: list[tuple[int, int]] = []
+        next_seq = self._next
         for row, id in enumerate(messages.ids):
-            assert self._next is not None
-            distance = id_distance(id, self._next % ID_COUNT)
+            distance = id_distance(id, next_seq % ID_COUNT)
             if distance < 0 and self._is_skipping:
-                self._skipped_to = self._next + distance
+                self._skipped_to = next_seq + distance
                 if self._is_another(messages, row):
                     self._restart(link)
                     return False
                 continue
-            if distance < 0 and self._is_repeated(link, messages, row, chosen, seqs):
+            seq = next_seq + distance
+            if distance < 0 and not link.is_ours and self._is_repeated(messages, row, seq, rows):
                 continue
             if distance < 0 or (distance > 0 and self._may_look_back(link)):
-                self._hold(messages.chosen(chosen), seqs)
+                self._keep(messages.chosen(list(rows.values())), list(rows), gaps)
                 if self._can_step(link):
                     self._find_place(link)
                 elif distance < 0:
@@ -429,24 +452,17 @@ class FmqReader(Replayable, Reader):
                     self._skip_from(link, self._next)
                 return False
             if distance:
-                self._miss(self._next + distance)
-            chosen.append(row)
-            seqs.append(self._next)
-            self._next += 1
+                gaps.append((next_seq, seq - 1))
+            rows[seq] = row
+            next_seq = seq + 1
             self._is_skipping = False
-        self._hold(messages.chosen(chosen), seqs)
+        self._keep(messages.chosen(list(rows.values())), list(rows), gaps)
         return True
 
-    def _is_repeated(
-        self, link: QueueLink, messages: Messages, row: int, chosen: list[int], seqs: list[int]
-    ) -> bool:
-        """Tell whether LROSE's server repeats messages."""
-        if link.is_ours:
-            return False
-        assert self._next is not None
-        seq = self._next + id_distance(messages.ids[row], self._next % ID_COUNT)
-        if seq in seqs:
-            before = chosen[seqs.index(seq)]
+    def _is_repeated(self, messages: Messages, row: int, seq: int, rows: dict[int, int]) -> bool:
+        """Tell whether LROSE's server repeats a message, of this reply or of an earlier one."""
+        before = rows.get(seq)
+        if before is not None:
             return Proof.of(messages, before, seq) == Proof.of(messages, row, seq)
         return bool(self._delivered.is_same(messages, row, seq))
 
@@ -487,26 +503,34 @@ class FmqReader(Replayable, Reader):
             found = find_oldest(link)
             if found.ids and found.ids[0]:
                 self._miss(found.ids[0])
-            self._hold_run(link, found)
+            self._keep_run(link, found)
 
     def _miss(self, next_seq: int) -> None:
         """Continue with a later message, and count those between as lost."""
         assert self._next is not None
-        if self._wanted >= 0:
-            self._received.filtered += next_seq - self._next  # or lost: they cannot be told apart
-        else:
-            self._losses.add(Loss(self._next, next_seq - 1, DropReason.OVERRUN))
+        self._count_missing(self._next, next_seq - 1)
         self._next = next_seq
 
-    def _hold(self, messages: Messages, seqs: Sequence[int]) -> None:
-        """Keep received messages, and remember where they end."""
-        if seqs:
-            self._near = seqs[-1]
-            self._next = seqs[-1] + 1
-            self._proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
-            if not self.server_is_ours:
-                self._delivered.add(messages, seqs)
-            self._received.hold(messages, seqs)
+    def _count_missing(self, first: int, last: int) -> None:
+        if self._wanted >= 0:
+            self._received.filtered += last - first + 1  # or lost: they cannot be told apart
+        else:
+            self._losses.add(Loss(first, last, DropReason.OVERRUN))
+
+    def _keep(
+        self, messages: Messages, seqs: Sequence[int], gaps: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Keep received messages, count those missing between, and remember where they end."""
+        if not seqs:
+            return
+        proof = Proof.of(messages, len(seqs) - 1, seqs[-1])
+        # First, as it takes long: after an interrupt the reader stands before them.
+        self._received.hold(messages, seqs)
+        self._near, self._next, self._proof = seqs[-1], seqs[-1] + 1, proof
+        for first, last in gaps:
+            self._count_missing(first, last)
+        if not self.server_is_ours:
+            self._delivered.add(messages, seqs)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -536,14 +560,17 @@ class FmqReader(Replayable, Reader):
         return self._wait_and_take(n, timeout)
 
     def _hand_over(self, limit: int) -> list[Message]:
+        # What takes long comes before the removal: after Ctrl-C, they are still ready.
         ready = self._ready
-        if len(ready) <= limit:
-            messages = list(ready)
+        messages = list(islice(ready, limit))
+        size = sum(map(len, map(_PAYLOAD_OF, messages)))
+        if len(messages) == len(ready):
             ready.clear()
         else:
-            messages = [ready.popleft() for _ in range(limit)]
+            # In one call, which no signal interrupts half-way.
+            deque(islice(iter(ready.popleft, None), len(messages)), maxlen=0)
         self._messages += len(messages)
-        self._bytes += sum(map(len, map(_PAYLOAD_OF, messages)))
+        self._bytes += size
         return messages
 
     def _fetch(self, wait: float = 0.0, patience: float | None = None) -> None:
@@ -553,11 +580,8 @@ class FmqReader(Replayable, Reader):
         failures = 0
         while not self._ready and self._received.failure is None:
             link = self._linked(patience)
-            before = self._next, self._restarts
             try:
-                is_settled = self._take_in(link, self._ask(link, wait))
-                is_idle = is_settled and (self._next, self._restarts) == before
-                if is_idle and not self._is_moved(link):
+                if not self._fetch_once(link, wait):
                     return
             except (ConnectionLost, Malformed) as error:
                 self._give_up_link()
@@ -574,6 +598,20 @@ class FmqReader(Replayable, Reader):
                 continue
             failures = 0
             wait = 0.0
+
+    def _fetch_once(self, link: QueueLink, wait: float) -> bool:
+        """Request messages, and keep them; False: there are no more."""
+        before = self._next, self._restarts
+        try:
+            is_settled = self._take_in(link, self._ask(link, wait))
+            is_idle = is_settled and (self._next, self._restarts) == before
+            return not is_idle or self._is_moved(link)
+        except PenstockError:
+            raise
+        except BaseException:
+            # After Ctrl-C, a reply may be lost: the next read connects again, at `_next`.
+            self._give_up_link()
+            raise
 
     def _is_skipped(self, link: QueueLink) -> bool:
         """Move behind a message that a server of ours cannot read, if the options allow that."""

@@ -143,11 +143,10 @@ class Answers:
     def _locate(self, body: bytes, peer: str) -> Located:
         asked = Locate.from_bytes(body)
         place = self._place(asked)
-        position = Position.START if asked.at is None else asked.at.position()
-        options = self._reading(asked.options)
-        source = self.readers.take(asked.reader, place, options) or Source(place, options, position)
+        source = self._source(place, asked.reader, self._reading(asked.options))
         try:
             if asked.at is not None:
+                position = asked.at.position()
                 log.info("%s reads %s from %s", peer, place.name, position)
                 source.seek(position)
             located = source.located()

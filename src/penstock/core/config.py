@@ -394,7 +394,11 @@ class _Tree:
             circle = " -> ".join([*used, at.value])
             raise self._error(at, where, f"goes round in a circle: {circle}")
         if at.value not in templates:
-            hint = nearest(at.value, templates, "there are") or "they stand under templates:"
+            hint = (
+                nearest(at.value, templates, "there are")
+                if templates
+                else "templates stand under templates:"
+            )
             raise self._error(at, where, f"there is no template {at.value}", hint=hint)
         base = templates[at.value][1]
         if not isinstance(base, yaml.MappingNode):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from core.decoding.batches import batch_of, checked, decode_all, failures_of, rows_of
 from penstock.core.decoding import decoder_for
-from penstock.core.errors import InvalidOption
+from penstock.core.decoding.options import StructOptions, parse_decoding
+from penstock.core.decoding.structs import encode_structs
+from penstock.core.errors import InvalidOption, Malformed
 
 BEAM = "float azimuth; uint16_t gates; float iq[2][3];"
 
@@ -278,3 +280,49 @@ def test_the_bytes_of_equal_payloads_are_not_copied_for_native_numbers() -> None
     batch = pa.record_batch({"payload": payloads})
     column = decoder_for({"format": "struct", "layout": "<d"}).decode(batch).rows.column(0)
     assert column.buffers()[1].address == values.ctypes.data
+
+
+@pytest.mark.parametrize("complex", ["struct", "array"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "float complex iq[2];",
+        "double complex z;",
+        "float complex iq[2][3]; short n;",
+        "char names[2][4];",
+        "char names[2][3][4]; int n[2];",
+        [{"name": "raw", "type": "V3", "shape": [2]}],
+    ],
+)
+def test_arrays_of_any_type_are_written_as_they_were_read(layout: Any, complex: str) -> None:
+    options = parse_decoding({"format": "struct", "layout": layout})
+    assert isinstance(options, StructOptions)
+    described = options.described()
+    payload = bytes(i % 96 + 30 for i in range(described.size * 3))
+    given: dict[str, Any] = {"format": "struct", "layout": layout, "complex": complex}
+    found = decode_all([payload], **given, records=True).rows
+    assert found.num_rows == 3
+    again = decode_all([encode_structs(described, found)], **given, records=True).rows
+    assert again.to_pylist() == found.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "values", [["ab"], ["ab", "cd", "ef"], ["ab", None], [["ab"], ["cd"]], "ab", [1, 2]]
+)
+def test_a_list_of_another_shape_or_type_is_not_written(values: Any) -> None:
+    options = parse_decoding({"format": "struct", "layout": "char names[2][4];"})
+    assert isinstance(options, StructOptions)
+    with pytest.raises(Malformed, match="column names"):
+        encode_structs(options.described(), pa.record_batch({"names": [values]}))
+
+
+def test_a_header_is_skipped_before_a_last_field_of_any_length() -> None:
+    options: dict[str, Any] = {"format": "struct", "layout": "float a; float iq[];", "skip": 4}
+    payloads = [b"HEAD" + struct.pack(f"<{n}f", *range(n)) for n in range(4)] + [b"HEA"]
+    assert rows_of(payloads[1:4], **options) == [
+        {"a": 0.0, "iq": [float(i) for i in range(1, n)]} for n in (1, 2, 3)
+    ]
+    assert rows_of([b"HEAD"], format="struct", layout="float iq[];", skip=4) == [{"iq": []}]
+    failures = failures_of([*payloads, b"HEAD" + bytes(6)], **options)
+    assert list(failures) == [0, 4, 5]
+    assert "found 6 bytes after the first 4" in failures[5]

@@ -88,11 +88,16 @@ class StructDecoder(Decoder):
         return Part(part.columns, owner, list(first.values()))
 
     def _cut(self, found: Bytes) -> tuple[Bytes, NDArray[np.int64], list[Failure]]:
-        """Split payloads into records; return these, the payload of each, and the failures."""
+        """Cut the header off, and with `records` split what follows.
+
+        Return the structs, the payload of each, and the payloads of a wrong size. Without `records`
+        sizes are left to `_decode_structs`: the last field may be of any length.
+        """
         size, skip = self._layout.size, self._skip
         over = found.lengths - skip
-        is_good = (over >= 0) & ((over % size == 0) if self._records else (over == size))
-        expected = f"{skip:,} bytes and {'structs' if self._records else 'one'} of {size:,} each"
+        is_good = (over >= 0) & (over % size == 0) if self._records else over >= 0
+        expected = f"{skip:,} bytes and "
+        expected += f"structs of {size:,} each" if self._records else self._layout.expected()
         failures = [
             Failure(row, expected, f"{found.lengths[row]:,} bytes")
             for row in np.flatnonzero(~is_good).tolist()
@@ -100,10 +105,12 @@ class StructDecoder(Decoder):
         places = np.flatnonzero(is_good)
         starts, ends = found.starts[is_good] + skip, found.ends[is_good]
         parts = [found.data[a:b] for a, b in zip(starts, ends, strict=True)]
-        counts = (ends - starts) // size
         data = np.concatenate(parts) if parts else _NOTHING
-        lengths = np.full(int(counts.sum()), size, np.int64)
-        return Bytes.from_lengths(data, lengths), np.repeat(places, counts), failures
+        lengths = ends - starts
+        if self._records:
+            counts = lengths // size
+            places, lengths = np.repeat(places, counts), np.full(int(counts.sum()), size, np.int64)
+        return Bytes.from_lengths(data, lengths), places, failures
 
     def _decode_structs(self, found: Bytes) -> Part:
         layout = self._layout
@@ -111,8 +118,9 @@ class StructDecoder(Decoder):
         is_good = over == 0 if layout.tail is None else (over >= 0) & (over % layout.tail.size == 0)
         failures: list[Failure] = []
         if not is_good.all():
+            after = f" after the first {self._skip:,}" if self._skip else ""
             failures = [
-                Failure(row, layout.expected(), f"{found.lengths[row]:,} bytes")
+                Failure(row, layout.expected(), f"{found.lengths[row]:,} bytes{after}")
                 for row in np.flatnonzero(~is_good).tolist()
             ]
             found = found.only(is_good)
@@ -217,15 +225,39 @@ def _field_values(column: pa.Array, item: Item) -> NDArray[Any]:
     if not plain:  # an array of none has no shape
         return np.zeros((0, *item.shape), item.dtype)
     if item.dtype.kind in "SV":
-        return _texts(plain, item)
+        return _texts(_flat(plain, item.shape), item).reshape(len(plain), *item.shape)
     if item.dtype.kind == "c":
-        plain = [complex(each["re"], each["im"]) for each in plain]
-    values = np.array(plain)
+        values = np.array(_complex(column, item)).reshape(len(plain), *item.shape)
+    else:
+        values = np.array(plain)
     if values.shape != (len(plain), *item.shape):
         raise ValueError(f"values of the shape {values.shape[1:]}")
     if values.dtype == object and any(each is None for each in values.flat):
         raise ValueError(_NULL)
     return _stored(values, item, is_whole=_is_whole(column.type))
+
+
+def _flat(values: list[Any], shape: Sequence[int]) -> list[Any]:
+    """Return the values in nested lists of a shape, in order.
+
+    :raises ValueError: the lists have another shape.
+    """
+    for length in shape:
+        for each in values:
+            if not isinstance(each, list) or len(each) != length:
+                raise ValueError(f"{each!r}, which is no list of {length}")
+        values = [one for each in values for one in each]
+    return values
+
+
+def _complex(column: pa.Array, item: Item) -> list[complex]:
+    """Return complex numbers, which are structs of `re` and `im`, or neighbours in lists."""
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_struct(_innermost(column.type)):
+        return [complex(each["re"], each["im"]) for each in _flat(values, item.shape)]
+    *outer, last = item.shape or (1,)
+    parts = _flat(values, (*outer, 2 * last))
+    return list(map(complex, parts[::2], parts[1::2]))
 
 
 def _stored(values: NDArray[Any], item: Item, *, is_whole: bool) -> NDArray[Any]:
@@ -265,9 +297,15 @@ def _text_bytes(value: object, *, is_text: bool) -> bytes:
 
 def _is_whole(kind: pa.DataType) -> bool:
     """Tell whether a column has whole numbers, which are not rounded as others are."""
-    if pa.types.is_list(kind):
-        return _is_whole(kind.value_type)
+    kind = _innermost(kind)
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and not kind.scale))
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values in nested lists."""
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return kind
 
 
 def _compared(stored: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:

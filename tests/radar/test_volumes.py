@@ -265,9 +265,10 @@ def test_a_clock_that_is_set_back_cuts_no_volume(
     )
 
 
+@pytest.mark.parametrize("first", [0, 20, 36])
 @pytest.mark.parametrize("late", [0, 1])
 def test_volumes_of_one_number_whose_rays_stand_by_azimuth_are_not_mixed(
-    tmp_path: Path, late: int
+    tmp_path: Path, late: int, first: int
 ) -> None:
     tables = []
     for number in (1, 2):
@@ -275,7 +276,11 @@ def test_volumes_of_one_number_whose_rays_stand_by_azimuth_are_not_mixed(
         times = np.roll(table.column("time_ns").to_numpy(), 12)  # the antenna began at 120 degrees
         tables.append(set_column(set_column(table, "time_ns", times), "volume_number", [0] * 36))
     # Files may be read in any order: that of their names, which need not be times.
-    write(tmp_path, pa.concat_tables([tables[late], tables[1 - late]]))
+    both = pa.concat_tables([tables[late], tables[1 - late]])
+    with open_writer(f"cfradial:{tmp_path}", datamapper=False) as writer:
+        for part in (both.slice(0, first), both.slice(first)):
+            writer.write_batch(batch_from_beams(part))
+            writer.flush()
     found = [sorted(read_volume(path).column("time_ns").to_pylist()) for path in files(tmp_path)]
     assert found == [sorted(table.column("time_ns").to_pylist()) for table in tables]
 

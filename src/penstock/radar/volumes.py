@@ -17,7 +17,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -259,7 +259,8 @@ class VolumeStore:
     def _sort(self, book: _Book, reader: Reader, *, finish: bool) -> bool:
         """Sort new messages into volumes; tell whether the state has changed."""
         ended = len(book.writing)
-        rays = _ordered(list(self._new_rays(book, reader)))
+        begun = {(volume.radar, volume.number) for volume in book.open}
+        rays = _ordered(list(self._new_rays(book, reader)), begun)
         for ray in rays:
             self._place(book, ray)
         deadline = self._clock.now_ns() - int(self._settings.timeout * _SECOND)
@@ -428,15 +429,17 @@ class VolumeStore:
         trim_log(self.log_url, Limits(before_seq=min([*first, book.position])))
 
 
-def _ordered(rays: list[_Ray]) -> list[_Ray]:
+def _ordered(rays: list[_Ray], begun: set[_Key]) -> list[_Ray]:
     """Group rays by volume in order of arrival; sort each group by time.
 
     A start ray that came first stays first, and an end ray that came last stays last. Volumes
     without numbers keep the order of arrival.
+
+    :param begun: radars and numbers of volumes whose first rays came before
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    groups = list(_volumes_of(rays))
+    groups = list(_volumes_of(rays, begun))
     for group, ray in zip(groups, rays, strict=True):
         first.setdefault(group, ray.seq)
         last[group] = ray.seq
@@ -451,6 +454,10 @@ def _ordered(rays: list[_Ray]) -> list[_Ray]:
     return [ray for _, ray in sorted(zip(groups, rays, strict=True), key=place)]
 
 
+#: A radar and the number of its volume.
+_Key: TypeAlias = tuple[str | None, int | None]
+
+
 @dataclass
 class _Turn:
     """One of the volumes that have the same radar and number, one after the other."""
@@ -460,21 +467,22 @@ class _Turn:
     last: _Ray
 
 
-def _volumes_of(rays: Iterable[_Ray]) -> Iterator[int]:
+def _volumes_of(rays: Iterable[_Ray], begun: set[_Key]) -> Iterator[int]:
     """Yield the volume of each ray, in order of arrival.
 
     All volumes of a radar may have the same number. The next one begins where a ray that ends is
     followed by one that starts. But Spark may append the parts of one volume in another order:
     then the start is older than the end, and the only one.
     """
-    turns: dict[tuple[str | None, int | None], _Turn] = {}
+    turns: dict[_Key, _Turn] = {}
     count = itertools.count()
     for ray in rays:
         key = (ray.radar, ray.number)
         turn = turns.get(key)
+        has_start = turn is None and key in begun
         is_next = turn is not None and turn.last.ends and ray.starts
         if turn is None or (is_next and (turn.has_start or turn.last.time_ns < ray.time_ns)):
-            turn = turns[key] = _Turn(next(count), has_start=False, last=ray)
+            turn = turns[key] = _Turn(next(count), has_start, last=ray)
         turn.has_start |= ray.starts
         turn.last = ray
         yield turn.volume

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,3 +58,33 @@ def test_what_an_interrupted_read_took_comes_again(tmp_path: Path, kind: str, wa
             assert after.bytes - before.bytes == expected
             assert after.filtered - before.filtered == count - expected
             assert after.lost == 0
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["many", "one"])
+@pytest.mark.parametrize("kind", ["ring", "log", "classic"])
+def test_what_an_interrupted_write_wrote_is_counted_as_written(
+    tmp_path: Path, kind: str, single: bool
+) -> None:
+    url = {
+        "ring": f"fmq:{tmp_path}/queue?slots=1024&size=256m",
+        "log": f"log:{tmp_path}/log?segment=16m&segment_slots=64&sync=none",
+        "classic": f"fmq:{tmp_path}/queue?layout=classic&slots=1024&size=256m",
+    }[kind]
+    payloads = [bytes(4_000_000)] * (1 if single else 12)
+    offered = 0
+    with open_writer(url) as writer:
+        began = time.perf_counter()
+        writer.write_many(payloads)
+        took = time.perf_counter() - began
+        offered += len(payloads)
+        for moment in MOMENTS:
+            offered += len(payloads)
+            with suppress(Interrupted), interrupted_after(took * moment):
+                if single:
+                    writer.write(payloads[0])
+                else:
+                    writer.write_many(payloads)
+        books = writer.statistics()
+    assert books.messages + books.refused == offered
+    with open_reader(url.partition("?")[0]) as reader:
+        assert sum(1 for _ in reader.available()) == books.messages

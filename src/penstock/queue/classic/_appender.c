@@ -645,9 +645,10 @@ static PyObject *Appender_append(PyObject *self, PyObject *const *args, Py_ssize
         return PyErr_Format(PyExc_TypeError, "append(entries: list, start, now, blocking, held)");
     Py_ssize_t start = PyLong_AsSsize_t(args[1]), total = PyList_GET_SIZE(args[0]);
     int blocking = PyObject_IsTrue(args[3]), held = PyObject_IsTrue(args[4]);
-    if (PyErr_Occurred() || read_int32(args[2], &now) != 0)
+    if (PyErr_Occurred() || refuse_second_thread(a) != 0)
         return NULL;
-    if (refuse_second_thread(a) != 0)
+    a->count = 0;
+    if (read_int32(args[2], &now) != 0)
         return NULL;
     if (start < 0 || start >= total)
         return PyErr_Format(PyExc_IndexError, "there is no entry %zd", start);
@@ -673,8 +674,11 @@ static PyObject *Appender_append_one(PyObject *self, PyObject *const *args, Py_s
                             "append_one(buffer, begin, end, type, subtype, now, blocking)");
     Py_ssize_t begin = PyLong_AsSsize_t(args[1]), end = PyLong_AsSsize_t(args[2]);
     int blocking = PyObject_IsTrue(args[6]);
-    if (PyErr_Occurred() || refuse_second_thread(a) != 0 || read_int32(args[3], &e->type) != 0 ||
-        read_int32(args[4], &e->subtype) != 0 || read_int32(args[5], &e->time) != 0)
+    if (PyErr_Occurred() || refuse_second_thread(a) != 0)
+        return NULL;
+    a->count = 0;
+    if (read_int32(args[3], &e->type) != 0 || read_int32(args[4], &e->subtype) != 0 ||
+        read_int32(args[5], &e->time) != 0)
         return NULL;
     Py_buffer whole;
     if (PyObject_GetBuffer(args[0], &whole, PyBUF_SIMPLE) != 0)

@@ -157,12 +157,14 @@ class ClassicWriter(BookedWriter):
             )
         except OverflowError:
             return None
-        except RuntimeError:  # another thread is writing
-            self._refused += 1
+        except BaseException as error:  # another thread is writing, the disk fails, or a signal
+            if self._count_written([(payload, end - begin, type, subtype, now, 0)], 0):
+                self._last_seq = self._youngest  # the signal came after that
+            else:
+                self._refused += 1
+            if isinstance(error, OSError):
+                raise storage_error("writing to", self._path, error) from error
             raise
-        except OSError as error:
-            self._refused += 1
-            raise storage_error("writing to", self._path, error) from error
         if outcome != WRITTEN:
             return None
         self._messages += 1
@@ -255,15 +257,13 @@ class ClassicWriter(BookedWriter):
         try:
             self._look_at_path(now)
             while done < len(entries):
-                outcome = self._appender.append(entries, done, now, blocking, False)
-                if outcome == BUSY:
-                    outcome = self._append_in_turn(entries, done, now)
+                try:
+                    outcome = self._appender.append(entries, done, now, blocking, False)
+                    if outcome == BUSY:
+                        outcome = self._append_in_turn(entries, done, now)
+                finally:  # a signal may be raised after they were written
+                    done += self._count_written(entries, done)
                 if outcome == WRITTEN:
-                    written = self._appender.count
-                    self._messages += written
-                    self._bytes += sum([entry[1] for entry in entries[done : done + written]])
-                    done += written
-                    self._youngest = unwrap(self._appender.last_id, self._youngest)
                     setbacks = 0
                     waiting = None
                     continue
@@ -284,6 +284,15 @@ class ClassicWriter(BookedWriter):
             if done:
                 self._last_seq = self._youngest
         return self._last_seq
+
+    def _count_written(self, entries: list[Entry], start: int) -> int:
+        """Count the messages from `start` on that the last call of the native core wrote."""
+        written = self._appender.count
+        if written:
+            self._messages += written
+            self._bytes += sum([entry[1] for entry in entries[start : start + written]])
+            self._youngest = unwrap(self._appender.last_id, self._youngest)
+        return written
 
     def _append_in_turn(self, entries: list[Entry], done: int, now: int) -> int:
         """Wait for the writers' lock, then append."""

@@ -25,8 +25,8 @@ __all__ = [
     "RUN",
     "end_quietly",
     "explained",
+    "freeze_modules",
     "private_folder",
-    "settle_in",
 ]
 
 #: Properties of Spark's tasks: the id of the query, the id of the batch, and the id of the run.
@@ -34,7 +34,7 @@ QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
 
-_is_settled = False
+_are_frozen = False
 
 #: Main module of the process that plans a streaming source, and of all others.
 _PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -43,16 +43,16 @@ _DAEMON: Final = "pyspark.daemon"
 _HUNG_UP: Final = (ConnectionError, EOFError)
 
 
-def settle_in() -> None:
+def freeze_modules() -> None:
     """Exclude the loaded modules from garbage collection. Call it in every task.
 
     Spark collects garbage between two tasks, which scans every object of every module and takes
     longer than a small batch. Modules are not garbage; later objects are still collected.
     """
-    global _is_settled  # noqa: PLW0603 - of this process
-    if not _is_settled:  # gc.get_freeze_count() would count them one by one
+    global _are_frozen  # noqa: PLW0603 - of this process
+    if not _are_frozen:  # gc.get_freeze_count() would count them one by one
         gc.freeze()
-        _is_settled = True
+        _are_frozen = True
 
 
 def end_quietly() -> None:

@@ -107,7 +107,10 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The decoded rows. Every payload has rows or is a failure."""
+    """The decoded rows.
+
+    A payload that decodes may have no rows; one that does not is a failure.
+    """
 
     #: The new columns only.
     rows: pa.RecordBatch

@@ -21,9 +21,9 @@ __all__ = [
     "Query",
     "QueryKind",
     "Session",
-    "first_tried",
     "has_branches",
-    "is_tried",
+    "has_dead_letter_stage",
+    "input_of_first_dead_letter_stage",
     "keeps_state",
     "plan",
     "stem",
@@ -164,7 +164,8 @@ def _groups(pipeline: Pipeline) -> list[_Group]:
     alone = [
         name
         for name, sink in pipeline.sinks.items()
-        if sink.mode != "append" or (sink.kind == "format" and not is_tried(pipeline, name))
+        if sink.mode != "append"
+        or (sink.kind == "format" and not has_dead_letter_stage(pipeline, name))
     ]
     together = [name for name in pipeline.sinks if name not in alone]
     joined = [*_joined(pipeline, together), *((name,) for name in alone)]
@@ -197,7 +198,7 @@ def _by_batches(pipeline: Pipeline, sinks: list[str]) -> list[tuple[str, ...]]:
     streams = {
         name
         for name in sinks
-        if pipeline.sinks[name].stream is not None and not is_tried(pipeline, name)
+        if pipeline.sinks[name].stream is not None and not has_dead_letter_stage(pipeline, name)
     }
     if streams.issuperset(sinks):
         return [tuple(sinks)]
@@ -446,32 +447,36 @@ def stem(pipeline: Pipeline, sink: str) -> list[str]:
     batch give the same result. Stages with `errors: dead_letter` have to be downstream.
     """
     nodes = _way_up(pipeline, sink)
-    tried = [i for i, name in enumerate(nodes) if _tries(pipeline, name)]
+    tried = [i for i, name in enumerate(nodes) if _has_dead_letters(pipeline, name)]
     return nodes[tried[-1] + 1 :] if tried else nodes
 
 
-def is_tried(pipeline: Pipeline, sink: str) -> bool:
+def has_dead_letter_stage(pipeline: Pipeline, sink: str) -> bool:
     """Tell whether a stage upstream of a sink has `errors: dead_letter`."""
-    return any(_tries(pipeline, name) for name in pipeline.graph().ancestors(sink))
+    return any(_has_dead_letters(pipeline, name) for name in pipeline.graph().ancestors(sink))
 
 
-def first_tried(pipeline: Pipeline, node: str) -> str | None:
+def input_of_first_dead_letter_stage(pipeline: Pipeline, node: str) -> str | None:
     """Return the input of the first stage with `errors: dead_letter` up to and including a node."""
     above = pipeline.graph().ancestors(node) | {node}
     for name in pipeline.graph().topological_order():
-        if name in above and _tries(pipeline, name):
+        if name in above and _has_dead_letters(pipeline, name):
             return pipeline.streams_of(pipeline.stages[name])[0]
     return None
 
 
-def _tries(pipeline: Pipeline, name: str) -> bool:
+def _has_dead_letters(pipeline: Pipeline, name: str) -> bool:
     return name in pipeline.stages and pipeline.stages[name].errors == "dead_letter"
 
 
 def _way_up(pipeline: Pipeline, sink: str) -> list[str]:
     """Return the nodes upstream of a sink, nearest first, up to one that combines rows."""
     node, nodes = pipeline.sinks[sink].from_, []
-    if node in pipeline.stages and pipeline.takes_failures(sink) and not _tries(pipeline, node):
+    if (
+        node in pipeline.stages
+        and pipeline.takes_failures(sink)
+        and not _has_dead_letters(pipeline, node)
+    ):
         # Rows that a stage could not decode are not in its output.
         inputs = pipeline.stages[node].from_
         if len(inputs) > 1:

@@ -30,7 +30,7 @@ from penstock.core.message import Message
 from penstock.core.options import nearest
 from penstock.core.units import parse_time
 from penstock.pipeline.graph.check import raise_all
-from penstock.pipeline.graph.plan import first_tried
+from penstock.pipeline.graph.plan import input_of_first_dead_letter_stage
 from penstock.pipeline.run.data_frames import Frames, state_store
 from penstock.pipeline.run.errors import QueryFailed
 from penstock.pipeline.run.queries import rows_for
@@ -404,7 +404,7 @@ class _Run:
     ) -> StreamingQuery:
         sink = self._pipeline.sinks.get(name)
         mode = "append" if sink is None else sink.mode
-        root = first_tried(self._pipeline, name)
+        root = input_of_first_dead_letter_stage(self._pipeline, name)
         if root is not None:
             frame = frames.whole(root)
 

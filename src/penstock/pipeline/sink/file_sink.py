@@ -39,7 +39,7 @@ from penstock.core.provenance import (
 )
 from penstock.core.url import escaped
 from penstock.core.whole_files import sync_names
-from penstock.pipeline.spark_process import settle_in
+from penstock.pipeline.spark_process import freeze_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -211,7 +211,7 @@ class _Records:
         self._options = options
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle_in()
+        freeze_modules()
         layout = self._options.described()
         storage, path = fs.FileSystem.from_uri(self._folder)
         name = f"part-{uuid.uuid4().hex}.bin"

@@ -11,7 +11,7 @@ from penstock.core.endpoints import endpoint_of
 from penstock.core.message import Message
 from penstock.core.stream_id import StreamId
 from penstock.core.url import URL
-from penstock.pipeline.spark_process import settle_in
+from penstock.pipeline.spark_process import freeze_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ class _Packing:
         self._url = url
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle_in()
+        freeze_modules()
         url, endpoint = URL.parse(self._url), endpoint_of(self._url)
         assert isinstance(endpoint, Tabular)
         for batch in batches:

@@ -36,7 +36,14 @@ from penstock.core.url import URL
 from penstock.core.worker import Worker
 from penstock.pipeline.source.checkpoint import origin_of
 from penstock.pipeline.source.options import check_target
-from penstock.pipeline.spark_process import BATCH, QUERY, RUN, explained, private_folder, settle_in
+from penstock.pipeline.spark_process import (
+    BATCH,
+    QUERY,
+    RUN,
+    explained,
+    freeze_modules,
+    private_folder,
+)
 from penstock.queue.append_once import Staging, append_once, known_of, remove_batch, remove_files
 
 if TYPE_CHECKING:
@@ -112,7 +119,7 @@ class _Sink:
         self._targets = Targets(options.url, options.outputs, names)
 
     def _stage(self, rows: Iterator[pa.RecordBatch], query: str, batch: str) -> WriterCommitMessage:
-        settle_in()
+        freeze_modules()
         context = TaskContext.get()
         assert context is not None
         files = Staging(self._folder_of(query) / batch, context.partitionId())

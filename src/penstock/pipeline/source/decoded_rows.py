@@ -38,7 +38,7 @@ from penstock.core.decoding import (
 from penstock.core.decoding.rows import ERROR
 from penstock.core.errors import InvalidOption
 from penstock.pipeline.source.ranges import ROW_SCHEMA
-from penstock.pipeline.spark_process import settle_in
+from penstock.pipeline.spark_process import freeze_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -140,7 +140,7 @@ class _Task:
         self._rows = rows
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle_in()
+        freeze_modules()
         failed = 0
         first: str | None = None
         for batch in batches:

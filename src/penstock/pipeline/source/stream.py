@@ -57,7 +57,7 @@ from penstock.pipeline.source.ranges import (
     split,
     why_gone,
 )
-from penstock.pipeline.spark_process import BATCH, RUN, explained, settle_in
+from penstock.pipeline.spark_process import BATCH, RUN, explained, freeze_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ class TaskReading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Part):  # Spark's own: there is nothing to read
             return
-        settle_in()
+        freeze_modules()
         with explained():
             decoded = None
             if self._options.decode is not None:

@@ -21,6 +21,7 @@ from penstock.core.errors import Closed, DamagedQueue, Unsupported
 from penstock.core.interfaces import Reader, Writer
 from penstock.queue.waiting import RingWaitGroup, Waiter, wait_any
 from penstock.queue.wide.file import QueueFile
+from protocols.lhhttt.queues import served
 from support.waiting import A_WHILE, SOON, background, waits
 
 if TYPE_CHECKING:
@@ -176,6 +177,33 @@ def test_readers_of_every_kind_are_waited_for_in_one_call(
                 assert call.result(SOON) == [reader]
             assert reader.read(0) is not None
             assert wait_any(readers, 0) == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_file_ends_the_wait_until_it_is_read_to_its_end(kind: str, tmp_path: Path) -> None:
+    url = f"{kind}:{tmp_path}/rows.{kind}"
+    with penstock.open_writer(url) as writer:
+        writer.write_many([b"a", b"b"])
+    with penstock.open_reader(url) as reader:
+        for _ in range(2):
+            assert wait_any([reader], SOON) == [reader]
+            assert len(reader.read_many(1)) == 1
+        assert wait_any([reader], 0) == []
+
+
+def test_a_message_of_a_shared_queue_ends_the_wait_and_is_not_leased_by_it() -> None:
+    with served() as server:
+        url = f"lhhttt://{server.address}"
+        with (
+            penstock.open_reader(url) as reader,
+            penstock.open_reader(url) as other,
+            penstock.open_writer(url) as writer,
+        ):
+            assert wait_any([reader], 0) == []
+            writer.write_many([b"0", b"1"])
+            assert wait_any([reader], SOON) == [reader]
+            assert [message.payload for message in other.read_many(2)] == [b"0", b"1"]
+            assert wait_any([reader], 0) == [], "they are leased to the other"
 
 
 # --- what it costs ----------------------------------------------------------------------------

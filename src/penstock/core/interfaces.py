@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 from penstock.core.errors import Closed, Unsupported
 from penstock.core.statistics import WriterStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from penstock.core.batch import Batch
@@ -36,6 +36,8 @@ __all__ = [
     "Writer",
     "between_looks",
 ]
+
+T = TypeVar("T")
 
 
 class Closable(ABC):
@@ -304,20 +306,32 @@ class Reader(_Endpoint):
             yield message
 
     def _wait_and_take(self, limit: int, timeout: float | None) -> list[Message]:
+        return self._wait_for(lambda: self._take(limit), timeout) or []
+
+    def _wait_for(self, take: Callable[[], T], timeout: float | None) -> T | None:
+        """Repeat `take` until it returns messages, and return them; None after `timeout`."""
         if timeout is not None and timeout <= 0:
-            return []
+            return None
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_PAUSE
         while True:
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return []
+                    return None
                 pause = min(pause, left)
             self._pause(pause)
-            if messages := self._take(limit):
+            if messages := take():
                 return messages
             pause = min(pause * 2, self._longest_pause)
+
+    def _has_news(self) -> bool:
+        """Tell, without waiting, whether a read would return messages, for `wait_any`.
+
+        :raises PenstockError: a read would raise.
+        """
+        self.newest_seq()  # which reads the state of the stream
+        return self.statistics().backlog > 0
 
     def _idle(self) -> bool:
         """Check periodically, while the stream is idle, for changes that wake no reader.

@@ -131,8 +131,7 @@ def _has_news(reader: Reader) -> bool:
     if reader.wait_group is RingWaitGroup:
         return _is_ready(cast("WideReader", reader))
     try:
-        reader.newest_seq()  # which reads the state of the queue
-        return reader.statistics().backlog > 0
+        return reader._has_news()  # noqa: SLF001 - meant for waiters
     except PenstockError:
         return True
 

@@ -15,7 +15,7 @@ from types import FrameType
 import pytest
 
 import penstock.aio
-from penstock import Grouped, describe, open_reader, open_writer, wait_any
+from penstock import Grouped, describe, open_reader, open_writer
 from penstock.core.dead_letter import Code
 from penstock.core.errors import (
     ConnectionLost,
@@ -43,20 +43,6 @@ URLS = {
     "tcp": lambda server: f"lhhttt+tcp://{server.address}",
     "unix": lambda server: f"lhhttt+unix:{server.options.unix}",
 }
-
-
-def test_a_message_ends_a_wait_and_is_not_leased_by_it() -> None:
-    with (
-        served(tcp=True) as server,
-        open_reader(URLS["tcp"](server)) as reader,
-        open_reader(URLS["tcp"](server)) as other,
-        open_writer(URLS["tcp"](server)) as writer,
-    ):
-        assert wait_any([reader], 0) == []
-        writer.write_many([b"0", b"1"])
-        assert wait_any([reader], 20) == [reader]
-        assert [message.payload for message in other.read_many(2)] == [b"0", b"1"]
-        assert wait_any([reader], 0) == [], "they are leased to the other"
 
 
 @pytest.mark.parametrize("way", URLS)

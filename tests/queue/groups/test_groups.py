@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from penstock import Grouped, aio, create, describe, open_reader, open_writer
 from penstock.cli.main import app
+from penstock.core.batch import batch_from_messages
 from penstock.core.dead_letter import DeadLetter
 from penstock.core.endpoints import remove
 from penstock.core.errors import (
@@ -28,6 +30,7 @@ from penstock.core.errors import (
 )
 from penstock.core.overflow import DropReason
 from penstock.queue import wait_any
+from penstock.queue.groups import reader as groups_reader
 from penstock.queue.groups.leases import Leases
 from penstock.queue.groups.reader import GroupReader
 from penstock.queue.log.endpoint import trim_log
@@ -36,8 +39,10 @@ from penstock.queue.log.retention import Limits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from penstock.core.batch import Batch
     from penstock.core.interfaces import Writer
     from penstock.core.message import Message
+    from penstock.queue.wide.reader import WideReader
 
 LOG, RING = "log:{}?segment=8k&segment_slots=8", "fmq:{}?slots=64&size=64k"
 
@@ -251,6 +256,99 @@ def test_what_an_interrupted_read_leased_is_not_acknowledged(
         assert reader.group().acked == 2
         assert [*got, *numbers(reader.read_many(9))] == [*range(6)]
         assert reader.group().redelivered == 0
+
+
+@pytest.mark.parametrize("key", [None, "type"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_a_batch_that_its_reader_got_is_acknowledged(
+    url: str, writer: Writer, key: str | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal comes while messages that are leased are made a batch."""
+
+    def interrupted(messages: Iterable[Message], **given: Any) -> Batch:
+        if messages := list(messages):
+            raise KeyboardInterrupt
+        return batch_from_messages(messages, **given)
+
+    with member(url, key=key) as reader:
+        if waits:
+            monkeypatch.setattr(reader, "_pause", lambda _: fill(writer, 6))
+        else:
+            fill(writer, 6)
+        got: list[int] = []
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(groups_reader, "batch_from_messages", interrupted)
+            got = reader.read_batch(6, timeout=5).column("seq").to_pylist()
+        assert reader.statistics().messages == len(got)
+        reader.acknowledge()
+        assert reader.group().acked == len(got)
+        assert [*got, *numbers(reader.read_many(9))] == [*range(6)]
+
+
+def test_what_an_interrupted_read_passed_is_read_again_and_not_lost(
+    url: str, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(writer, 6)
+    read = groups_reader._messages
+
+    def interrupted(stream: WideReader, limit: int) -> list[Message]:
+        read(stream, limit)
+        raise KeyboardInterrupt
+
+    with member(url) as reader:
+        reader.ack(reader.read_many(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(groups_reader, "_messages", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader.read_many(2)
+        assert numbers(reader.read_many(9)) == [*range(2, 6)]
+        assert reader.group().lost == 0
+
+
+# --- waiting for a group ------------------------------------------------------------------------
+
+
+def test_messages_that_are_not_due_end_no_wait(url: str, writer: Writer) -> None:
+    fill(writer, 2)
+    with member(url) as reader:
+        reader.nack(reader.read_many(2), delay=0.3)
+        assert wait_any([reader], timeout=0) == []
+        assert wait_any([reader], timeout=20) == [reader]
+        assert numbers(reader.read_many(9)) == [0, 1]
+
+
+def test_messages_whose_key_another_member_has_end_no_wait(url: str, writer: Writer) -> None:
+    fill(writer, 3)
+    with member(url, key="type") as one, member(url, key="type") as other:
+        messages = one.read_many(1)
+        assert wait_any([other], timeout=20) == [other]
+        assert other.read_many(9) == [], "they wait for the first of their key"
+        assert wait_any([other], timeout=0) == []
+        one.ack(messages)
+        assert wait_any([other], timeout=20) == [other]
+        assert numbers(other.read_many(9)) == [1, 2]
+
+
+def test_a_lease_that_is_over_ends_a_wait(url: str, writer: Writer) -> None:
+    fill(writer, 2)
+    with member(url, lease="200ms") as one, member(url) as other:
+        one.read_many(2)
+        assert wait_any([other], timeout=0) == []
+        assert wait_any([other], timeout=20) == [other]
+        assert numbers(other.read_many(9)) == [0, 1]
+
+
+def test_a_stream_that_was_created_anew_ends_a_wait_of_its_group(url: str) -> None:
+    with open_writer(url) as writer:
+        fill(writer, 5)
+    with member(url) as reader:
+        reader.ack(reader.read_many(5))
+        create(url, replace=True)
+        with open_writer(url) as writer:
+            fill(writer, 2)
+            assert wait_any([reader], timeout=20) == [reader]
+            assert numbers(reader.read_many(9)) == [0, 1]
+            assert wait_any([reader], timeout=0) == []
 
 
 # --- order --------------------------------------------------------------------------------------

@@ -457,8 +457,9 @@ class FileReader(Replayable, Reader):
         return Bounds(self._epoch, 0, self._end)
 
     def newest_seq(self) -> int | None:
-        count = self._format.count(self._path, self._options) if self._end is None else self._end
-        return count - 1 if count else None
+        if self._end is None:
+            self._end = self._format.count(self._path, self._options)
+        return self._end - 1 if self._end else None
 
     def seek(self, position: PositionLike) -> None:
         self._check_open()
@@ -490,6 +491,19 @@ class FileReader(Replayable, Reader):
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         del timeout  # a file has no later messages
+        pending = self._parsed()
+        if pending is None or n < 1:
+            return batch_from_messages([])
+        batch, rest = pending.slice(0, n), pending.slice(n)
+        self._pending = rest if rest.num_rows else None
+        numbers = pa.array(range(self._next, self._next + batch.num_rows), pa.int64())
+        self._next += batch.num_rows
+        self._messages += batch.num_rows
+        self._bytes += pc.sum(pc.binary_length(batch.column("payload"))).as_py()
+        return batch.set_column(0, BATCH_SCHEMA.field("seq"), numbers)
+
+    def _parsed(self) -> Batch | None:
+        """Return the next rows, parsed and not read yet; None: the end is reached."""
         self._check_open()
         if self._pending is None:
             try:
@@ -499,15 +513,10 @@ class FileReader(Replayable, Reader):
                 # An iterator that has failed is at its end: the next read would find no error.
                 self._batches = self._format.batches(self._path, self._next, self._options)
                 raise
-        if self._pending is None or n < 1:
-            return batch_from_messages([])
-        batch, rest = self._pending.slice(0, n), self._pending.slice(n)
-        self._pending = rest if rest.num_rows else None
-        numbers = pa.array(range(self._next, self._next + batch.num_rows), pa.int64())
-        self._next += batch.num_rows
-        self._messages += batch.num_rows
-        self._bytes += pc.sum(pc.binary_length(batch.column("payload"))).as_py()
-        return batch.set_column(0, BATCH_SCHEMA.field("seq"), numbers)
+        return self._pending
+
+    def _has_news(self) -> bool:
+        return self._parsed() is not None  # the end of most files is known only there
 
     def available(self) -> Iterator[Message]:
         # Up to its end, whenever they were appended: a file has no later messages.

@@ -221,6 +221,11 @@ class LhhtttReader(Reader, Grouped):
                 time.sleep(LONGEST_PAUSE)  # it has too many that wait, or has lent too much
         return self._take(limit) if self._arrived else []
 
+    def _has_news(self) -> bool:
+        self._check_open()
+        # Asked, not leased: a caller that waits for many queues may read another one first.
+        return bool(self._arrived) or self._failure is not None or self._client.size() > 0
+
     def available(self) -> Iterator[Message]:
         for _ in range(self._client.size() + len(self._arrived)):
             messages = self._take(1)

@@ -198,6 +198,29 @@ class Leases(Closable):
                     blocked.add(span.key)
                     parked += 1
 
+    def has_free(self, end: int, epochs: AbstractSet[int]) -> bool:
+        """Tell whether `take` would find messages that no other member has, or settle some."""
+        with self._file.turn() as state:
+            if state.epoch not in epochs:
+                return True  # the next read adopts the epoch
+            now = self._now()
+            self._reclaim(state, now)
+            if state.key is None:
+                return state.map.next < end or bool(state.map.due(now))
+            # As `_take_ordered` does: of each key only the first can be free.
+            blocked = {
+                span.key for span in state.map.spans if span.member not in {NOBODY, self._me}
+            }
+            parked = 0
+            for span in state.map.spans:
+                if span.member != NOBODY:
+                    continue
+                if span.until <= now and span.key not in blocked:
+                    return True
+                blocked.add(span.key)
+                parked += span.size
+            return state.map.next < end and parked < _MOST_PARKED
+
     # --- settling and returning ----------------------------------------------------------------
 
     def ack(self, ranges: Sequence[tuple[int, int]]) -> None:

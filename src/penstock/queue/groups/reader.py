@@ -213,7 +213,8 @@ class GroupReader(Reader, Grouped):
     # --- reading -------------------------------------------------------------------------------
 
     def _take(self, limit: int) -> list[Message]:
-        return list(itertools.chain.from_iterable(self._take_parts(limit, _messages)))
+        found: list[Message] = self._take_joined(limit, _messages, _list_of)
+        return found
 
     def read_batch(self, n: int, timeout: float | None = 0) -> Batch:
         return self._read_columns(n, timeout, origins=False)
@@ -222,21 +223,43 @@ class GroupReader(Reader, Grouped):
         return self._read_columns(n, timeout, origins=True)
 
     def _read_columns(self, n: int, timeout: float | None, *, origins: bool) -> Batch:
-        read = _batch_with_origins if origins else _batch
-        if n > 0 and self._options.key is None and (parts := self._take_parts(n, read)):
-            return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        return batch_from_messages(self.read_many(n, timeout), origins=origins)
+        is_ordered = self._options.key is not None
+        read_batch = _batch_with_origins if origins else _batch
 
-    def _take_parts(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
-        """Lease up to `limit` messages, and return them as lists or batches."""
+        def join(parts: list[_Part]) -> Batch:
+            if is_ordered:
+                return batch_from_messages(_list_of(parts), origins=origins)
+            return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+        def take() -> _Part:
+            return self._take_joined(n, _messages if is_ordered else read_batch, join)
+
+        found = (take() or self._wait_for(take, timeout)) if n > 0 else None
+        return found or batch_from_messages([], origins=origins)
+
+    def _take_joined(
+        self,
+        limit: int,
+        read: Callable[[WideReader, int], _Part],
+        join: Callable[[list[_Part]], _Part],
+    ) -> _Part:
+        """Lease up to `limit` messages, and return them joined to what the caller gets.
+
+        From `keep_taken` on nothing is called until the caller has them, neither here nor in the
+        methods that return them: Python runs signal handlers only at calls and loops.
+        """
         self._check_open()
         try:
             parts = self._lease_and_read(limit, read)
+            found = join(parts) if parts else []
+            count, size = sum(map(len, parts)), sum(map(_bytes_of, parts))
             self._leases.keep_taken()
         except BaseException:  # also Ctrl-C: `acknowledge` must not settle what nobody got
             self._leases.give_back_taken()
             raise
-        return parts
+        self._messages += count
+        self._bytes += size
+        return found
 
     def _lease_and_read(self, limit: int, read: Callable[[WideReader, int], _Part]) -> list[_Part]:
         ahead: dict[int, Message] = {}
@@ -248,8 +271,6 @@ class GroupReader(Reader, Grouped):
             if gap is not None:
                 self._settle_lost([gap])
             if parts:
-                self._messages += sum(map(len, parts))
-                self._bytes += sum(map(_bytes_of, parts))
                 return parts
             if not taken.spans and not taken.dying and gap is None:
                 break
@@ -353,8 +374,9 @@ class GroupReader(Reader, Grouped):
         return [part for part in parts if len(part)]
 
     def _read_at(self, first: int, limit: int, read: Callable[[WideReader, int], _Part]) -> _Part:
-        if self._stands_at != first:
-            self._stands_at = None
+        # Unknown until it has read: a signal may come when the stream's reader has moved.
+        stands_at, self._stands_at = self._stands_at, None
+        if stands_at != first:
             self._stream.seek(first)
         found = read(self._stream, limit)
         self._stands_at = _last(found) + 1 if len(found) else None
@@ -507,6 +529,16 @@ class GroupReader(Reader, Grouped):
             self._stands_at = following
         self._stream._wait(seconds)  # noqa: SLF001 - this reader sleeps by its stream's reader
 
+    def _has_news(self) -> bool:
+        self._check_open()
+        end = self._end()
+        if self._stream.epoch not in self._epochs:
+            return True  # it was created anew: the next read takes that up
+        try:
+            return self._leases.has_free(end, self._epochs)
+        except Removed:
+            return False  # the next read joins it anew, when its stream is there
+
     def _idle(self) -> bool:
         return self._stream._idle()  # noqa: SLF001 - as above
 
@@ -539,6 +571,10 @@ def _batch(stream: WideReader, limit: int) -> Batch:
 
 def _batch_with_origins(stream: WideReader, limit: int) -> Batch:
     return stream.read_batch_with_origins(limit)
+
+
+def _list_of(parts: list[_Part]) -> list[Message]:
+    return list(itertools.chain.from_iterable(parts))
 
 
 def _numbers(part: _Part) -> Sequence[int]:

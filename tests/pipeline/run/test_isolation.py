@@ -6,12 +6,34 @@ import pytest
 
 from penstock.pipeline.run.isolation import is_of_a_row, is_of_stage
 
+#: What Spark says when a Python function raises.
+TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times:
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "/data/stages.py", line 7, in work
+    {}
+{}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
+Driver stacktrace:"""
+
 
 @pytest.mark.parametrize(
     "said",
     [
         "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` to tolerate divisor being 0",
         "Job aborted.\nTraceback (most recent call last):\n  File ...\nValueError: -4 has no root",
+        *(
+            TRACEBACK.format(source, said)
+            for source, said in (
+                ("check(order)", "ValueError: order 7 was cancelled"),
+                ("check(pump)", "stages.Alarm: pump 3: emergency shutdown"),
+                ("check(bin)", "ValueError: No space left in bin 4"),
+                ("if order.is_cancelled and shutdown:  # OutOfMemory", "KeyError: 'dbz'"),
+                ("run(job)", "ValueError: two lines\nJob 4 cancelled"),
+                ("run(job)", "OSError: [Errno 2] No space left on device"),
+            )
+        ),
+        "[USER_RAISED_EXCEPTION] order 7 was cancelled: shut down SQLSTATE: P0001",
     ],
 )
 def test_what_a_function_or_sql_raises_is_of_a_row(said: str) -> None:
@@ -26,7 +48,15 @@ def test_what_a_function_or_sql_raises_is_of_a_row(said: str) -> None:
         "Python worker exited unexpectedly (crashed)\nTraceback (most recent call last):",
         "[INTERNAL_ERROR] it should not be",
         "Job 3 cancelled because SparkContext was shut down",
+        "[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group 1 SQLSTATE: XXKDA",
+        "[WRITING_JOB_ABORTED] aborted: TaskKilled (Stage cancelled: Job 3 ...)",
         "java.io.IOException: No space left on device",
+        TRACEBACK.format("open(path)", "OSError: [Errno 28] No space left on device: '/tmp/x'"),
+        TRACEBACK.format(
+            "writer.flush()",
+            "penstock.core.errors.StorageError: writing /tmp/x: No space left on device",
+        ),
+        TRACEBACK.format("f(x)", "ValueError: x") + "\nCaused by: java.lang.OutOfMemoryError: heap",
         "[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file /a/table.parquet",
         "something else",
     ],

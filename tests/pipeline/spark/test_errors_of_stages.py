@@ -31,7 +31,7 @@ def roots(rows):
             found = []
             for x in batch.column("x").to_pylist():
                 if x is not None and x < 0:
-                    raise ValueError(f"{x} has no root")
+                    raise ValueError(f"{x} has no root: cancelled")
                 found.append(None if x is None else x ** 0.5)
             yield pa.record_batch({"root": pa.array(found, pa.float64())})
     return rows.mapInArrow(work, "root DOUBLE")
@@ -102,7 +102,7 @@ def test_rows_that_raise_are_dead_letters_and_the_others_arrive(
     ]
     bad = letters(f"log:{tmp_path}/no_root")
     assert [json.loads(one.original.payload)["x"] for one in bad] == [-4]
-    assert bad[0].reason == f"ValueError: -4 has no root ({module}.py, line 11)"
+    assert bad[0].reason == f"ValueError: -4 has no root: cancelled ({module}.py, line 11)"
     assert (bad[0].receiver, bad[0].original.type) == ("p.roots", 7)
     zero = letters(f"log:{tmp_path}/no_share")
     assert sorted(json.loads(one.original.payload)["x"] for one in zero) == [0]

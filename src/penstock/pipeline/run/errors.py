@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 __all__ = [
     "NotStarted",
     "QueryFailed",
+    "Raised",
     "SparkDied",
     "is_outage",
     "place_of",
+    "raised_in",
     "reason_of",
+    "without_tracebacks",
     "words_of",
 ]
 
 _TRACEBACK = "Traceback (most recent call last):"
+#: A Python traceback with its error, as Spark quotes it: an empty line or Java's own follow.
+_QUOTED = re.compile(
+    r"Traceback \(most recent call last\):.*?(?=^[ \t]*$|^\tat |^Caused by: |\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 #: The last line of a Python traceback: the error's class and message.
 _RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (?P<said>\S.*)")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -105,7 +113,7 @@ class QueryFailed(PenstockError):
 def is_outage(error: BaseException) -> bool:
     """Tell whether a query failed because of an outage, so that a restart may help."""
     text = str(error)
-    raised = [one for one in _raised(text) if not one.type.startswith(_WRAPPERS)]
+    raised = [one for one in raised_in(text) if not one.type.startswith(_WRAPPERS)]
     ours = [one for one in raised if one.type.startswith(_OURS)]
     if raised:
         return _OUTAGES.fullmatch((ours or raised)[-1].type) is not None
@@ -117,7 +125,7 @@ def reason_of(error: BaseException) -> str:
     text = str(error)
     if _NOT_THERE.search(text):
         return "the package penstock is not installed where the tasks run"
-    raised = [one for one in _raised(text) if not one.type.startswith(_WRAPPERS)]
+    raised = [one for one in raised_in(text) if not one.type.startswith(_WRAPPERS)]
     for one in reversed(raised):
         if one.type.startswith(_OURS):
             return one.said[:_LONGEST]
@@ -168,14 +176,16 @@ def _place(file: str, line: str | int | None) -> str:
     return "" if _NOT_THEIRS.match(file) else f"{Path(file).name}, line {line}"
 
 
-class _Raised(NamedTuple):
+class Raised(NamedTuple):
+    """The error at the end of a Python traceback."""
+
     type: str
     said: str
     #: The innermost place in the user's code.
     place: str
 
 
-def _raised(text: str) -> Iterator[_Raised]:
+def raised_in(text: str) -> Iterator[Raised]:
     """Yield the errors at the ends of the tracebacks in a text."""
     is_within, place = False, ""
     for line in text.splitlines():
@@ -186,7 +196,12 @@ def _raised(text: str) -> Iterator[_Raised]:
         elif is_within and line[:1].strip():  # what is not indented ends it
             is_within = False
             if (match := _RAISED.match(line)) is not None:
-                yield _Raised(match["type"], match["said"].strip(), place)
+                yield Raised(match["type"], match["said"].strip(), place)
+
+
+def without_tracebacks(text: str) -> str:
+    """Return what Spark says itself: a text without the Python tracebacks that it quotes."""
+    return _QUOTED.sub("", text)
 
 
 def _hint_of(error: BaseException) -> str | None:

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from penstock.core.errors import PenstockError
-from penstock.pipeline.run.errors import reason_of
+from penstock.pipeline.run.errors import raised_in, reason_of, without_tracebacks
 from penstock.pipeline.sink.row_messages import LETTER, for_output, letters
 
 if TYPE_CHECKING:
@@ -34,10 +34,19 @@ _MOST: Final = 1000
 
 #: The form of errors of Python functions and of SQL.
 _RAISED: Final = re.compile(r"Traceback \(most recent call last\)|\[[A-Z][A-Z0-9_.]+\]")
-#: Spark's messages when a process, a machine or the disk fails, or a file of another input is gone.
+#: Spark's own messages when a process, a machine or the disk fails, or a file of another input is
+#: gone. Errors of rows may have any words, so these are whole phrases.
 _OF_SPARK: Final = re.compile(
-    r"failed to connect back|exited unexpectedly|ExecutorLost|FetchFailed|cancelled|shut ?down"
-    r"|CANNOT_OPEN_SOCKET|OutOfMemory|No space left|\[INTERNAL_ERROR|\[FAILED_READ_FILE",
+    r"Python worker (failed to connect back|to connect back|exited unexpectedly)"
+    r"|ExecutorLost|FetchFailed"
+    r"|Job \d+ cancelled|Stage cancelled|Stage \d+ was cancelled"
+    r"|SparkContext (was|has been) shut ?down|CANNOT_OPEN_SOCKET|OutOfMemoryError"
+    r"|IOException: No space left|\[INTERNAL_ERROR|\[FAILED_READ_FILE",
+)
+#: Errors at the end of a Python traceback that no row causes: a full disk, or no memory.
+_OF_MACHINE: Final = re.compile(
+    r"OSError: \[Errno 28\]|(\w+\.)+StorageError: .*No space left on device"
+    r"|(\w+\.)*\w*OutOfMemoryError: |pyspark\.\S+: \[CANNOT_OPEN_SOCKET\]"
 )
 #: Errors of the code of a stage, or of what is installed where the tasks run.
 _OF_CODE: Final = re.compile(
@@ -172,7 +181,9 @@ def is_of_a_row(error: Exception) -> bool:
     A process that does not start is no fault of a row: the batch fails, and is retried.
     """
     said = str(error)
-    if isinstance(error, AnalysisException) or _OF_SPARK.search(said):
+    if isinstance(error, AnalysisException) or _OF_SPARK.search(without_tracebacks(said)):
+        return False
+    if any(_OF_MACHINE.match(f"{one.type}: {one.said}") for one in raised_in(said)):
         return False
     return _RAISED.search(said) is not None
 

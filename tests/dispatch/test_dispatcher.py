@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import InvalidOption, Malformed, StorageError
 from penstock.core.retry import Backoff
 from penstock.dispatch import Access, Delivery, Limits, Policy, Retry, Routes, Rule, outlets
-from penstock.dispatch.outbox import Entry, Outbox, Part
+from penstock.dispatch.outbox import Entry, Outbox, OutboxBooks, Part
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
 from support.waiting import SOON, background, waits
@@ -248,9 +249,9 @@ def test_what_is_stored_just_when_its_receiver_makes_room_is_not_lost(
     monkeypatch.setattr(Outbox, "queued", property(look))
     close = Outbox.close_if_empty
 
-    def close_late(outbox: Outbox) -> bool:
+    def close_late(outbox: Outbox, remove: Callable[[OutboxBooks], None]) -> bool:
         look(outbox)
-        return close(outbox)
+        return close(outbox, remove)
 
     monkeypatch.setattr(Outbox, "close_if_empty", close_late)
     world.ingest(world.notify(b"3", sink=ALICE))
@@ -286,11 +287,43 @@ def test_a_receiver_does_not_make_room_between_two_messages_of_one_batch_for_it(
     world.balance()
 
 
+def test_a_full_disk_while_a_receiver_makes_room_counts_its_messages_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, limits=Limits(receivers=2))
+    for sink in (ALICE, BOB):
+        world.ingest(world.notify(b"1", sink=sink))
+    world.run()
+    for outlet in world.dispatcher._outlets.all():
+        outlet.outbox.tend()  # now it has files
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise StorageError("writing", str(path), OSError(errno.ENOSPC, "no space"))
+
+    others = [UUri("here", number, 1, 0) for number in (0x40, 0x50)]
+    with monkeypatch.context() as patch:
+        patch.setattr(outlets, "save_notes", full)
+        for sink in others:
+            with pytest.raises(StorageError):
+                world.ingest(world.notify(b"2", sink=sink))
+    world.balance()
+    assert len(world.dispatcher.receivers()) == 2
+    for sink in (*others, ALICE, BOB):
+        world.ingest(world.notify(b"2", sink=sink))
+        world.run()
+    assert world.local.payloads(ALICE) == [b"1", b"2"]
+    assert world.dispatcher.books().copies.stored == 6
+    world.balance()
+    again = world.reopen()
+    assert again.dispatcher.books().copies.stored == 6
+    again.close()
+
+
 @pytest.mark.parametrize("crash", ["rename", "save_notes", "rmtree"])
 def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
-    world = World(tmp_path, limits=Limits(receivers=1))
+    world = World(tmp_path / "before", limits=Limits(receivers=1))
     for _ in range(3):
         world.ingest(world.notify(b"1"))
     world.run()
@@ -298,10 +331,11 @@ def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
     outlet.outbox.tend()  # now it has files
 
     class Crash(BaseException):
-        """What is left of this process is of no use."""
+        """The files are as they were copied; what this process does then counts no more."""
 
     def die(path: Path, *_: object, **__: object) -> None:
         if path.name != "receiver" and (crash != "rmtree" or path.exists()):
+            shutil.copytree(world.state, tmp_path / "after", dirs_exist_ok=True)
             raise Crash
 
     with monkeypatch.context() as patch:
@@ -313,7 +347,8 @@ def test_a_crash_while_a_receiver_makes_room_counts_its_messages_once(
             patch.setattr("shutil.rmtree", die)
         with pytest.raises(Crash):
             world.ingest(world.notify(b"2", sink=ALICE))
-    again = world.reopen()
+    world.close()
+    again = World(tmp_path / "after", clock=world.clock, limits=Limits(receivers=1))
     assert again.dispatcher.books().copies.stored == 3
     again.ingest(again.notify(b"2", sink=ALICE))
     again.run()

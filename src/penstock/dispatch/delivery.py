@@ -23,11 +23,11 @@ from penstock.protocols.uprotocol.transports import NOT_TRIED
 from penstock.protocols.uprotocol.transports.interface import HandedOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.clock import Clock
     from penstock.dispatch.books import Ledger
-    from penstock.dispatch.outbox import Appended, Item, Order, Outbox, Part
+    from penstock.dispatch.outbox import Appended, Item, Order, Outbox, OutboxBooks, Part
     from penstock.dispatch.redelivery import Attempts, Verdict
     from penstock.dispatch.routes import Receiver, Routing
     from penstock.dispatch.scheduler import Scheduler
@@ -140,16 +140,17 @@ class Outlet:
         self._release_callers(evicted)
         return [*map(self._evicted, evicted), *self.refuse(refused, came_by)]
 
-    def retire(self) -> bool:
+    def retire(self, remove: Callable[[OutboxBooks], None]) -> bool:
         """Close the outbox for good, unless messages are queued or being stored.
 
-        :returns: whether it is closed.
+        :param remove: called with its counters before it is closed; if it raises, it stays open
+        :returns: whether it was closed.
         """
         # Not between two parts of a `store`: its caller would store the first part again.
         if not self._storing.acquire(blocking=False):
             return False
         try:
-            return self.outbox.close_if_empty()
+            return self.outbox.close_if_empty(remove)
         finally:
             self._storing.release()
 

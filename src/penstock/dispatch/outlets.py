@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import Closed, Malformed
@@ -244,7 +245,9 @@ class Outlets:
         :raises NoRoom: messages are queued for all of them.
         """
         # Check and close atomically: a message stored in between would be lost with the folder.
-        outlet = next((it for it in self._outlets.values() if it.retire()), None)
+        outlet = next(
+            (it for it in self._outlets.values() if it.retire(partial(self._put_aside, it))), None
+        )
         if outlet is None:
             limit = self._limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")
@@ -253,19 +256,37 @@ class Outlets:
         self.generation += 1
         self._scheduler.forget(outlet)
         self._timer.forget(outlet)
-        self._retired = added([self._retired, outlet.outbox.books()])
-        self._retired_before = added([self._retired_before, outlet.before])
-        # This order counts its messages once, wherever a crash interrupts it.
-        folder = self._folder / receiver.folder
-        gone = folder.with_name(f"{folder.name}{_GONE}")
+        outlet.outbox.discard()
+        shutil.rmtree(self._gone(receiver), ignore_errors=True)
+
+    def _put_aside(self, outlet: Outlet, books: OutboxBooks) -> None:
+        """Rename the folder of an outbox, and count its messages as retired.
+
+        This order counts them once, wherever a crash interrupts it.
+
+        :raises StorageError: the operating system refuses; nothing is changed.
+        """
+        folder = self._folder / outlet.receiver.folder
+        gone = self._gone(outlet.receiver)
+        is_renamed = False
         with storage_errors("removing", str(folder)), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(gone, ignore_errors=True)
             folder.rename(gone)  # if it exists
-        notes = {**self._retired._asdict(), "last_folder": folder.name}
-        text = json.dumps(notes).encode()
-        save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
-        outlet.outbox.discard()
-        shutil.rmtree(gone, ignore_errors=True)
+            is_renamed = True
+        retired = added([self._retired, books])
+        text = json.dumps({**retired._asdict(), "last_folder": folder.name}).encode()
+        try:
+            save_notes(self._folder / _RETIRED, text, sync=self._sync != "none")
+        except BaseException:
+            if is_renamed:
+                with contextlib.suppress(OSError):
+                    gone.rename(folder)
+            raise
+        self._retired = retired
+        self._retired_before = added([self._retired_before, outlet.before])
+
+    def _gone(self, receiver: Receiver) -> Path:
+        return self._folder / f"{receiver.folder}{_GONE}"
 
     def _tidy_up(self, counted: str) -> None:
         """Complete or undo an interrupted retirement; `counted` is in the counters already."""

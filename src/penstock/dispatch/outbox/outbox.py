@@ -18,7 +18,7 @@ from penstock.dispatch.outbox.window import in_order_of_arrival, in_order_of_pri
 from penstock.queue.storage import no_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from penstock.core.clock import Clock
     from penstock.dispatch.outbox.backlog import Backlog, Latest
@@ -393,10 +393,13 @@ class Outbox(Closable):
 
     def books(self) -> OutboxBooks:
         with self._lock:
-            marks = self._backlog.marks
-            counts = {reason.name.lower(): marks.count(reason) for reason in Reason}
-            queued = self._backlog.queued
-            return OutboxBooks(stored=sum(counts.values()) + queued, queued=queued, **counts)
+            return self._books()
+
+    def _books(self) -> OutboxBooks:
+        marks = self._backlog.marks
+        counts = {reason.name.lower(): marks.count(reason) for reason in Reason}
+        queued = self._backlog.queued
+        return OutboxBooks(stored=sum(counts.values()) + queued, queued=queued, **counts)
 
     @property
     def findings(self) -> list[str]:
@@ -475,16 +478,20 @@ class Outbox(Closable):
                 self._is_closed = True
                 self._store.close()
 
-    def close_if_empty(self) -> bool:
-        """Close the outbox for good unless a message is queued; tell whether it is closed.
+    def close_if_empty(self, remove: Callable[[OutboxBooks], None]) -> bool:
+        """Close the outbox for good unless a message is queued; tell whether it was closed.
 
         Nothing is synced: the caller removes the folder, and then calls `discard`.
+
+        :param remove: called with the counters before it is closed; if it raises, it stays open
         """
         with self._upkeep, self._lock:
-            if not self._is_closed and not self._backlog.queued:
-                self._is_closed = True
-                self._store.let_go()
-            return self._is_closed
+            if self._is_closed or self._backlog.queued:
+                return False
+            remove(self._books())
+            self._is_closed = True
+            self._store.let_go()
+            return True
 
     def discard(self) -> None:
         """Drop its entries in the common log, after the folder was removed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocols.psi import Store
+from penstock.protocols.psi import PsiMessage, Store
 from penstock.protocols.psi.store.streams import KEEP_EVERY, load_counts
 
 WRITER = """
@@ -73,3 +73,28 @@ def test_counts_of_another_store_are_not_believed(tmp_path: Path) -> None:
     (tmp_path / "S" / "counts.json").write_text((tmp_path / "T" / "counts.json").read_text())
     with Store.open(tmp_path / "S", writable=True) as store:
         assert told(store) == [("A", 3, 12)]
+
+
+@pytest.mark.parametrize("has_counts", [True, False])
+def test_a_stream_that_was_begun_anew_goes_on_behind_its_last_number(
+    tmp_path: Path, has_counts: bool
+) -> None:
+    began_ns = 1_800_000_000_000_000_000
+    with Store.create(tmp_path, "S") as store:
+        id = store.add_stream("A", "int").id
+        for offset, count in ((0, 10), (100, 3)):
+            times = range(began_ns + offset, began_ns + offset + count)
+            store.append_messages(
+                [
+                    PsiMessage(id, number, time_ns, time_ns, bytes(4))
+                    for number, time_ns in enumerate(times, start=1)
+                ]
+            )
+            if count == 10:  # its exporter ended it, and began it again at 1
+                store.end_stream("A")
+                store.add_stream("A", "int")
+    if not has_counts:
+        (tmp_path / "S" / "counts.json").unlink()
+    with Store.open(tmp_path / "S", writable=True) as store:
+        assert store.last_sequence(id) == 3
+        assert told(store) == [("A", 13, 52)]

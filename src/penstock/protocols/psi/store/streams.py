@@ -355,8 +355,9 @@ class Store(StoreStreams, Closable):
                     if books is not None:
                         books.add(psi_message(message))
         for id, books in self._books.items():
+            if not books.count:  # else its last number is known: a stream may be begun anew at 1
+                books.last_sequence = told[id].message_count
             books.count = max(books.count, told[id].message_count)
-            books.last_sequence = max(books.last_sequence, told[id].message_count)
         self._keep_counts()
 
     def _keep_counts(self) -> None:

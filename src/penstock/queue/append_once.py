@@ -263,31 +263,51 @@ class _Appending:
         note, bounds = self._note(), self._bounds
         if note is None or note.is_done or note.batch >= self._batch or bounds is None:
             return
-        if note.start is None and note.before:  # other writers appended since
-            rest = self._rest(_first_attempt(self._url, note), note.before)
-            if rest is None:
-                log.error(
-                    "%s: batch %d is not all there, and its files are gone", self._url, note.batch
-                )
-            elif rest:
-                _append(writer, staged_batches(rest))
-                writer.flush()
-                self._bounds = self._bounds_now()
-            self._notes.put(note._replace(is_done=True, files=()))
+        begun: Note | None = note
+        if note.is_pinned:
+            begun = self._begin_rest(note, bounds)
+        elif not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
             return
-        if not _may_be_in(note, bounds) or note.delivered(bounds).is_whole(note.count):
-            return
-        first = _first_attempt(self._url, note)
-        if not first:
+        first = [] if begun is None else _first_attempt(self._url, begun)
+        if begun is None or not first:
             log.error(
                 "%s: batch %d is not all there, and its files are gone", self._url, note.batch
             )
             return
-        there = self._check_there(note, first, bounds)
+        there = self._check_there(begun, first, bounds)
         _append(writer, _after(staged_batches(first), there))
         writer.flush()
-        self._notes.put(note._replace(is_done=True, files=()))
+        self._notes.put(begun._replace(is_done=True, files=()))
         self._bounds = self._bounds_now()
+
+    def _begin_rest(self, note: Note, bounds: Bounds) -> Note | None:
+        """Note what is missing of a pinned batch as started.
+
+        None: its files are gone, or do not have all that is missing, or something else is there.
+        """
+        earlier, pieces = note.before[: note.begun], _pieces_in(bounds, note.before[note.begun :])
+        first = _first_attempt(self._url, note)
+        if (
+            not first
+            or _is_overwritten(bounds, pieces)
+            or _pieces_in(bounds, earlier) != [*earlier]
+        ):
+            return None
+        rest = self._rest(first, pieces)
+        if rest is None:
+            return None
+        before = (*earlier, *pieces)
+        begun = note._replace(
+            count=sum(part.messages for part in rest),
+            start=bounds.end,
+            epoch=bounds.epoch,
+            files=tuple((part.path, part.partition, part.messages) for part in rest),
+            before=before,
+            begun=len(before),
+            is_pinned=False,
+        )
+        self._notes.put(begun)
+        return begun
 
     def pin_others(self) -> None:
         """Record how far other writers that died got, before this batch follows theirs.
@@ -306,7 +326,8 @@ class _Appending:
                 continue
             piece = Piece(bounds.epoch, note.start, there)
             before = (*note.before, *([piece] if there else []))
-            self._notes.put_for(name, note._replace(start=None, epoch=None, before=before))
+            pinned = note._replace(start=None, epoch=None, before=before, is_pinned=True)
+            self._notes.put_for(name, pinned)
 
     def plan(self) -> tuple[Sequence[Staged], int, Note | None]:
         """Return the files to append, the count already there, and the note (None: complete)."""
@@ -360,6 +381,7 @@ class _Appending:
             before=tuple(before),
             earlier=tuple(earlier[dropped:]),
             base=base,
+            begun=len(before),
         )
         self._notes.put(note)
         return note
@@ -369,15 +391,16 @@ class _Appending:
     ) -> tuple[Sequence[Staged], int, Note | None]:
         """Plan the completion of an interrupted attempt."""
         bounds = self._bounds
-        if bounds is not None and note.start is None and note.before:  # others appended since
-            known = [*note.earlier, note.delivered(bounds)]
-            first = _first_attempt(self._url, note) or parts
-            return self._complete(note, known, len(note.earlier), first)
-        if bounds is None or note.start is None or not _may_be_in(note, bounds):
+        if bounds is not None and note.is_pinned:
+            begun = self._begin_rest(note, bounds)
+            if begun is not None:
+                return _first_attempt(self._url, begun), 0, begun
+        elif bounds is None or note.start is None or not _may_be_in(note, bounds):
             return parts, 0, self._begin(parts, note, note.earlier)
-        first = _first_attempt(self._url, note)
-        if first or not note.count:
-            return first, self._check_there(note, first, bounds), note
+        else:
+            first = _first_attempt(self._url, note)
+            if first or not note.count:
+                return first, self._check_there(note, first, bounds), note
         known = [*note.earlier, note.delivered(bounds)]
         return self._complete(note, known, len(note.earlier), parts)
 
@@ -388,22 +411,11 @@ class _Appending:
         pieces = [piece for one in known[at:] for piece in one.pieces]
         rows, bounds = sum(part.messages for part in parts), self._bounds
         there = sum(piece.messages for piece in pieces)
-        is_gone = bounds is None or any(
-            piece.epoch == bounds.epoch and piece.messages and piece.start < bounds.oldest
-            for piece in pieces
-        )
-        if is_gone:
+        if bounds is None or _is_overwritten(bounds, pieces):
             if known[at].ranges is None and known[at].digest is None and rows == there:
                 return parts, 0, None  # an old note without ranges: compare the count
             raise self._another(known[at:], "they are not in the stream any more to be compared")
-        assert bounds is not None
-        # Messages of a stream that was recreated since are gone, and so are messages that were
-        # not on disk at a power failure.
-        pieces = [
-            piece._replace(messages=max(0, min(piece.messages, bounds.end - piece.start)))
-            for piece in pieces
-            if piece.epoch == bounds.epoch
-        ]
+        pieces = _pieces_in(bounds, pieces)
         there = sum(piece.messages for piece in pieces)
         rest = self._rest(parts, pieces)
         if rest is None:
@@ -427,7 +439,10 @@ class _Appending:
         return AnotherBatch(self._url, self._batch, planned, f"{said} (batch {last.batch})", why)
 
     def _rest(self, parts: Sequence[Staged], pieces: Sequence[Piece]) -> list[Staged] | None:
-        """Stage the messages that are not in `pieces`; None: `pieces` have other messages, too."""
+        """Stage the messages of `parts` that `pieces` do not hold.
+
+        None: `pieces` hold messages that are not in `parts`.
+        """
         there: Counter[bytes] = Counter()
         for piece in pieces:
             there.update(self._keys_there(piece))
@@ -502,6 +517,26 @@ def _may_be_in(note: Note, bounds: Bounds) -> bool:
     if note.start is None or note.epoch != bounds.epoch:
         return False
     return note.start <= bounds.end  # a recreated classic queue has no epoch, and starts at 0
+
+
+def _is_overwritten(bounds: Bounds, pieces: Sequence[Piece]) -> bool:
+    return any(
+        piece.epoch == bounds.epoch and piece.messages and piece.start < bounds.oldest
+        for piece in pieces
+    )
+
+
+def _pieces_in(bounds: Bounds, pieces: Sequence[Piece]) -> list[Piece]:
+    """Return what of `pieces` is in the stream.
+
+    Messages of a stream that was recreated since are gone, and so are messages that were not on
+    disk at a power failure.
+    """
+    return [
+        piece._replace(messages=max(0, min(piece.messages, bounds.end - piece.start)))
+        for piece in pieces
+        if piece.epoch == bounds.epoch
+    ]
 
 
 def _first_attempt(url: str, note: Note) -> list[Staged]:

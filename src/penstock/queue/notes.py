@@ -113,11 +113,15 @@ class Note(NamedTuple):
     checkpoint: str | None = None
     #: Earlier names of the query, whose checkpoint lost them.
     names: tuple[str, ...] = ()
-    #: Messages of the batch that were in the stream before.
+    #: Messages of the batch that were in the stream before; `files` do not hold the first `begun`
+    #: of these pieces.
     before: tuple[Piece, ...] = ()
     #: Earlier batches, and the end of each source before those.
     earlier: tuple[DeliveredBatch, ...] = ()
     base: Ends = {}  # noqa: RUF012 - never changed
+    begun: int = 0
+    #: Another writer appended after the attempt: `before` says what of it is there, not `start`.
+    is_pinned: bool = False
 
     def now(self, bounds: Bounds) -> Note:
         """Map the note to the current epoch, after power failures cut the stream."""
@@ -166,6 +170,8 @@ class Note(NamedTuple):
             before=tuple(Piece(*map(int, piece)) for piece in note.before),
             earlier=tuple(DeliveredBatch.from_json(one) for one in fields.get("earlier", ())),
             base=base,
+            # Earlier releases did not say so.
+            is_pinned=note.is_pinned or (note.start is None and bool(note.before)),
         )
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -38,6 +38,12 @@ from support.commit_lives import notes_for, stage
 from support.machine import Machine
 from support.small_disks import small_disk_at
 from support.spark_streams import fill, payloads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.core.batch import Batch
+    from penstock.core.interfaces import Writer
 
 TESTS = Path(__file__).parents[2]
 STREAM = StreamId(bytes(range(16)))
@@ -208,6 +214,51 @@ def test_another_query_that_writes_after_one_died_does_not_get_in_its_way(
     expected = [*range(3), *range(30), *list(range(20)) * 3]
     assert rows_of(url) == sorted(expected)
     assert append_once(url, staged(url, folder, seed=2), "q", 8, folder) == 30
+
+
+@pytest.mark.parametrize("deaths", [(0,), (12,), (12, 6), (0, 6, 0)])
+@pytest.mark.parametrize("is_replayed", [True, False])
+@pytest.mark.parametrize("is_refilled", [True, False])
+def test_a_batch_is_completed_however_often_its_writer_dies_and_another_appends(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deaths: tuple[int, ...],
+    is_replayed: bool,
+    is_refilled: bool,
+) -> None:
+    url = f"log:{tmp_path}/out"
+    parts = staged(url, folder)
+    for number, count in enumerate(deaths):
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.queue.append_once._append", appends_until_it_dies(count))
+            with pytest.raises(KeyboardInterrupt):
+                append_once(url, parts, "q", 7, folder)
+        append_once(url, staged(url, folder / "live", 5), "live", number, folder)
+    live = [*range(5)] * len(deaths)
+    if is_refilled:  # it dies once more, while it completes the batch
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.queue.append_once._append", appends_until_it_dies(3))
+            with pytest.raises(KeyboardInterrupt):
+                append_once(url, parts, "q", 7 if is_replayed else 8, folder)
+    if is_replayed:
+        there = sum(deaths) + 3 * is_refilled
+        assert append_once(url, staged(url, folder, seed=1), "q", 7, folder) == 30 - there
+        assert append_once(url, parts, "q", 7, folder) == 0
+        assert rows_of(url) == sorted([*range(30), *live])
+    assert append_once(url, staged(url, folder, seed=2), "q", 8, folder) == 30
+    assert rows_of(url) == sorted([*range(30), *range(30), *live])
+
+
+def appends_until_it_dies(count: int) -> Callable[[Writer, Iterable[Batch]], None]:
+    def append(writer: Writer, batches: Iterable[Batch]) -> None:
+        left = count
+        for batch in batches:
+            writer.write_batch(batch.slice(0, left))
+            left = max(0, left - batch.num_rows)
+        raise KeyboardInterrupt
+
+    return append
 
 
 def test_without_the_files_of_the_first_attempt_its_messages_are_compared(

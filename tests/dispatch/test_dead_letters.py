@@ -18,6 +18,7 @@ from penstock.protocols.uprotocol import (
     UUID7,
     DeadLetterReason,
     UCode,
+    UPriority,
     UUri,
     proto,
 )
@@ -304,3 +305,22 @@ def test_letters_that_wait_outlast_a_full_disk_or_are_counted(
     published = 3 if stays_full else 6
     assert counts.letters_published == published
     assert counts.letters_published + counts.letters_unpublished == counts.letters
+
+
+def test_a_letter_that_is_retried_into_a_full_queue_on_a_full_disk_stays_and_is_not_counted(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(limits=Limits(queue_messages=1))
+    world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(b"1", priority=UPriority.CS6), world.notify(b"2"))
+    (letter,) = world.letters  # of the second one
+
+    def full(*_: object) -> None:
+        raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "write", full)
+        with pytest.raises(StorageError):
+            world.dispatcher.retry_dead_letter(letter.number)
+    assert world.letters == [letter]
+    world.balance()

@@ -411,7 +411,12 @@ class FailureHandler:
         """Store the message of a dead letter for the receiver that did not get it."""
         assert letter.original is not None
         assert letter.receiver is not None
-        self.handle(self._store_for(letter.original, Receiver(letter.leg, letter.receiver), ""))
+        failures = self._store_for(letter.original, Receiver(letter.leg, letter.receiver), "")
+        try:
+            self.handle(failures)
+        except BaseException:
+            self._uncount(failures)
+            raise
 
     def _part(self, messages: Iterable[UMessage]) -> Part:
         now_ms = self._clock.now_ns() // 1_000_000

@@ -21,7 +21,7 @@ from penstock.dispatch.dead_letters import (
     dead_letter_topic,
 )
 from penstock.dispatch.failures import FailureHandler
-from penstock.dispatch.intake import Intake, Window
+from penstock.dispatch.intake import DuplicateWindow, Intake
 from penstock.dispatch.outlets import Outlets, ReceiverInfo
 from penstock.dispatch.plan import Deadlines, Planner
 from penstock.dispatch.routes import Nobody, Receiver, Routes, Routing
@@ -155,7 +155,7 @@ class Dispatcher(Closable):
                 tokens=tokens,
                 deadlines=deadlines,
             ),
-            Window(limits.dedupe),
+            DuplicateWindow(limits.dedupe),
             deadlines,
             *taken_by,
             on_publish=on_publish,
@@ -164,7 +164,7 @@ class Dispatcher(Closable):
         self._second_intake = Intake(
             [""],
             Planner(self._routing, Access(), *planned_by, is_trusted=True),
-            Window(0),
+            DuplicateWindow(0),
             Deadlines(),
             *taken_by,
             on_publish=on_publish,

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from penstock.dispatch.dead_letters import Failure, Letter, letter_id
-from penstock.dispatch.intake import Window
+from penstock.dispatch.intake import DuplicateWindow
 from penstock.dispatch.outbox import Entry, Part
 from penstock.dispatch.outlets import NoRoom
 from penstock.dispatch.plan import Lifetime, class_of, order_of
@@ -84,7 +84,7 @@ class Answers:
     """Creates error responses: at most one per request, and only for requests."""
 
     def __init__(self) -> None:
-        self._answered = Window(_REMEMBERED)
+        self._answered = DuplicateWindow(_REMEMBERED)
 
     def to(self, attributes: UAttributes, code: UCode, text: str, now_ms: int) -> UMessage | None:
         """Create the response to a request that was not delivered.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol import UUri
     from penstock.protocols.uprotocol.transports import Unreadable
 
-__all__ = ["Group", "Intake", "Rates", "Window", "groups_of"]
+__all__ = ["DuplicateWindow", "Group", "Intake", "Rates", "groups_of"]
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Intake:
         self,
         legs: Sequence[str],
         planner: Planner,
-        window: Window,
+        window: DuplicateWindow,
         deadlines: Deadlines,
         limits: Limits,
         outlets: Outlets,
@@ -318,7 +318,7 @@ class Intake:
         if plan.copies or plan.refused_copies:
             batch.count("routed", count)
         else:
-            batch.count("loops" if plan.is_there else "no_subscriber", count)
+            batch.count("loops" if plan.is_delivered_already else "no_subscriber", count)
 
     def _alive(
         self, batch: Batch, plan: Plan, group: Group, now_ms: int
@@ -499,7 +499,7 @@ class Rates:
         return bucket
 
 
-class Window:
+class DuplicateWindow:
     """The keys of the latest messages, to find duplicates and loops.
 
     It holds at least `size` keys, and about twice as many at most. The caller holds `lock` for a

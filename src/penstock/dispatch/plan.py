@@ -184,7 +184,7 @@ class Plan:
     refusal: Refusal | None = None
     refused_copies: tuple[Refusal, ...] = ()
     #: Whether the transport has delivered it already.
-    is_there: bool = False
+    is_delivered_already: bool = False
 
 
 def class_of(attributes: UAttributes) -> int:
@@ -370,7 +370,7 @@ class Planner:
                 f"no leg leads to {own.sink}",
             )
             return
-        plan.is_there = not hops and plan.type != UMessageType.PUBLISH
+        plan.is_delivered_already = not hops and plan.type != UMessageType.PUBLISH
         policy = self._policies.of(plan.topic)
         wait = policy.longest_wait
         plan.lifetime = Lifetime(

@@ -61,7 +61,8 @@ class TopicControl(Service):
         asked = decoded(proto.StopRequest, payload)
         topic, receiver = self._what(asked, source)
         queue = not asked.no_queue
-        # It may not end sooner: the caller may be in the delivery that it would wait for.
+        # Wait only briefly: the caller's own delivery may be the one in progress, and cannot end
+        # before this returns.
         self._dispatcher().stop_topic(topic, receiver, queue=queue, timeout=_PATIENCE)
         return b""
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.protocols.uprotocol import UMessage, UUri, notification, publish
 from penstock.protocols.uprotocol.mqtt_wire import Packet, Packing
 from penstock.protocols.uprotocol.transports.mqtt import MqttBroker, MqttLeg
-from penstock.protocols.uprotocol.transports.mqtt_publisher import Flight, Window
+from penstock.protocols.uprotocol.transports.mqtt_publisher import Flight, SendWindow
 from support.mosquitto import Mosquitto, mosquitto
 from support.until import until
 
@@ -33,7 +33,7 @@ def packet_to(sink: UUri) -> Packet:
     return Packing("vehicle1").pack(notification(TOPIC, sink, b""), must_be_heard=True)
 
 
-def answer(window: Window, packet: Packet, reason: int) -> None:
+def answer(window: SendWindow, packet: Packet, reason: int) -> None:
     flight = Flight([packet])
     window.enter(flight)
     window.sent(1, flight, 0)
@@ -41,7 +41,7 @@ def answer(window: Window, packet: Packet, reason: int) -> None:
 
 
 def test_nothing_follows_the_first_message_to_somebody_until_it_is_heard() -> None:
-    window = Window(10, lambda: None)
+    window = SendWindow(10, lambda: None)
     assert window.goes_alone(packet_to(ENTITY))
     answer(window, packet_to(ENTITY), 0)
     assert not window.goes_alone(packet_to(ENTITY))
@@ -51,14 +51,14 @@ def test_nothing_follows_the_first_message_to_somebody_until_it_is_heard() -> No
 
 
 def test_after_a_lost_connection_nobody_is_known_to_listen() -> None:
-    window = Window(10, lambda: None)
+    window = SendWindow(10, lambda: None)
     answer(window, packet_to(ENTITY), 0)
     window.lose_all()
     assert window.goes_alone(packet_to(ENTITY))
 
 
 def test_what_need_not_be_heard_waits_for_nobody() -> None:
-    window = Window(10, lambda: None)
+    window = SendWindow(10, lambda: None)
     packet = Packing("vehicle1").pack(publish(TOPIC, b""), must_be_heard=True)
     assert not window.goes_alone(packet)
 
@@ -101,15 +101,15 @@ def test_somebody_who_comes_while_a_batch_is_sent_gets_it_in_order(
 def test_a_failure_that_is_heard_before_the_next_packet_is_sent_holds_up_nobody(
     broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter, entered = Window.enter, 0
+    enter, entered = SendWindow.enter, 0
 
-    def enter_late(window: Window, flight: Flight) -> None:
+    def enter_late(window: SendWindow, flight: Flight) -> None:
         nonlocal entered
         enter(window, flight)
         entered += 1
         flight.has_failed |= entered == 3  # by an answer that comes between this and the sending
 
-    monkeypatch.setattr(Window, "enter", enter_late)
+    monkeypatch.setattr(SendWindow, "enter", enter_late)
     with MqttLeg("vehicle1", "vehicle1", MqttBroker.parse(broker.url)) as sender:
         sender.start(lambda _: None, ())
         assert sender.await_connection(10) is None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.protocols.uprotocol.transports.interface import Counts
     from penstock.protocols.uprotocol.transports.mqtt_connection import MqttBroker
 
-__all__ = ["Flight", "Publisher", "Window"]
+__all__ = ["Flight", "Publisher", "SendWindow"]
 
 _NOBODY_LISTENS: Final = 0x10
 #: Topics remembered as having a subscriber, at most.
@@ -60,7 +60,7 @@ class Flight:
         self.open -= 1
 
 
-class Window:
+class SendWindow:
     """All packets in flight, up to `size`. The caller holds the lock of the link.
 
     :param wake: called to wake waiting threads.
@@ -150,7 +150,7 @@ class Publisher:
         self._changed = connection.changed
         self._counts = counts
         self._give_up = give_up
-        self._window = Window(broker.window, self._changed.notify_all)
+        self._window = SendWindow(broker.window, self._changed.notify_all)
         self._largest = broker.largest_packet
 
     def begin(self, *, most: int, largest: int) -> None:

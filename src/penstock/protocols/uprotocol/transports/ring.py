@@ -17,7 +17,11 @@ from penstock.protocols.uprotocol.message import UMessage
 from penstock.protocols.uprotocol.transports.base import BaseTransport, raise_unless_ok
 from penstock.protocols.uprotocol.transports.interface import Counts, Leg, not_tried_after
 from penstock.protocols.uprotocol.transports.listeners import Acknowledging
-from penstock.protocols.uprotocol.transports.ring_files import Left, RingReceiver, RingSender
+from penstock.protocols.uprotocol.transports.ring_files import (
+    RingReceiver,
+    RingSender,
+    UntakenMessages,
+)
 from penstock.protocols.uprotocol.uuri import UUri
 
 if TYPE_CHECKING:
@@ -56,10 +60,10 @@ class RingTransport(BaseTransport):
         )
         self._undecodable = Counts("undecodable")
         self._sender = None if send is None else RingSender(send)
-        self._left: Left | None = None
+        self._left: UntakenMessages | None = None
         self._receiver: RingReceiver | None = None
         if receive is not None:
-            self._left = Left(Path(f"{URL.parse(receive).path}.unheard"))
+            self._left = UntakenMessages(Path(f"{URL.parse(receive).path}.unheard"))
             self._receiver = RingReceiver(
                 f"up-ring-{authority}", receive, self._take, self._left, self._take_old
             )

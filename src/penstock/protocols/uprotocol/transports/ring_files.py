@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.core.message import Message
     from penstock.protocols.uprotocol.uuri import UUri
 
-__all__ = ["HOLDER", "Left", "RingReceiver", "RingSender", "place_of"]
+__all__ = ["HOLDER", "RingReceiver", "RingSender", "UntakenMessages", "place_of"]
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class _InRing(NamedTuple):
     before: int
 
 
-class Left:
+class UntakenMessages:
     """Messages that no listener took yet, by token. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class Left:
             first = next(iter(self._in_ring.values()), None)
             return None if first is None else first.seq
 
-    def look_after(self, messages: int, size: int) -> None:
+    def spill_to_file(self, messages: int, size: int) -> None:
         """Move them to the file if `messages`, or `size` bytes, were read since the oldest.
 
         :raises OSError: the file cannot be written; they stay in the ring.
@@ -315,7 +315,7 @@ class RingReceiver:
         name: str,
         url: str,
         take: Callable[[Sequence[Message]], None],
-        left: Left | None = None,
+        left: UntakenMessages | None = None,
         first: Callable[[], None] = lambda: None,
     ) -> None:
         self._take = take
@@ -368,7 +368,7 @@ class RingReceiver:
             ring.acknowledge()
             return
         try:
-            self._left.look_after(ring.slots // 2, ring.size // 2)
+            self._left.spill_to_file(ring.slots // 2, ring.size // 2)
         except OSError as error:  # they stay in the ring, which is held up by them
             log.warning("%s: what nobody takes cannot be put aside: %s", self._url, error)
         ring.acknowledge(self._left.oldest)

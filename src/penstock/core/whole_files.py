@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "keep_whole",
+    "make_as_folder",
     "make_folder",
     "make_whole",
     "open_new",
+    "share_as_folder",
     "sync_file",
     "sync_files",
     "sync_names",
@@ -23,17 +25,20 @@ __all__ = [
 ]
 
 
-def write_whole(path: Path, content: bytes, *, sync: bool, is_shared: bool = False) -> None:
+def write_whole(
+    path: Path, content: bytes, *, sync: bool, is_shared: bool = False, as_folder: bool = False
+) -> None:
     """Write or replace a file atomically: readers find the old one or the new one.
 
     :param sync: whether that also holds after a power failure. The new one is certain only after
         `sync_names`.
     :param is_shared: whether other processes may write it at the same time
+    :param as_folder: whether it gets the permissions of its folder; see `share_as_folder`
     :raises OSError: the operating system refuses; nothing has changed.
     """
     # One fixed name if possible, so that files of killed processes do not accumulate.
     unfinished = _name_of_its_own(path) if is_shared else path.with_name(f"{path.name}.new")
-    with _written(unfinished, content, sync=sync):
+    with _written(unfinished, content, sync=sync, as_folder=as_folder):
         unfinished.replace(path)
 
 
@@ -47,17 +52,21 @@ def keep_whole(unfinished: Path, path: Path) -> None:
     sync_names(path.parent)
 
 
-def make_whole(path: Path, content: bytes) -> None:
+def make_whole(path: Path, content: bytes, *, as_folder: bool = False) -> None:
     """Create a file, and its folder; return when it is on the disk.
 
     An existing file stays as it is.
 
+    :param as_folder: whether it gets the permissions of its folder; see `share_as_folder`
     :raises OSError: the operating system refuses.
     """
     make_folder(path.parent)
     unfinished = _name_of_its_own(path)
     # A link, since a rename would replace the file of a quicker process.
-    with _written(unfinished, content, sync=True), contextlib.suppress(FileExistsError):
+    with (
+        _written(unfinished, content, sync=True, as_folder=as_folder),
+        contextlib.suppress(FileExistsError),
+    ):
         os.link(unfinished, path)
     sync_names(path.parent)
 
@@ -126,14 +135,41 @@ def open_new(path: Path, mode: int = 0o666) -> int:
     return os.open(path, flags, mode)
 
 
+def make_as_folder(path: Path) -> None:
+    """Create an empty file with the permissions of its folder; an existing file stays as it is.
+
+    :raises OSError: the operating system refuses.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_EXCL, 0o666)
+    except FileExistsError:
+        os.close(os.open(path, flags, 0o666))  # raises if it is a link, or of somebody else
+        return
+    try:
+        share_as_folder(descriptor, path.parent)
+    finally:
+        os.close(descriptor)
+
+
+def share_as_folder(descriptor: int, folder: Path) -> None:
+    """Give a new file the read and write permissions of its folder, whatever the umask.
+
+    :raises OSError: the operating system refuses.
+    """
+    os.fchmod(descriptor, folder.stat().st_mode & 0o666)
+
+
 def _name_of_its_own(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
 
 
 @contextlib.contextmanager
-def _written(unfinished: Path, content: bytes, *, sync: bool) -> Iterator[None]:
+def _written(unfinished: Path, content: bytes, *, sync: bool, as_folder: bool) -> Iterator[None]:
     try:
         with os.fdopen(open_new(unfinished), "wb") as file:
+            if as_folder:
+                share_as_folder(file.fileno(), unfinished.parent)
             file.write(content)
             file.flush()
             if sync:

@@ -31,9 +31,10 @@ _MOST_ENTRIES: Final = 65536
 class CursorFile(Closable):
     """A table of cursors in a file of its own."""
 
-    def __init__(self, path: str, count: int = 128) -> None:
+    def __init__(self, path: str, count: int = 128, *, as_folder: bool = False) -> None:
         """Open the file, or create one for `count` cursors.
 
+        :param as_folder: whether a new file gets the permissions of its folder
         :raises DamagedQueue: the file is no cursor file.
         :raises Unsupported: a newer Penstock wrote it.
         :raises StorageError: the operating system reports an error.
@@ -43,7 +44,7 @@ class CursorFile(Closable):
         self.path = path
         with contextlib.ExitStack() as undo:
             with storage_errors("opening", path):
-                self._fd = _open_or_make(path, count)
+                self._fd = _open_or_make(path, count, as_folder=as_folder)
                 self._close_fd = weakref.finalize(self, os.close, self._fd)
                 undo.callback(self._close_fd)
                 size = _check_file(path, self._fd)
@@ -102,14 +103,14 @@ class CursorFile(Closable):
         self._close_fd()
 
 
-def _open_or_make(path: str, count: int) -> int:
+def _open_or_make(path: str, count: int, *, as_folder: bool) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except FileNotFoundError:
         head = _HEADER.pack(_MAGIC, _VERSION, count).ljust(_HEADER_SIZE, b"\0")
         # Written, not sparse: a store to the mapping must not need disk space.
-        make_whole(Path(path), head + bytes(count * ENTRY_SIZE))
+        make_whole(Path(path), head + bytes(count * ENTRY_SIZE), as_folder=as_folder)
     return os.open(path, flags)
 
 

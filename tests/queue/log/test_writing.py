@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import StreamId, create, describe, open_writer
+from penstock import StreamId, create, describe, open_reader, open_writer
 from penstock.core.batch import batch_from_messages
 from penstock.core.errors import (
     AlreadyExists,
@@ -448,3 +448,21 @@ def test_a_log_that_was_removed_is_made_again(path: Path) -> None:
         time.sleep(1.1)  # it looks once a second
         assert writer.write(b"first") == 0
     assert stored(path) == [b"first"]
+
+
+def test_all_files_of_a_log_have_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    before = os.umask(0o022)
+    try:
+        with log_writer(log, f"{SMALL}&mode=0660&retain_age=1d") as writer:
+            writer.write_many([b"x"] * 20)
+            with open_reader(url_of(log, "hold=me")) as reader:
+                reader.read(0)
+            with open_reader(url_of(log, "group=g")) as member:
+                member.read(0)
+    finally:
+        os.umask(before)
+    found = {path: path.stat().st_mode & 0o777 for path in (log, *log.rglob("*"))}
+    assert {path.name for path in found} >= {"log.json", "lock", "cursors", "g.lock", "g.state"}
+    assert {mode for path, mode in found.items() if path.is_file()} == {0o660}
+    assert {mode for path, mode in found.items() if path.is_dir()} == {0o770}

@@ -18,7 +18,7 @@ from penstock.core.errors import (
     Unsupported,
 )
 from penstock.core.interfaces import Closable
-from penstock.core.whole_files import make_folder, sync_names, write_whole
+from penstock.core.whole_files import make_as_folder, make_folder, sync_names, write_whole
 from penstock.queue.groups.settled import NOBODY
 from penstock.queue.groups.state import GroupState, Put, Record, decode
 from penstock.queue.storage import LockFile, storage_error, storage_errors
@@ -86,11 +86,11 @@ class StateFile(Closable):
         self._pending: list[Record] = []
         #: Count of records applied, of all members, since the file was opened.
         self.changes = 0
-        lock = str(folder / f"{name}{_LOCK}")
-        with storage_errors("creating", lock):
+        lock = folder / f"{name}{_LOCK}"
+        with storage_errors("creating", str(lock)):
             make_folder(folder)
-            os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
-        self._locks = LockFile(lock)
+            make_as_folder(lock)
+        self._locks = LockFile(str(lock))
         try:
             self._lock()
             with storage_errors("opening", str(self.path)):
@@ -232,7 +232,7 @@ class StateFile(Closable):
         """Replace the file, and sync it, whatever the `sync` option: this is rare."""
         text = state.to_json()
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(text), len(text), identity, _boot())
-        write_whole(self.path, header + text, sync=True)
+        write_whole(self.path, header + text, sync=True, as_folder=True)
         sync_names(self.path.parent)
 
     def _begin_boot(self) -> None:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from penstock.core.errors import Closed, CursorInUse, DamagedQueue
 from penstock.core.overflow import DropReason
 from penstock.core.position import Position
+from penstock.core.whole_files import make_folder
 from penstock.queue.cursor_file import CursorFile
 from penstock.queue.log.reader import CompressedLogReader, LogReader, open_newest
 from penstock.queue.log.recovery import is_unsettled
 from penstock.queue.log.retention import CURSORS, GROUPS
+from penstock.queue.storage import storage_errors
 from penstock.queue.wide.layout import Compression
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Consumer(LogReader):
 
     def _meet(self, start: Position) -> None:
         self._use(self._file, self._file.field("tail"))
-        self._cursors = CursorFile(str(self._index.folder / CURSORS))
+        self._cursors = CursorFile(str(self._index.folder / CURSORS), as_folder=True)
         place = self._cursors.claim(self._name, epoch=self._epoch)
         # Set `_place` only after the seek succeeded: an error must not move the cursor.
         if place.is_new:
@@ -96,7 +98,7 @@ class Consumer(LogReader):
         # The cursor file was removed with the log.
         self._place = None
         self._cursors.close()
-        self._cursors = CursorFile(str(self._index.folder / CURSORS))
+        self._cursors = CursorFile(str(self._index.folder / CURSORS), as_folder=True)
         self._place = self._cursors.claim(self._name, epoch=self._epoch)
         self._confirmed = (-1, -1)
 
@@ -171,7 +173,9 @@ def open_log_member(url: str, folder: Path, start: Position, options: LogOptions
 
     def open_stream(*, may_wait: bool) -> LogReader:
         chosen = options if may_wait else replace(options, wait=0.0)
-        return open_log_reader(url, folder, start, chosen)
+        reader = open_log_reader(url, folder, start, chosen)
+        _make_groups(folder)
+        return reader
 
     return GroupReader(
         url,
@@ -181,6 +185,14 @@ def open_log_member(url: str, folder: Path, start: Position, options: LogOptions
         lost=DropReason.RETENTION,
         hold=HeldPlace(folder, options.group),
     )
+
+
+def _make_groups(folder: Path) -> None:
+    """Create the directory of the groups of a log, with the permissions of the log's own."""
+    groups = folder / GROUPS
+    with storage_errors("creating", str(groups)):
+        if make_folder(groups):
+            groups.chmod(folder.stat().st_mode & 0o777)
 
 
 def open_log_reader(url: str, folder: Path, start: Position, options: LogOptions) -> LogReader:

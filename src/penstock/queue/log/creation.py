@@ -274,6 +274,6 @@ def _make_held_cursors(folder: Path, settings: Settings) -> None:
     if not settings.hold:
         return
     oldest = SegmentIndex(folder).oldest()
-    with CursorFile(str(folder / CURSORS)) as cursors:
+    with CursorFile(str(folder / CURSORS), as_folder=True) as cursors:
         for name in settings.hold:
             cursors.reserve(name, epoch=settings.epoch, seq=oldest)

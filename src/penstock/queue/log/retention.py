@@ -97,7 +97,8 @@ class AgeClock:
         self._last = now
         if keep:
             with contextlib.suppress(OSError):  # the reading is optional
-                write_whole(self._path, json.dumps(asdict(now)).encode() + b"\n", sync=False)
+                text = json.dumps(asdict(now)).encode() + b"\n"
+                write_whole(self._path, text, sync=False, as_folder=True)
         return found
 
     def _ahead(self, last: _Reading, now: _Reading, expected: int) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import DamagedQueue, NotFound, Unsupported
-from penstock.core.whole_files import open_new, sync_names
+from penstock.core.whole_files import open_new, share_as_folder, sync_names
 from penstock.queue.log.settings import SETTINGS
 from penstock.queue.storage import storage_errors
 from penstock.queue.wide.creation import new_header, write_new_file
@@ -241,9 +241,9 @@ def begin_segment(folder: Path, settings: Settings, first: int, *, sync: bool) -
     geometry = settings.geometry
     unfinished = folder / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new"
     with storage_errors("creating", str(path)):
-        # The file gets the read and write permissions of the directory.
-        descriptor = open_new(unfinished, folder.stat().st_mode & 0o666)
+        descriptor = open_new(unfinished, 0o600)
         try:
+            share_as_folder(descriptor, folder)
             write_new_file(descriptor, _header(settings, geometry, first), geometry, sparse=True)
             if sync:
                 os.fsync(descriptor)

@@ -241,6 +241,6 @@ def save_settings(folder: Path, settings: Settings, *, sync: bool) -> None:
     fields["stream"] = None if settings.stream is None else settings.stream.hex()
     text = json.dumps(fields, indent=2).encode()
     with storage_errors("writing", str(path)):
-        write_whole(path, text + b"\n", sync=sync)
+        write_whole(path, text + b"\n", sync=sync, as_folder=True)
         if sync:
             sync_names(folder)

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.errors import LockTimeout, NotFound
+from penstock.core.whole_files import make_as_folder
 from penstock.queue.storage import LockFile, storage_errors
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class WriterLock:
         """
         path = folder / LOCK
         with storage_errors("opening", str(path)):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+            make_as_folder(path)
         self._locks = LockFile(str(path))
         began = time.monotonic()
         try:

@@ -13,6 +13,7 @@ from penstock.protocols.flight.errors import (
     AccessRefused,
     HoldLost,
     ServerBusy,
+    ServerStopping,
     describe_error,
     error_from,
 )
@@ -31,6 +32,7 @@ ERRORS: list[PenstockError] = [
     AccessRefused("no"),
     HoldLost("archive"),
     ServerBusy(3),
+    ServerStopping(),
 ]
 
 

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from penstock import create, describe, open_reader, open_writer
-from penstock.core.errors import ConnectionLost, NotFound, Unacknowledged
+from penstock.core.errors import ConnectionLost, NotFound, ServerBusy, Unacknowledged
+from penstock.core.overflow import QueueFull
 from penstock.protocols.flight.server import FlightServer
 from protocols.flight.serving import ServerProcess, served, server_process, wire_to
 from support.mosquitto import free_port
+from support.until import until
 from support.waiting import SOON, background, waits
 
 
@@ -271,6 +274,81 @@ def test_a_write_that_a_dying_server_did_not_answer_is_told(tmp_path: Path) -> N
         assert writer.write(b"after") == stored + 10
         books = writer.statistics()
         assert books.messages == 10 + error.acknowledged + 1
+
+
+def test_a_write_in_doubt_is_told_as_such_also_if_the_server_is_full_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = f"fmq:{tmp_path}/a"
+    create(f"{local}?slots=8&size=64k")
+    with (
+        open_reader(f"{local}?hold=slow") as reader,
+        served(tmp_path, max_clients=1, bulk_port="off") as server,
+        wire_to(server.port) as wire,
+        open_writer(wire.url("a"), hold="slow", retry="300ms") as writer,
+    ):
+        with background(writer.write_many, [b"%d" % i for i in range(12)]) as call:
+            wait_for_count(local, 8)  # the call goes on over there, and is the only one allowed
+            wire.cut()
+            with pytest.raises(Unacknowledged) as caught:
+                call.result(SOON)
+        assert (caught.value.acknowledged, caught.value.in_doubt) == (0, 12)
+        assert isinstance(caught.value.__cause__, ServerBusy)
+        assert len(reader.read_many(8)) == 8
+        assert len(reader.read_many(8, SOON)) == 4
+        until(lambda: not server.statistics().clients)
+    assert "a call failed" not in caplog.text  # that its client has left is no fault of the server
+
+
+def test_a_write_that_is_refused_after_a_cut_is_not_in_doubt(
+    server: FlightServer, name: str, local: str
+) -> None:
+    create(f"fmq:{local}?slots=8&size=64k")
+    with (
+        open_reader(f"fmq:{local}?hold=slow"),
+        wire_to(server.port) as wire,
+        open_writer(wire.url(name), hold="slow", policy="fail", chunk=1024, bulk=False) as writer,
+    ):
+        wire.answers.clear()
+        with background(writer.write_many, [b"%d" % i for i in range(100)]) as call:
+            wait_for_count(f"fmq:{local}", 8)
+            wire.cut()
+            wire.answers.set()
+            with pytest.raises(QueueFull) as caught:
+                call.result(SOON)
+        assert "8 messages of this call are appended" in caught.value.__notes__
+        assert writer.statistics().messages == 8
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_writers_that_wait_go_on_after_an_orderly_restart(tmp_path: Path, bulk: bool) -> None:
+    local = f"fmq:{tmp_path}/a"
+    create(f"{local}?slots=8&size=64k")
+    port = free_port()
+    with open_reader(f"{local}?hold=slow") as reader, ExitStack() as calls:
+        with served(tmp_path, port=port) as server:
+            url = f"{server.url}a?hold=slow&bulk={bulk}"
+            writers = [calls.enter_context(open_writer(url)) for _ in range(2)]
+            for writer in writers:
+                writer.write(b"before")
+            waiting = []
+            for mark, writer in zip(b"xy", writers, strict=True):
+                payloads = [b"%c%d" % (mark, i) for i in range(10)]
+                waiting.append(calls.enter_context(background(writer.write_many, payloads)))
+                wait_for_count(local, 8)  # the first waits for the reader, the second for the first
+                assert waits(waiting[-1])
+            assert server.stop()
+        with served(tmp_path, port=port):
+            seen: list[bytes] = []
+            while len(seen) < 22:
+                seen += [m.payload for m in reader.read_many(100, SOON)]
+            for call in waiting:
+                call.result(SOON)
+        for mark in b"xy":
+            sent = [b"%c%d" % (mark, i) for i in range(10)]
+            assert [payload for payload in seen if payload[0] == mark] == sent
+        assert [writer.statistics()[0] for writer in writers] == [11, 11]
+        assert [writer.statistics().refused for writer in writers] == [0, 0]
 
 
 def test_a_write_after_a_restart_is_appended_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import create, open_reader, open_writer
+from penstock import create, describe, open_reader, open_writer
 from penstock.core.batch import batch_from_messages
 from penstock.core.capabilities import Stages, StagingFull
 from penstock.core.endpoints import endpoint_of
@@ -30,7 +30,9 @@ from penstock.protocols.flight.wire import EMPTY, ActionKind, CommitStaged, Kind
 from penstock.queue.append_once import NotedAppends, Stranger
 from penstock.queue.notes import NoteFile
 from protocols.flight.serving import TOKEN, served, server_process, wire_to
+from support.mosquitto import free_port
 from support.until import until
+from support.waiting import SOON, background, waits
 
 WRITER = "the-query"
 PLACE = Place("out", Kind.LOG, Path("out"), exists=False)
@@ -314,6 +316,26 @@ def test_files_stay_while_their_commit_waits_for_the_stream(
 def requests_in_memory() -> list[CommitStaged]:
     gc.collect()  # an error that was handled may keep its frame, and that one the request
     return [one for one in gc.get_objects() if type(one) is CommitStaged]
+
+
+def test_a_commit_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path) -> None:
+    local, port = f"fmq:{tmp_path}/out", free_port()
+    create(f"{local}?slots=8&size=64k")
+    with open_reader(f"{local}?hold=r") as reader, ExitStack() as calls:
+        with served(tmp_path, port=port) as server:
+            url = f"{server.url}out?hold=r"
+            files = [stage(url, list(range(20)))]
+            call = calls.enter_context(background(commit, url, files))
+            until(lambda: describe(local).count == 8)
+            assert waits(call)
+            assert server.stop()
+            assert server.statistics().messages_in == 8  # although the rest was not appended
+        with served(tmp_path, port=port):
+            seen: list[bytes] = []
+            while len(seen) < 20:
+                seen += [message.payload for message in reader.read_many(100, SOON)]
+            call.result(SOON)
+    assert seen == [b"row %d" % n for n in range(20)]
 
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,7 +120,7 @@ def test_what_is_too_large_is_refused_and_the_rest_is_told(url: str, local: str)
         with pytest.raises(MessageTooLarge) as caught:
             writer.write_batch(batch)
         stored = [m.size for m in there(local)]
-        assert caught.value.__notes__[0] == f"{len(stored)} messages of this call are appended"
+        assert f"{len(stored)} messages of this call are appended" in caught.value.__notes__
         assert stored == [5, 6][: len(stored)]
         assert writer.write(b"goes on") == len(stored)
         books = writer.statistics()
@@ -248,10 +249,37 @@ def test_a_writer_gives_up_when_its_time_is_over(url: str, local: str) -> None:
         with open_writer(url, hold="archive", timeout="300ms") as writer:
             with pytest.raises(WriteTimeout, match="archive") as caught:
                 writer.write_many([b"x"] * 20)
-            assert caught.value.__notes__[0] == "8 messages of this call are appended"
+            assert "8 messages of this call are appended" in caught.value.__notes__
             assert writer.statistics()[:3] == (8, 8, 12)
         with open_writer(url, hold="archive", policy="fail") as writer, pytest.raises(QueueFull):
             writer.write(b"x")
+
+
+def test_a_timeout_tells_how_long_the_client_wanted_to_wait(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=8&size=4k")
+    with (
+        open_reader(f"fmq:{local}?hold=archive"),
+        open_writer(url, hold="archive", timeout="700ms") as writer,
+        pytest.raises(WriteTimeout, match=r"waited 0\.7 s for .*archive"),
+    ):
+        writer.write_many([b"x"] * 20)
+
+
+def test_a_message_with_a_time_of_its_own_waits_for_held_readers_too(url: str, local: str) -> None:
+    create(f"fmq:{local}?slots=8&size=4k")
+    with (
+        open_reader(f"fmq:{local}?hold=archive") as reader,
+        open_writer(url, hold="archive") as writer,
+    ):
+        writer.write_many([b"x"] * 8)
+        with background(lambda: writer.write(b"y", created_ns=5)) as call:
+            with pytest.raises(NotYet):
+                call.result(1.2)  # longer than the server waits at a time
+            assert len(reader.read_many(8)) == 8
+            message = reader.read(SOON)
+            assert call.result(SOON) == 8
+        assert message is not None
+        assert message.payload == b"y"
 
 
 def test_what_a_classic_queue_cannot_carry_is_known(url: str, local: str) -> None:
@@ -328,8 +356,10 @@ def test_a_batch_that_comes_twice_is_appended_once(
     server: FlightServer, name: str, local: str
 ) -> None:
     writer = RawWriter(server, name)
+    before = server.statistics().messages_in
     first = writer.put(1, 1, 2)
     again = writer.put(2, 2, 3)
+    assert server.statistics().messages_in - before == 3
     assert [outcome.last_seq for outcome in first + again] == [0, 1, 1, 2]
     assert [m.payload for m in there(local)] == [b"1", b"2", b"3"]
     writer.close()

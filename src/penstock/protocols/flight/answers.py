@@ -14,7 +14,7 @@ from penstock.core.endpoints import create, describe, storage_of
 from penstock.core.errors import Malformed, NotFound, PenstockError
 from penstock.core.position import Position
 from penstock.protocols.flight.access import check_size
-from penstock.protocols.flight.errors import AccessRefused, UnknownWriter
+from penstock.protocols.flight.errors import AccessRefused, ServerStopping, UnknownWriter
 from penstock.protocols.flight.shared_writers import Writers
 from penstock.protocols.flight.sources import Holds, Readers, Source
 from penstock.protocols.flight.staging import Commits, StagingArea
@@ -72,6 +72,7 @@ class Answers:
         root: Root,
         options: ServerOptions,
         is_stopping: Callable[[], bool],
+        on_appended: Callable[[Batch, Outcome], None],
         on_committed: Callable[[int, int], None],
     ) -> None:
         self._root = root
@@ -80,9 +81,9 @@ class Answers:
         self._instance = secrets.token_hex(16)
         self.readers = Readers(options.max_clients * _READERS_PER_CLIENT)
         self.holds = Holds()
-        self.writers = Writers()
+        self.writers = Writers(is_stopping, on_appended)
         self._staging = StagingArea(root, options)
-        self._commits = Commits(self._staging, self.writers, is_stopping)
+        self._commits = Commits(self._staging, self.writers)
         self._on_committed = on_committed
         self._actions: dict[str, Callable[[bytes, str], Record]] = {
             ActionKind.LOCATE: self._locate,
@@ -229,6 +230,8 @@ class Answers:
     def _open_writer(self, body: bytes, peer: str) -> WriterOpened:
         asked = OpenWriter.from_bytes(body)
         self._may_write("write")
+        if self._is_stopping():
+            raise ServerStopping
         place = self._place(asked, may_make=asked.options.get("create") != "never")
         check_size(asked.options, self._options.max_queue)
         opened = self.writers.open(asked.writer, place, asked.options)
@@ -247,17 +250,17 @@ class Answers:
         """
         if asked.instance != self._instance:
             raise UnknownWriter("the server was started anew since this writer was opened")
-        pen = self.writers.pen(asked.writer)
-        pen.begin(asked.attempt)
+        writer = self.writers.find(asked.writer)
+        writer.begin(asked.attempt)
 
         def append(batch: Batch, piece: Piece) -> Outcome:
-            if self.writers.pen(asked.writer) is not pen:
+            if self.writers.find(asked.writer) is not writer:
                 raise UnknownWriter("the server has forgotten this writer")
             if batch.nbytes > self._options.max_message:
-                return pen.refuse(piece, batch.nbytes, self._options.max_message)
+                return writer.refuse(piece, batch.nbytes, self._options.max_message)
             check_buffers(batch)
             check_batch(batch)
-            return pen.append(asked.attempt, batch, piece, self._is_stopping)
+            return writer.append(asked.attempt, batch, piece)
 
         return append
 

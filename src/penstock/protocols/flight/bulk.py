@@ -405,7 +405,6 @@ class BulkPort:
         options: ServerOptions,
         answers: Answers,
         clients: Clients,
-        on_appended: Callable[[Batch, Outcome], None],
     ) -> None:
         """Listen beside the server at port `serves`.
 
@@ -416,7 +415,6 @@ class BulkPort:
         self.options = options
         self.answers = answers
         self.clients = clients
-        self.on_appended = on_appended
         self.keys = _Keys()
         context: ssl.SSLContext | None = None
         if options.tls_cert is not None:
@@ -454,7 +452,7 @@ class BulkPort:
         :raises UnknownWriter: the writer was not opened at this server.
         """
         put = Put.from_bytes(body)
-        self.answers.writers.pen(put.writer)
+        self.answers.writers.find(put.writer)
         return BulkOpened(port=self.port, key=self.keys.give(put, peer), serves=self._serves)
 
     def close(self, grace: float) -> None:
@@ -509,7 +507,6 @@ class _BulkSession(Session):
         port = self._port
         with port.clients.calling(self._peer):
             outcome = append(batch, piece)
-            port.on_appended(batch, outcome)
             self._answer(port.answers.hidden(outcome))
         if outcome.failure is not None:
             self._hear_out(_STALLED)

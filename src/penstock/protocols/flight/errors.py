@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.core import errors as core
 from penstock.core.capabilities import StagingFull
-from penstock.core.errors import PenstockError, ServerBusy
+from penstock.core.errors import ConnectionLost, PenstockError, ServerBusy
 from penstock.core.overflow import QueueFull
 from penstock.core.provenance import AnotherBatch
 from penstock.protocols.flight.wire import Failure
@@ -16,6 +16,7 @@ __all__ = [
     "AccessRefused",
     "HoldLost",
     "ServerBusy",
+    "ServerStopping",
     "UnknownWriter",
     "describe_error",
     "error_from",
@@ -35,6 +36,13 @@ class HoldLost(PenstockError):
     def __init__(self, name: str, *, hint: str | None = None) -> None:
         super().__init__(f"the name {name!r} is not held for this reader any more", hint=hint)
         self.name = name
+
+
+class ServerStopping(ConnectionLost):
+    """The server is being stopped. What it has not reported as appended is not."""
+
+    def __init__(self, *, hint: str | None = None) -> None:
+        super().__init__("the server", "it is being stopped", hint=hint)
 
 
 class UnknownWriter(PenstockError):
@@ -73,6 +81,7 @@ _KINDS: Final[dict[str, tuple[type[PenstockError], tuple[str, ...]]]] = {
         (AccessRefused, ()),
         (HoldLost, ("name",)),
         (ServerBusy, ("limit",)),
+        (ServerStopping, ("server", "reason")),
         (UnknownWriter, ()),
     )
 }

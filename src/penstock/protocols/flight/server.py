@@ -156,7 +156,11 @@ class FlightServer(Closable):
         self._traffic = _Traffic()
         self._clients = Clients(options.max_clients)
         self._answers = Answers(
-            Root(options.root), options, self._stopping.is_set, self._traffic.committed
+            Root(options.root),
+            options,
+            self._stopping.is_set,
+            self._traffic.appended,
+            self._traffic.committed,
         )
         certificates = _certificates(options)
         middleware = {}
@@ -197,9 +201,7 @@ class FlightServer(Closable):
             return None
         try:
             with storage_errors("listening on", f"{self.options.host}:{self.options.bulk_port}"):
-                bulk = BulkPort(
-                    self.port, self.options, self._answers, self._clients, self._traffic.appended
-                )
+                bulk = BulkPort(self.port, self.options, self._answers, self._clients)
         except StorageError:
             self._service.shutdown()
             raise
@@ -348,14 +350,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 with self._answers.staging(asked) as add:
                     self._take_pieces(reader, writer, add)
             else:
-                append = self._answers.put(asked)
-
-                def count(batch: Batch, piece: Piece) -> Outcome:
-                    outcome = append(batch, piece)
-                    self._traffic.appended(batch, outcome)
-                    return outcome
-
-                self._take_pieces(reader, writer, count)
+                self._take_pieces(reader, writer, self._answers.put(asked))
 
     def _take_pieces(
         self, reader: Any, writer: Any, take: Callable[[Batch, Piece], Outcome]
@@ -373,7 +368,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if metadata is None:
                 raise Malformed("flight Piece", "metadata", "there", "none")
             outcome = take(batch, Piece.from_bytes(metadata.to_pybytes()))
-            writer.write(self._answers.hidden(outcome).to_bytes())
+            try:
+                writer.write(self._answers.hidden(outcome).to_bytes())
+            except OSError:
+                raise flight.FlightCancelledError("the client left") from None
             if outcome.failure is not None:
                 # Pieces sent ahead must not be appended: the client has to decide first.
                 with contextlib.suppress(StopIteration):

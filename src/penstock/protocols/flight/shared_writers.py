@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.batch import messages_from_batch
@@ -22,7 +23,7 @@ from penstock.core.errors import (
     WriteTimeout,
 )
 from penstock.core.units import parse_duration
-from penstock.protocols.flight.errors import UnknownWriter, describe_error
+from penstock.protocols.flight.errors import ServerStopping, UnknownWriter, describe_error
 from penstock.protocols.flight.wire import Kind, Outcome
 from penstock.queue.storage import storage_error
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.protocols.flight.access import Place
     from penstock.protocols.flight.wire import Piece
 
-__all__ = ["LentWriter", "Pen", "Writers"]
+__all__ = ["ClientWriter", "LentWriter", "Writers"]
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,10 @@ _LONGEST_LOCK: Final = 30.0
 #: Outcomes remembered for each client: more than it sends ahead.
 _OUTCOMES_KEPT: Final = 64
 #: Most writers remembered. The one idle longest is forgotten first.
-_MOST_PENS: Final = 10_000
+_MOST_WRITERS: Final = 10_000
 
 #: Errors after which a writer is reopened.
-_UNWELL: Final = (Closed, DamagedQueue, StorageError)
+_REOPEN_AFTER: Final = (Closed, DamagedQueue, StorageError)
 
 #: Options that affect every message: clients that share a writer need the same.
 _SHARED: Final = ("hold", "policy", "timeout", "keep", "sync", "retain", "retain_age")
@@ -67,9 +68,12 @@ class Opened(NamedTuple):
 class _Shared:
     """The one writer of a stream for all clients: opened on demand, closed when idle."""
 
-    def __init__(self, place: Place, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, place: Place, options: Mapping[str, str], is_stopping: Callable[[], bool]
+    ) -> None:
         self.place = place
-        self.pens = 0
+        self._is_stopping = is_stopping
+        self.users = 0
         self.options = dict(options)
         self._lock = threading.Lock()
         self._writer: Writer | None = None
@@ -79,9 +83,10 @@ class _Shared:
         given = options.get("timeout")
         self._patience = None if given is None else parse_duration(given)
         self._own = dict(options)
+        #: It waits in slices, so that a stop and a client that has left are noticed.
+        self._slice = min(_SLICE, self._patience or _SLICE)
         if "hold" in options and place.kind is Kind.QUEUE:
-            # It waits in slices, so that a stop and a client that has left are noticed.
-            self._own["timeout"] = str(min(_SLICE, self._patience or _SLICE))
+            self._own["timeout"] = str(self._slice)
         lock = parse_duration(options.get("lock_timeout", "5"))
         self._own["lock_timeout"] = str(min(lock, _LONGEST_LOCK))
 
@@ -100,17 +105,40 @@ class _Shared:
             writer = self._ready()
             return Opened(dict(writer.cannot_carry), writer.syncs)
 
-    def append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
-        """Append a batch; return how many messages were appended, and the failure if any."""
-        while not self._lock.acquire(timeout=_SLICE):
-            if give_up():
-                return _refused(piece, Closed("the client or the server left"))
+    def append(self, batch: Batch, piece: Piece, has_left: Callable[[], bool]) -> Outcome:
+        """Append a batch; return how many messages were appended, and the failure if any.
+
+        :param has_left: tells whether the client has closed its writer meanwhile
+        """
         try:
-            return self._append(batch, piece, give_up)
+            self._take_turn(has_left)
+        except PenstockError as error:
+            return _refused(piece, error)
+        try:
+            return self._append(batch, piece, has_left)
         finally:
             self._end_turn()
 
-    def _append(self, batch: Batch, piece: Piece, give_up: Callable[[], bool]) -> Outcome:
+    def _take_turn(self, has_left: Callable[[], bool]) -> None:
+        """Wait for the other clients of this stream.
+
+        :raises ServerStopping, UnknownWriter: as `_check_wait`.
+        """
+        while not self._lock.acquire(timeout=_SLICE):
+            self._check_wait(has_left)
+
+    def _check_wait(self, has_left: Callable[[], bool]) -> None:
+        """Check, while an append waits, that it still should.
+
+        :raises ServerStopping: the server stops.
+        :raises UnknownWriter: the client has left.
+        """
+        if self._is_stopping():
+            raise ServerStopping
+        if has_left():
+            raise UnknownWriter("the client has closed this writer")
+
+    def _append(self, batch: Batch, piece: Piece, has_left: Callable[[], bool]) -> Outcome:
         try:
             writer = self._ready()
         except Exception as error:  # noqa: BLE001 - whatever it is, the client has to hear of it
@@ -120,16 +148,12 @@ class _Shared:
             if piece.flush:
                 writer.flush()
             elif piece.exact:
-                for m in messages_from_batch(batch):
-                    writer.write(
-                        m.payload, m.type, m.subtype, m.time_ns, m.created_ns, m.stream,
-                        m.attributes,
-                    )  # fmt: skip
+                self._write(writer, partial(_write_exactly, writer), batch, has_left)
             else:
-                self._write(writer, batch, give_up)
+                self._write(writer, writer.write_batch, batch, has_left)
         except Exception as error:  # noqa: BLE001 - a batch without an outcome would be sent again
             failure = describe_error(_told(error, self.place))
-            if not isinstance(error, PenstockError) or isinstance(error, _UNWELL):
+            if not isinstance(error, PenstockError) or isinstance(error, _REOPEN_AFTER):
                 self._let_go()  # the next call reopens it
         after = writer.statistics()
         written = after.messages - before.messages
@@ -142,34 +166,49 @@ class _Shared:
             failure=failure,
         )
 
-    def _write(self, writer: Writer, batch: Batch, give_up: Callable[[], bool]) -> None:
+    def _write(
+        self,
+        writer: Writer,
+        write: Callable[[Batch], object],
+        batch: Batch,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write a batch; wait for held readers as long as the client wants to.
+
+        :raises WriteTimeout: that was too long.
+        :raises ServerStopping, UnknownWriter: as `_check_wait`.
+        """
         began = time.monotonic()
         while batch.num_rows:
             before = writer.statistics().messages
             try:
-                writer.write_batch(batch)
-            except WriteTimeout:
+                write(batch)
+            except WriteTimeout as error:
+                self._check_wait(has_left)
                 done = writer.statistics().messages - before
                 batch = batch.slice(done)
                 if done:
                     began = time.monotonic()
-                elif give_up() or self._is_too_long(began):
-                    raise
+                elif self._is_too_long(began):
+                    raise self._timed_out(error) from None
             else:
                 return
 
+    def _timed_out(self, error: WriteTimeout) -> WriteTimeout:
+        """Return an error with the client's timeout, in place of the slice that the writer has."""
+        text = str(error).replace(f"waited {self._slice:g} s", f"waited {self._patience:g} s", 1)
+        return WriteTimeout(text, hint=error.hint)
+
     @contextmanager
-    def lend(self, give_up: Callable[[], bool]) -> Iterator[LentWriter]:
+    def lend(self) -> Iterator[LentWriter]:
         """Lend the writer for exclusive use.
 
-        :raises Closed: the server stops.
+        :raises ServerStopping: the server stops.
         """
-        while not self._lock.acquire(timeout=_SLICE):
-            if give_up():
-                raise Closed("the server left")
+        self._take_turn(lambda: False)
         try:
             writer = self._ready()
-            yield LentWriter(writer, lambda batch: self._write(writer, batch, give_up))
+            yield LentWriter(writer, lambda batch: self._write(writer, writer.write_batch, batch))
         except BaseException:
             self._let_go()  # the next call reopens it
             raise
@@ -199,7 +238,7 @@ class _Shared:
             except Exception:
                 log.warning("%s could not be closed as it should", self.place.name, exc_info=True)
 
-    def rest(self) -> None:
+    def close_if_idle(self) -> None:
         """Close the writer if it was idle for `_LINGER` seconds."""
         if self._writer is None or not self._lock.acquire(blocking=False):
             return
@@ -247,6 +286,12 @@ class LentWriter:
         return now.messages - self._before.messages, now.bytes - self._before.bytes
 
 
+def _write_exactly(writer: Writer, batch: Batch) -> None:
+    """Write messages with their own `created_ns`."""
+    for m in messages_from_batch(batch):
+        writer.write(m.payload, m.type, m.subtype, m.time_ns, m.created_ns, m.stream, m.attributes)
+
+
 def _told(error: Exception, place: Place) -> PenstockError:
     """Return the error to send to the client."""
     if isinstance(error, PenstockError):
@@ -261,11 +306,12 @@ def _refused(piece: Piece, error: PenstockError) -> Outcome:
     return Outcome(number=piece.number, written=0, failure=describe_error(error))
 
 
-class Pen:
+class ClientWriter:
     """A client's writer: remembers outcomes, so that no batch is appended twice."""
 
-    def __init__(self, shared: _Shared) -> None:
+    def __init__(self, shared: _Shared, on_appended: Callable[[Batch, Outcome], None]) -> None:
         self.shared = shared
+        self._on_appended = on_appended
         self.last_used = time.monotonic()
         #: Whether its client has closed it: an append that waits for a reader gives up.
         self.is_forgotten = False
@@ -290,9 +336,7 @@ class Pen:
             self._attempt = attempt
             self.last_used = time.monotonic()
 
-    def append(
-        self, attempt: int, batch: Batch, piece: Piece, give_up: Callable[[], bool]
-    ) -> Outcome:
+    def append(self, attempt: int, batch: Batch, piece: Piece) -> Outcome:
         """Append a batch unless it was appended before; return its outcome in either case.
 
         :raises UnknownWriter: a later stream of this writer took over.
@@ -308,7 +352,8 @@ class Pen:
                 raise Malformed("flight Piece", "number", f"above {self._last}", piece.number)
             if piece.number != self._last + 1:
                 raise Malformed("flight Piece", "number", self._last + 1, piece.number)
-            outcome = self.shared.append(batch, piece, lambda: self.is_forgotten or give_up())
+            outcome = self.shared.append(batch, piece, lambda: self.is_forgotten)
+            self._on_appended(batch, outcome)
             self.last_used = time.monotonic()
             self._last = piece.number
             self._outcomes[piece.number] = outcome
@@ -325,13 +370,18 @@ class Pen:
 class Writers:
     """The writers of all clients. Safe to share between threads."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, is_stopping: Callable[[], bool], on_appended: Callable[[Batch, Outcome], None]
+    ) -> None:
+        """Write until `is_stopping`; call `on_appended` once for each batch."""
+        self._is_stopping = is_stopping
+        self._on_appended = on_appended
         self._lock = threading.Lock()
         self._shared: dict[Path, _Shared] = {}
-        self._pens: OrderedDict[str, Pen] = OrderedDict()
+        self._clients: OrderedDict[str, ClientWriter] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._pens)
+        return len(self._clients)
 
     def open(self, id: str, place: Place, options: Mapping[str, str]) -> Opened:
         """Open a writer for a client.
@@ -346,10 +396,10 @@ class Writers:
             self._drop(shared)
             raise
         with self._lock:
-            before = self._pens.pop(id, None)
-            self._pens[id] = Pen(shared)
-            if before is None and len(self._pens) > _MOST_PENS:
-                _, before = self._pens.popitem(last=False)
+            before = self._clients.pop(id, None)
+            self._clients[id] = ClientWriter(shared, self._on_appended)
+            if before is None and len(self._clients) > _MOST_WRITERS:
+                _, before = self._clients.popitem(last=False)
         if before is not None:
             self._forget(before)
         return opened
@@ -365,52 +415,51 @@ class Writers:
             if shared is not None:
                 shared.check(asked)
             else:
-                shared = self._shared[place.path] = _Shared(place, asked)
-            shared.pens += 1
+                shared = _Shared(place, asked, self._is_stopping)
+                self._shared[place.path] = shared
+            shared.users += 1
         return shared
 
     @contextmanager
-    def lend(
-        self, place: Place, options: Mapping[str, str], give_up: Callable[[], bool]
-    ) -> Iterator[LentWriter]:
+    def lend(self, place: Place, options: Mapping[str, str]) -> Iterator[LentWriter]:
         """Lend the writer of a stream for exclusive use.
 
         :raises InvalidOption: other clients write with other options.
-        :raises Closed: the server stops.
+        :raises ServerStopping: the server stops.
         """
         shared = self._join(place, options)
         try:
-            with shared.lend(give_up) as writer:
+            with shared.lend() as writer:
                 yield writer
         finally:
             self._drop(shared)
 
-    def pen(self, id: str) -> Pen:
+    def find(self, id: str) -> ClientWriter:
         """Return a client's writer.
 
         :raises UnknownWriter: no writer has this id.
         """
         with self._lock:
-            pen = self._pens.get(id)
-            if pen is None:
+            writer = self._clients.get(id)
+            if writer is None:
                 raise UnknownWriter("the server does not know this writer")
-            self._pens.move_to_end(id)
-            return pen
+            self._clients.move_to_end(id)
+            return writer
 
     def forget(self, id: str) -> None:
         with self._lock:
-            pen = self._pens.pop(id, None)
-        if pen is not None:
-            self._forget(pen)
+            writer = self._clients.pop(id, None)
+        if writer is not None:
+            self._forget(writer)
 
-    def _forget(self, pen: Pen) -> None:
-        pen.is_forgotten = True
-        self._drop(pen.shared)
+    def _forget(self, writer: ClientWriter) -> None:
+        writer.is_forgotten = True
+        self._drop(writer.shared)
 
     def _drop(self, shared: _Shared) -> None:
         with self._lock:
-            shared.pens -= 1
-            is_last = shared.pens == 0
+            shared.users -= 1
+            is_last = shared.users == 0
             if is_last and self._shared.get(shared.place.path) is shared:
                 del self._shared[shared.place.path]
         if is_last:
@@ -421,16 +470,18 @@ class Writers:
         before = time.monotonic() - idle
         with self._lock:
             late = [
-                id for id, pen in self._pens.items() if pen.last_used < before and not pen.is_busy
+                id
+                for id, writer in self._clients.items()
+                if writer.last_used < before and not writer.is_busy
             ]
             shared = list(self._shared.values())
         for id in late:
             self.forget(id)
         for each in shared:
-            each.rest()
+            each.close_if_idle()
 
     def close(self) -> None:
         with self._lock:
-            shared, self._shared, self._pens = list(self._shared.values()), {}, OrderedDict()
+            shared, self._shared, self._clients = list(self._shared.values()), {}, OrderedDict()
         for each in shared:
             each.close()

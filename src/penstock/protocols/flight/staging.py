@@ -392,12 +392,9 @@ class _Job:
 class Commits:
     """Appends staged batches. Safe to share between threads."""
 
-    def __init__(
-        self, area: StagingArea, writers: Writers, is_stopping: Callable[[], bool]
-    ) -> None:
+    def __init__(self, area: StagingArea, writers: Writers) -> None:
         self._area = area
         self._writers = writers
-        self._is_stopping = is_stopping
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
 
@@ -472,11 +469,13 @@ class Commits:
                     f"batch {asked.batch} is not here any more",
                     hint="start the query again: its tasks stage it anew",
                 )
-            with self._writers.lend(place, asked.options, self._is_stopping) as writer:
+            with self._writers.lend(place, asked.options) as writer:
                 notes = WriterNotes(StagedNotes(notes_of(place.url), folder), commit, asked.suffix)
-                new = append_noted(writer, notes, commit, lambda: endpoint.reread(url))
-                seconds, appended = writer.seconds, writer.appended()
-        on_appended(*appended)
+                try:
+                    new = append_noted(writer, notes, commit, lambda: endpoint.reread(url))
+                finally:
+                    on_appended(*writer.appended())
+                seconds = writer.seconds
         # The files of this batch stay until the client has received the outcome (`Unstage`).
         self._area.give_up(folder, asked.batch - 1)
         log.info("%s: batch %d, %d messages in %.3f s", place.name, asked.batch, new, seconds)

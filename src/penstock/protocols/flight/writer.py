@@ -28,7 +28,7 @@ from penstock.core.message import Message
 from penstock.core.retry import retry
 from penstock.protocols.flight.bulk import open_bulk
 from penstock.protocols.flight.client import FAREWELL, Connection, Target
-from penstock.protocols.flight.errors import UnknownWriter, error_from
+from penstock.protocols.flight.errors import ServerStopping, UnknownWriter, error_from
 from penstock.protocols.flight.wire import (
     EMPTY,
     OVERHEAD,
@@ -286,16 +286,14 @@ class FlightWriter(BookedWriter):
                 on_retry=self._note_break,
             ):
                 pass
-        except ConnectionLost as error:
+        except BaseException as error:
             self._refuse_rest(call, refused)
             self._reset()
-            if isinstance(error, Unacknowledged) or not call.in_doubt:
-                error.add_note(f"{call.written:,} messages of this call are appended")
-                raise
-            raise self._unacknowledged(call, error.reason) from error
-        except BaseException:
-            self._refuse_rest(call, refused)
-            self._reset()
+            is_known = isinstance(error, Unacknowledged) or not isinstance(error, PenstockError)
+            if call.in_doubt and not is_known:
+                reason = error.reason if isinstance(error, ConnectionLost) else str(error)
+                raise self._unacknowledged(call, reason) from error
+            error.add_note(f"{call.written:,} messages of this call are appended")
             raise
         if call.failure is not None:
             self._refuse_rest(call, refused)
@@ -389,13 +387,13 @@ class FlightWriter(BookedWriter):
                 return
             outcome = stream.receive()
             waiting -= 1
-            self._count(call, outcome)
-            if outcome.failure is not None:
+            failure = self._count(call, outcome)
+            if failure is not None:
                 stream.end()
-                raise self._refusal(call, outcome)
+                raise failure
 
-    def _count(self, call: Call, outcome: Outcome) -> None:
-        """Count the messages of an answered batch."""
+    def _count(self, call: Call, outcome: Outcome) -> PenstockError | None:
+        """Count the messages of an answered batch; return why the rest of it was not appended."""
         one = call.sent[0]
         if outcome.number != one.piece.number or outcome.written > one.batch.num_rows:
             answered = f"the answer for batch {one.piece.number}"
@@ -404,21 +402,31 @@ class FlightWriter(BookedWriter):
         call.written += outcome.written
         self._messages += outcome.written
         self._bytes += payload_bytes(one.batch.slice(0, outcome.written))
-        self._refused += one.batch.num_rows - outcome.written if outcome.failure else 0
         self._waited += outcome.waited
         self._headers_dropped += outcome.headers_dropped
         if outcome.last_seq is not None:
             call.last_seq = self._last_seq = outcome.last_seq
-
-    def _refusal(self, call: Call, outcome: Outcome) -> PenstockError:
-        assert outcome.failure is not None
-        error = error_from(outcome.failure)
-        error.add_note(f"{call.written:,} messages of this call are appended")
-        return error
+        if outcome.failure is None:
+            return None
+        for later in call.sent:
+            later.is_in_doubt = False  # nothing behind a failure is appended
+        failure = error_from(outcome.failure)
+        if isinstance(failure, ServerStopping):
+            rest = one.batch.slice(outcome.written)
+            call.sent.appendleft(Sent(rest, one.piece) if outcome.written else one)
+            one.is_in_doubt = False
+        else:
+            self._refused += one.batch.num_rows - outcome.written
+        return failure
 
     def _handle(self, call: Call, failure: PenstockError) -> None:
         """Decide how to proceed with unanswered batches after a failed attempt."""
         self._drop_bulk()
+        if isinstance(failure, ServerStopping):
+            # It said what it has appended. The rest is for the server that comes after it.
+            self._connection.drop()
+            self._instance = ""
+            raise ConnectionLost(self._target.server, failure.reason)
         if isinstance(failure, ConnectionLost):
             self._connection.drop()
             for one in call.sent:

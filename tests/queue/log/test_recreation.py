@@ -70,6 +70,21 @@ def test_a_reader_is_told_what_it_had_not_read(path: Path, read: int) -> None:
         assert {loss.reason for loss in books.losses} == {DropReason.RECREATED}
 
 
+def test_what_retention_removed_from_the_new_log_already_is_lost_too(path: Path) -> None:
+    with log_reader(path) as reader:
+        assert len(reader.read_many(15)) == 15
+        with log_writer(path, f"{SMALL}&create=always") as writer:
+            writer.write_many([b"new"] * 20)
+        trim_log(url_of(path), Limits(before_seq=16))
+        assert [m.seq for m in reader.available()] == [16, 17, 18, 19]
+        books = reader.statistics()
+        assert (books.lost, books.restarts) == (5 + 16, 1)
+        assert [(loss.first, loss.last, loss.reason) for loss in books.losses] == [
+            (15, 19, DropReason.RECREATED),
+            (0, 15, DropReason.RETENTION),
+        ]
+
+
 def test_a_reader_that_waits_wakes_for_the_new_log(path: Path) -> None:
     with log_reader(path, start="end") as reader, background(reader.read, 30) as reading:
         assert waits(reading)

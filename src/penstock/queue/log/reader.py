@@ -479,7 +479,7 @@ class LogReader(WideReader):
         if end > self._next:
             self._lose(self._next, end - 1, DropReason.RECREATED)
         self._index.close()
-        self._use(file, file.field("tail"))
+        self._use(file, 0)  # what retention has removed of it already counts as lost
         self._confirm()
         return True
 

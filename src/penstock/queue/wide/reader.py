@@ -475,7 +475,7 @@ class WideReader(
         if self._file.is_current():
             self._removed_at = None
         elif self._head <= self._next and self._is_over():
-            self._go_over()
+            self._switch_queue()
         return True
 
     def _is_over(self) -> bool:
@@ -490,7 +490,7 @@ class WideReader(
         # Without permission to see a writer, it waits for one that may be there.
         return self._file.writable and not self._file.has_writer()
 
-    def _go_over(self) -> None:
+    def _switch_queue(self) -> None:
         """Switch to the queue that the path names now, at its first message."""
         try:
             new = QueueFile.open_to_read(self._path)

@@ -187,6 +187,22 @@ def test_a_message_comes_again_when_the_lease_runs_out(url: str, writer: Writer)
         assert (slow.group().acked, slow.group().redelivered) == (3, 2)
 
 
+@pytest.mark.parametrize("key", [None, "type"])
+def test_a_late_acknowledgement_counts_for_what_another_did_not_get(
+    url: str, writer: Writer, key: str | None
+) -> None:
+    for type in range(10):
+        writer.write(b"x", type)
+    ordered = {} if key is None else {"key": key}
+    with member(url, lease="0.2s", **ordered) as slow, member(url, **ordered) as quick:
+        messages = slow.read_many(10)
+        assert numbers(quick.read_many(1, timeout=5)) == [0]
+        with pytest.raises(LeaseLost) as caught:
+            slow.ack(messages)
+        assert caught.value.ranges == ((0, 0),)
+        assert (slow.group().acked, slow.group().redelivered) == (9, 1)
+
+
 def test_a_late_acknowledgement_counts_if_nobody_has_it(url: str, writer: Writer) -> None:
     fill(writer, 1)
     with member(url, lease="10ms") as slow:

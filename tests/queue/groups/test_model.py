@@ -64,14 +64,16 @@ class GroupMachine(RuleBasedStateMachine):
 
     def _reclaim(self, taker: int) -> None:
         for known in self.known:
-            is_over = known.member != NOBODY and known.until <= self.now
-            if is_over or (known.member in self.dead and known.member != taker):
+            if known.member in self.dead and known.member != taker:
                 known.member, known.until = NOBODY, 0
         self.dead.discard(taker)
         self.dead.clear()
 
     def _open(self) -> list[tuple[int, Known]]:
         return [(seq, known) for seq, known in enumerate(self.known) if not known.ending]
+
+    def _is_held(self, known: Known) -> bool:
+        return known.member != NOBODY and known.until > self.now
 
     def _key(self, seq: int) -> int:
         return seq % KEYS if self.keyed else 0
@@ -133,7 +135,7 @@ class GroupMachine(RuleBasedStateMachine):
             for _ in range(len(self.known), leases.next):
                 self.known.append(Known())
         else:
-            due = [(s, k) for s, k in self._open() if k.member == NOBODY and k.until <= self.now]
+            due = [(seq, known) for seq, known in self._open() if known.until <= self.now]
             assert dying == [seq for seq, known in due if known.deliveries >= DELIVERIES]
             again = [seq for seq, known in due if known.deliveries < DELIVERIES][:limit]
             fresh = range(len(self.known), min(self.end, len(self.known) + limit - len(again)))
@@ -143,7 +145,7 @@ class GroupMachine(RuleBasedStateMachine):
         for seq in (*numbers, *dying):
             known = self.known[seq]
             assert not known.ending
-            assert known.member == NOBODY, "two members have a lease of it"
+            assert not self._is_held(known), "two members have a lease of it"
             known.member, known.until = member, self.now + LEASE * SECOND
         for seq in numbers:
             self.known[seq].deliveries += 1
@@ -169,7 +171,7 @@ class GroupMachine(RuleBasedStateMachine):
             others = {
                 known.member
                 for other, known in self._open()
-                if other % KEYS == seq % KEYS and known.member != NOBODY
+                if other % KEYS == seq % KEYS and self._is_held(known)
             }
             assert others <= {member}
 

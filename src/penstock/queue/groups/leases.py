@@ -137,7 +137,7 @@ class Leases(Closable):
             if state.epoch not in epochs:
                 return None
             now = self._now()
-            self._reclaim(state, now)
+            self._reclaim_from_dead(state)
             # Set before the leases are stored: a signal may interrupt this call right behind that.
             self._taken = taken = Taken([], [])
             if keys is None:
@@ -174,11 +174,11 @@ class Leases(Closable):
         keys: Callable[[int, int], Sequence[tuple[int, int]]],
     ) -> None:
         """Take messages whose key no other member holds; park the others."""
-        holders = {span.key: span.member for span in state.map.spans if span.member != NOBODY}
+        holders = {span.key: span.member for span in state.map.spans if span.is_held(now)}
         blocked: set[int] = set()
         parked = 0
         for span in state.map.spans:
-            if span.member != NOBODY:
+            if span.is_held(now):
                 continue
             is_free = holders.get(span.key, self._me) == self._me and span.key not in blocked
             if limit and is_free and span.until <= now:
@@ -204,16 +204,15 @@ class Leases(Closable):
             if state.epoch not in epochs:
                 return True  # the next read adopts the epoch
             now = self._now()
-            self._reclaim(state, now)
+            self._reclaim_from_dead(state)
             if state.key is None:
                 return state.map.next < end or bool(state.map.due(now))
             # As `_take_ordered` does: of each key only the first can be free.
-            blocked = {
-                span.key for span in state.map.spans if span.member not in {NOBODY, self._me}
-            }
+            held = [span for span in state.map.spans if span.is_held(now)]
+            blocked = {span.key for span in held if span.member != self._me}
             parked = 0
             for span in state.map.spans:
-                if span.member != NOBODY:
+                if span.is_held(now):
                     continue
                 if span.until <= now and span.key not in blocked:
                     return True
@@ -333,15 +332,11 @@ class Leases(Closable):
         parts = state.map.within(span.first, span.end)
         return [part for part in parts if part.member == self._me]
 
-    # --- expired leases ------------------------------------------------------------------------
-
-    def _reclaim(self, state: GroupState, now: int) -> None:
-        if over := state.map.expired(now):
-            self._file.add(Put(NOBODY, 0, [_entry(span) for span in over]))
-        if now >= self._look_at:
-            self._reclaim_from_dead(state)
+    # --- members that died ---------------------------------------------------------------------
 
     def _reclaim_from_dead(self, state: GroupState) -> None:
+        if self._now() < self._look_at:
+            return
         self._look_at = self._now() + round(_BETWEEN_LOOKS * _SECOND)
         for member in [m for m in state.members if m != self._me and not self._file.is_alive(m)]:
             if spans := state.map.of_member(member):

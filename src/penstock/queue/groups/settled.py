@@ -38,6 +38,10 @@ class Span(NamedTuple):
         """Number of messages."""
         return self.end - self.first
 
+    def is_held(self, now: int) -> bool:
+        """Tell whether a member has it by a lease that is not over."""
+        return self.member != NOBODY and self.until > now
+
     def follows(self, other: Span) -> bool:
         """Tell whether this span starts where `other` ends, in the same state."""
         return self.first == other.end and self[2:] == other[2:]
@@ -55,8 +59,8 @@ class SettledMap:
         self.next = next_seq
         #: Open (unsettled) spans below `next`, in order.
         self.spans: list[Span] = list(spans)
-        #: Lower bounds of the earliest end of a lease, and of a wait.
-        self.lease_ends = self.wait_ends = 0.0
+        #: A lower bound of the earliest end of a lease or a wait.
+        self._soonest = 0.0
 
     @property
     def floor(self) -> int:
@@ -93,10 +97,7 @@ class SettledMap:
             span = span._replace(end=self.spans.pop(at).end)
         self.spans.insert(at, span)
         self.next = max(self.next, span.end)
-        if span.member == NOBODY:
-            self.wait_ends = min(self.wait_ends, span.until)
-        else:
-            self.lease_ends = min(self.lease_ends, span.until)
+        self._soonest = min(self._soonest, span.until)
 
     def settle(self, first: int, end: int) -> None:
         """Settle messages: open ones, or the next fresh ones."""
@@ -114,24 +115,13 @@ class SettledMap:
         self.next = seq
         return settled
 
-    def expired(self, now: int) -> list[Span]:
-        """Return the spans whose lease has expired."""
-        if now < self.lease_ends:
-            return []
-        leased = [span for span in self.spans if span.member != NOBODY]
-        over = [span for span in leased if span.until <= now]
-        self.lease_ends = min((s.until for s in leased if s.until > now), default=math.inf)
-        return over
-
     def due(self, now: int) -> list[Span]:
-        """Return the spans whose wait is over, in order."""
-        if now < self.wait_ends:
+        """Return the spans whose lease or wait is over, in order."""
+        if now < self._soonest:
             return []
-        waiting = [span for span in self.spans if span.member == NOBODY]
-        over = [span for span in waiting if span.until <= now]
         # The caller leases them by `put`; those it does not lease stay due.
-        self.wait_ends = min((span.until for span in waiting), default=math.inf)
-        return over
+        self._soonest = min((span.until for span in self.spans), default=math.inf)
+        return [span for span in self.spans if span.until <= now]
 
     def _carve(self, first: int, end: int) -> int:
         """Remove open messages from `first` up to `end`; return their index in `spans`."""

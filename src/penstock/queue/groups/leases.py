@@ -227,7 +227,7 @@ class Leases(Closable):
 
         :raises LeaseLost: this member no longer holds some of them; the others are settled.
         """
-        self._end(ranges, lambda parts: Settle(Ending.ACKED, [part[:2] for part in parts]))
+        self._settle_held(ranges, lambda parts: Settle(Ending.ACKED, [part[:2] for part in parts]))
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay: float = 0.0) -> None:
         """Return messages for redelivery after `delay` seconds.
@@ -235,13 +235,16 @@ class Leases(Closable):
         :raises LeaseLost: as for `ack`.
         """
         until = self._now() + round(delay * _SECOND)
-        self._end(ranges, lambda parts: Put(NOBODY, until, [_entry(part) for part in parts]))
+        self._settle_held(
+            ranges, lambda parts: Put(NOBODY, until, [_entry(part) for part in parts])
+        )
 
-    def _end(
+    def _settle_held(
         self,
         ranges: Sequence[tuple[int, int]],
         record: Callable[[list[Span]], Settle | Put],
     ) -> None:
+        """Record the end of those ranges that this member holds; raise for the rest."""
         mine: list[Span] = []
         lost: list[tuple[int, int]] = []
         with self._file.turn() as state:
@@ -346,7 +349,7 @@ class Leases(Closable):
     def rest(self) -> float:
         """Return how many seconds to sleep at most: no redelivery can be due earlier."""
         state, now = self._file.state, self._now()
-        self._keep()
+        self._sync_and_hold()
         longest = LONGEST_SLEEP if len(state.members) < 2 else _BETWEEN_LOOKS  # noqa: PLR2004
         soonest = min((span.until for span in state.map.spans), default=None)
         if soonest is None:
@@ -386,9 +389,9 @@ class Leases(Closable):
     def _changed(self) -> None:
         if self._sync == "batch":
             self._file.sync()
-        self._keep()
+        self._sync_and_hold()
 
-    def _keep(self, *, at_once: bool = False) -> None:
+    def _sync_and_hold(self, *, at_once: bool = False) -> None:
         """Sync if due, then advance the hold to the floor."""
         now = self._now()
         if now < self._keep_at and not at_once:
@@ -410,7 +413,7 @@ class Leases(Closable):
                 if mine := state.map.of_member(self._me):
                     self._file.add(Put(NOBODY, 0, [_entry(span) for span in mine]))
                 self._file.add(Leave(self._me))
-            self._keep(at_once=True)
+            self._sync_and_hold(at_once=True)
         finally:
             self._file.close()
 

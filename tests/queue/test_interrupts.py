@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from penstock.core.message import Message
 
+# A signal that is raised within a finalizer gets to nobody.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 #: When a call is interrupted, in parts of the time that it takes.
 MOMENTS = (0.2, 0.5, 0.8)
 #: URLs, and how many messages take some milliseconds.
@@ -27,7 +30,6 @@ STREAMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 @pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("wanted", ["", "&type=0"], ids=["all", "filtered"])
 def test_what_an_interrupted_read_took_comes_again(tmp_path: Path, kind: str, wanted: str) -> None:

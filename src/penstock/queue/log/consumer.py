@@ -62,7 +62,7 @@ class Consumer(LogReader):
         if place.is_new:
             self.seek(start)
         elif (known := self._known_place(place)) is not None:
-            self._go_to(known)
+            self._seek_segment(known)
         else:
             log.warning("%s was created anew since %s read it", self.url, self._name)
             self._restarts += 1

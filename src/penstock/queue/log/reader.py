@@ -131,7 +131,7 @@ class LogReader(WideReader):
         self._epoch = file.field("epoch")
         self._epochs = frozenset({self._epoch})
 
-    def _go_to(self, seq: int) -> None:
+    def _seek_segment(self, seq: int) -> None:
         """Move to `seq`, in the segment whose range includes it."""
         first = self._file.field("first_seq")
         if first <= seq and (seq < self._head or self._is_newest()):
@@ -183,7 +183,7 @@ class LogReader(WideReader):
     def seek(self, position: PositionLike) -> None:
         self._check_open()
         if self._file.field("state") == State.REPLACED or not self._file.is_named():
-            self._meet_anew()
+            self._switch_to_new_log()
         place = Position.of(position)
         match place.anchor:
             case "start":
@@ -193,11 +193,11 @@ class LogReader(WideReader):
             case "last":
                 target = self._index.last()
             case "time":
-                self._go_to(self._index.at_time(place.value))
+                self._seek_segment(self._index.at_time(place.value))
                 target = self._first_at(place.value)
             case _:
                 target = self._numbered(place.value)
-        self._go_to(target)
+        self._seek_segment(target)
         self._skips_to_newest = False
         self._confirm()
 
@@ -262,11 +262,12 @@ class LogReader(WideReader):
     def bounds(self) -> Bounds:
         self._check_open()
         if not self._file.is_named():
-            self._meet_anew()
+            self._switch_to_new_log()
         while True:
             oldest, (epoch, end) = self._index.oldest(), self._tip()
             found = Bounds(epoch, oldest, end, self._lineage(epoch))
-            if self._file.is_named() or not self._meet_anew():  # otherwise the bounds mix two logs
+            # Otherwise the bounds mix two logs.
+            if self._file.is_named() or not self._switch_to_new_log():
                 return found
 
     def _lineage(self, epoch: int) -> tuple[Ancestor, ...]:
@@ -298,7 +299,7 @@ class LogReader(WideReader):
                 if len(messages) < limit:
                     if messages and before is None:
                         before = self._counters_before(messages)
-                    if not self._go_on():
+                    if not self._next_segment():
                         break
         except PenstockError:
             if not messages:  # otherwise the next call raises it
@@ -320,7 +321,7 @@ class LogReader(WideReader):
         self._bytes -= sum(len(message.payload) for message in messages)
         self._filtered = filtered
         if restarts == self._restarts:
-            self._go_to(messages[0].seq)
+            self._seek_segment(messages[0].seq)
         else:  # they are in no log any more
             self._lose(messages[0].seq, messages[-1].seq, DropReason.RECREATED)
 
@@ -329,7 +330,7 @@ class LogReader(WideReader):
         left = n - batches[0].num_rows
         self._is_collecting = True  # confirm nothing before it is returned
         try:
-            while 0 < left < n and self._go_on():
+            while 0 < left < n and self._next_segment():
                 batches.append(super()._read_columns(left, 0, origins=origins))
                 left -= batches[-1].num_rows
                 if not batches[-1].num_rows:
@@ -345,13 +346,13 @@ class LogReader(WideReader):
         return pa.concat_batches(batches)
 
     def _wait_for_run(self, n: int, timeout: float | None) -> int:
-        while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._go_on():
+        while not (count := super()._wait_for_run(n, timeout)) and n > 0 and self._next_segment():
             pass
         return count
 
     def _idle(self) -> bool:
         """While idle, check whether messages arrive in another segment."""
-        while self._go_on() and self._next >= self._head:
+        while self._next_segment() and self._next >= self._head:
             pass
         return True
 
@@ -389,7 +390,7 @@ class LogReader(WideReader):
             return False
         return path_of(self._index.folder, self._head).exists()
 
-    def _go_on(self) -> bool:
+    def _next_segment(self) -> bool:
         """Switch to the next segment if this one is complete; tell whether there may be more."""
         file = self._file
         if self._is_newest():
@@ -404,12 +405,12 @@ class LogReader(WideReader):
         else:
             number = self._index.following(first, self._head)
         if number is None:
-            return self._meet_anew()
+            return self._switch_to_new_log()
         try:
             following = open_segment(self._index.folder, number)
             if not self._is_of_this_log(following.field("epoch")):
                 following.close()
-                return self._meet_anew() or self._step_over(number, self._foreign(number))
+                return self._switch_to_new_log() or self._step_over(number, self._foreign(number))
         except NotFound:
             return True  # removed by retention meanwhile: retry
         except DamagedQueue as error:
@@ -447,7 +448,7 @@ class LogReader(WideReader):
         newest = max(self._next, self._index.last())
         if newest > self._next:
             self._lose(self._next, newest - 1, DropReason.RETENTION)
-        self._go_to(newest)
+        self._seek_segment(newest)
         return True
 
     def _step_over(self, number: int, error: DamagedQueue) -> bool:
@@ -467,10 +468,10 @@ class LogReader(WideReader):
         if following > self._next:
             self._lose(self._next, following - 1, DropReason.DAMAGED)
             self._next = following
-        self._go_to(self._next)
+        self._seek_segment(self._next)
         return self._file.field("first_seq") >= following  # otherwise no later segment is readable
 
-    def _meet_anew(self) -> bool:
+    def _switch_to_new_log(self) -> bool:
         """Switch to the log that replaced this one; False: there is none."""
         file = self._other_log()
         if file is None:

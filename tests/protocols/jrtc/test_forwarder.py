@@ -299,6 +299,33 @@ def test_under_block_the_next_forwarder_gets_what_a_destination_that_is_away_did
     assert box.payloads + more.payloads == [b"%d" % i for i in range(10_000)]
 
 
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_under_block_nobody_gets_what_is_left_of_a_removed_stream_so_it_counts(
+    tmp_path: Path, is_made_anew: bool
+) -> None:
+    box = Box()
+    box.most = 7
+    stream = OutputStream.create(STATUS, owner="x", directory=tmp_path, hold="forwarder-2")
+    with open_writer(f"log:{tmp_path}/dead") as dead:
+        with forwarding(tmp_path, {2: box}, policy=OverflowPolicy.BLOCK, dead=dead) as forwarder:
+            until(lambda: forwarder.statistics().routes[2].streams == 1)
+            stream.write(b"0")
+            until(lambda: box.payloads)
+            box.fails = ConnectionError("away")
+            stream.write_many([b"%d" % i for i in range(1, 11)])
+            until(lambda: forwarder.statistics().routes[2].waiting)
+            waiting = forwarder.statistics().routes[2].waiting
+            stream.remove()
+            if is_made_anew:
+                stream = OutputStream.create(STATUS, owner="x", directory=tmp_path)
+        books = forwarder.statistics()
+    stream.close()
+    assert books.routes[2].undelivered == waiting
+    assert books.routes[2].taken + books.routes[2].lost == 11
+    with open_reader(f"log:{tmp_path}/dead") as letters:
+        assert len(list(letters.available())) == waiting
+
+
 def test_a_destination_that_takes_some_at_a_time_gets_the_rest_at_the_end(tmp_path: Path) -> None:
     box = Box()
     box.most, box.takes_long = 100, 0.05

@@ -68,7 +68,7 @@ class RouteStatistics(NamedTuple):
     waiting: int
     #: Messages that were overwritten before they were taken, or still in their streams when the
     #: forwarder was closed. Under `BLOCK` the next forwarder of this name takes the latter, and
-    #: what was taken, but not by the destination.
+    #: what was taken, but not by the destination, unless the stream was removed.
     lost: int
     #: How often the destination could take nothing.
     outages: int
@@ -141,7 +141,7 @@ class Forwarder(Closable):
         self._routes: dict[int, _Route] = {}
         try:
             for number, destination in destinations.items():
-                subscription = _Source(f"{name}-{number}", directory=directory, policy=policy)
+                subscription = _Streams(f"{name}-{number}", directory=directory, policy=policy)
                 subscription.add(*requests_for(destinations=number))
                 self._routes[number] = _Route(
                     *(destination, subscription, schemas, self._letters),
@@ -174,13 +174,25 @@ class Forwarder(Closable):
         self._letters.close()
 
 
-class _Source(Subscription):
+class _Streams(Subscription):
     """The streams of one destination, which can be given back what was read of them."""
 
-    def give_back(self, stream: StreamId, seq: int) -> None:
-        """Go back in a stream: message `seq` is the next again, and not acknowledged."""
+    def give_back(self, stream: StreamId, seq: int) -> bool:
+        """Go back in a stream: message `seq` is the next again, and not acknowledged.
+
+        False: the stream was removed, so that no later reader gets its messages.
+        """
         place = StreamPlace.of(stream, StreamKind.OUTPUT, self.directory)
-        self._sources[place].reader.seek(seq)
+        reader = self._sources[place].reader
+        if not reader.is_named():
+            return False
+        reader.seek(seq)
+        return True
+
+    def backlog_of_removed(self) -> int:
+        """Return how many messages wait in streams that were removed."""
+        readers = [source.reader for source in self._sources.values()]
+        return sum(reader.backlog for reader in readers if not reader.is_named())
 
 
 class _Route:
@@ -189,7 +201,7 @@ class _Route:
     def __init__(
         self,
         destination: Destination,
-        subscription: _Source,
+        subscription: _Streams,
         schemas: Schemas,
         letters: DeadLetters,
         *,
@@ -250,14 +262,18 @@ class _Route:
         self._taken += len(batch)
         self._waiting = len(batch)
         rest = self._deliver(worker, self._serialised(stream, batch))
-        if len(rest) and self._goes_on:
-            self._subscription.give_back(stream, rest.column("seq")[0].as_py())
-            self._taken -= len(rest)
-            self._ends_at = 0.0  # or the same would be taken again
-        elif len(rest):
-            self._give_up(rest)
+        if len(rest):
+            self._leave(stream, rest)
         self._waiting = 0
         return True
+
+    def _leave(self, stream: StreamId, rest: Batch) -> None:
+        """Give what was not sent back to its stream, for the next forwarder, or give it up."""
+        if self._goes_on and self._subscription.give_back(stream, rest["seq"][0].as_py()):
+            self._taken -= len(rest)
+            self._ends_at = 0.0  # or the same would be taken again
+        else:
+            self._give_up(rest)
 
     def _serialised(self, stream: StreamId, batch: Batch) -> Batch:
         """Return the batch with protobuf payloads, without messages that cannot be serialised."""
@@ -326,8 +342,9 @@ class _Route:
     def _ask_books(self, *, at_the_end: bool = False) -> None:
         books = self._subscription.statistics()
         self._lost, self._streams = books.lost, len(books.streams)
-        if at_the_end and not self._goes_on:
-            self._lost += books.backlog
+        if at_the_end:
+            streams = self._subscription
+            self._lost += streams.backlog_of_removed() if self._goes_on else books.backlog
         self._asked_at = time.monotonic()
 
     def statistics(self) -> RouteStatistics:

@@ -336,6 +336,25 @@ def test_a_removed_file_that_nobody_counted_is_one_loss(tmp_path: Path) -> None:
         assert reader.bounds().end == 21
 
 
+def test_a_file_that_grew_since_it_was_counted_and_is_removed_while_it_is_read_is_one_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_CHUNK", 4000)
+    packets = scan(200, every=1000, flags=False)[-200:]
+    path = tmp_path / "0.iwrf_ts"
+    path.write_bytes(b"".join(packets[:2]))
+    with open_reader(f"iwrf:{tmp_path}") as reader:
+        assert isinstance(reader, Replayable)
+        assert reader.bounds().end == 2
+        with path.open("ab") as file:
+            file.write(b"".join(packets[2:]))
+        read = len(reader.read_many(5))
+        path.unlink()
+        read += len(list(reader.available()))
+        assert 2 < read < 200
+        assert [(loss.first, loss.last) for loss in reader.statistics().losses] == [(read, read)]
+
+
 def test_damage_before_the_place_that_is_sought_is_not_lost(tmp_path: Path) -> None:
     packets = scan(20, every=1000, flags=False)[-20:]
     data = [*packets[:5], bytes(77), *packets[5:15], bytes(77), *packets[15:]]

@@ -8,7 +8,6 @@ number counts the packets from the oldest file on.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import logging
 import os
@@ -317,8 +316,8 @@ class IwrfFileReader(Replayable, PacketReader):
         """Go on behind a file that was removed; count what was not read of it."""
         known = self._packets.get(path, 0)
         unread = self._first + known - self._next
-        if not known and not self._is_read:
-            unread = 1  # nobody knows how many packets it had
+        if (not known or unread < 0) and not self._is_read:
+            unread = 1  # nobody knows how many packets it had, or by how many it had grown
         if unread > 0:
             end = self._next + unread
             if (wanted := max(self._next, self._since)) < end:
@@ -364,9 +363,11 @@ class IwrfFileReader(Replayable, PacketReader):
         """
         self._looked = float("-inf")
         self._look_around()
-        last, size = len(self._files) - 1, 0
-        with contextlib.suppress(OSError):  # no file, or it was removed
+        last = len(self._files) - 1
+        try:
             size = self._files[-1].stat().st_size if self._files else 0
+        except OSError:  # it was removed: go on behind it, so that what is missing is counted
+            last, size = last + 1, 0
         while messages := self._take(1):
             yield messages[0]
             if self._ready is None and (self._index, self._offset) >= (last, size):

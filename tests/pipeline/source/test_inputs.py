@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import open_reader
+from penstock.core.errors import MessageTooLarge
 from penstock.pipeline.source.inputs import LiveCopy
 from penstock.protocols.jrtc.endpoint import DatagramReader
 from protocols.jrtc.forwarded import HOST, STATUS, send
@@ -47,3 +48,21 @@ def test_messages_that_a_stopped_copy_has_no_time_for_are_counted_as_lost(
     with open_reader(copy.place) as log:
         kept = len(log.read_many(200))
     assert kept + copy.lost.total == 100
+
+
+def test_messages_that_had_come_when_a_copy_fails_are_counted_as_lost(tmp_path: Path) -> None:
+    reader = live_reader()
+    send(reader.port, *(STATUS + b"%d" % i for i in range(50)))
+    send(reader.port, STATUS + bytes(20_000))
+    send(reader.port, *(STATUS + b"%d" % i for i in range(50)))
+    until(lambda: reader.statistics().backlog == 101)
+    copy = LiveCopy(reader, f"log:{tmp_path}/stage?segment=16K")
+    until(lambda: not copy._worker.is_alive)
+    with pytest.raises(MessageTooLarge):
+        copy.check()
+    with open_reader(copy.place) as log:
+        kept = len(log.read_many(200))
+    assert copy.lost.total == 101 - kept
+    again = LiveCopy(live_reader(), copy.place)
+    again.stop()
+    assert again.lost.earlier == 101 - kept

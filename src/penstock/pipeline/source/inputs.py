@@ -372,9 +372,8 @@ class LiveCopy:
                     on_progress=lambda _: self._note(),
                     should_stop=lambda: time.monotonic() > until,
                 )
-                if time.monotonic() > until:
-                    self._leave(self._reader.statistics().backlog)
-            finally:
+            finally:  # also after an error
+                self._count_left()
                 self._note()
 
     def _note(self) -> None:
@@ -391,13 +390,17 @@ class LiveCopy:
             sync_names(self._count.parent)
         self.lost = self.lost._replace(total=total)
 
-    def _leave(self, backlog: int) -> None:
-        """Count received messages as lost that there is no time to copy."""
-        if backlog:
-            self._left = backlog
+    def _count_left(self) -> None:
+        """Count received messages as lost that are not in the log: they end with the reader."""
+        if isinstance(self._reader, Grouped):
+            return  # it delivers again what was not acknowledged
+        received = self._reader.statistics()
+        copied = self._writer.statistics().messages
+        self._left = received.messages + received.backlog - copied
+        if self._left:
             log.warning(
-                "%s: %d messages had come and are lost: there was no time to copy them to %s",
-                *(self._reader.url, backlog, self.place),
+                "%s: %d messages had come and are lost: the copy to %s ended before they were in it",
+                *(self._reader.url, self._left, self.place),
             )
 
     def check(self) -> None:

@@ -207,6 +207,22 @@ def test_what_was_lost_after_the_last_batch_is_told_at_the_end_and_counted_by_th
     last.reader.stop()
 
 
+def test_what_a_stream_lost_that_was_in_no_batch_yet_is_counted_by_the_next_life(
+    port: int, tmp_path: Path
+) -> None:
+    url, log = f"live://127.0.0.1:{port}", f"log:{tmp_path}/stage"
+    planner = Planner(url, stage=log)
+    planner.begin()
+    send(port, [0, 10])  # of which no batch is planned
+    wait_for(lambda: came_to(log) == 2)
+    planner.reader.stop()
+    again = Planner(url, stage=log)
+    again.at = planner.at
+    assert again.plan()
+    assert again.at[url]["lost"] == 9
+    again.reader.stop()
+
+
 def test_a_new_query_does_not_count_what_an_earlier_one_lost_before_the_same_log(
     port: int, tmp_path: Path
 ) -> None:

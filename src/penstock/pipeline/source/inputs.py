@@ -399,7 +399,7 @@ class LiveCopy:
         self._left = received.messages + received.backlog - copied
         if self._left:
             log.warning(
-                "%s: %d messages had come and are lost: the copy to %s ended before they were in it",
+                "%s: %d messages had come and are lost: the copy to %s ended before them",
                 *(self._reader.url, self._left, self.place),
             )
 

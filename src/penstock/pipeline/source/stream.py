@@ -217,11 +217,15 @@ class StreamReader(TaskReading, DataSourceStreamReader, SupportsTriggerAvailable
             found = self._streams.look()
             for option in ("startingOffsets", "startingOffsetsByTimestamp"):
                 self._check_urls(option, found)
+            staged = self._streams.lost_before_staging()
             self._initial = {}
             for url, bounds in found.items():
                 at = self._slice_start(url, bounds) if url in self._slices else None
                 at = self._start(url, bounds) if at is None else at
-                self._initial[url] = Offset(bounds.epoch, at, at, reader=self._reader)
+                counted = staged[url].earlier if url in staged else None
+                self._initial[url] = Offset(
+                    bounds.epoch, at, at, reader=self._reader, lost_before_log=counted
+                )
         return offsets_to_json(self._initial)
 
     @explained()

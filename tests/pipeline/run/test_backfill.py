@@ -210,6 +210,25 @@ def test_a_query_without_a_batch_reads_a_stream_that_was_created_anew_from_its_s
     assert anew.run() == list(range(100, 130))
 
 
+@pytest.mark.parametrize("layout", ["classic", "wide"])
+def test_a_backfill_leaves_to_the_live_query_a_stream_that_was_created_anew_before_its_first_batch(
+    tmp_path: Path, layout: str
+) -> None:
+    url = f"fmq:{tmp_path}/in"
+    create(f"{url}?layout={layout}")
+    write(url, 0, 20)
+    pinned(tmp_path, url)
+    create(f"{url}?layout={layout}", replace=True)
+    write(url, 100, 110)
+    live = source_of(pinned(tmp_path, url))
+    live.begin()
+    write(url, 110, 130)  # beyond the number that was noted at first
+    time.sleep(1.1)  # a classic queue has whole seconds
+    with pytest.raises(NothingToDo):
+        checkpoints(tmp_path, url, Backfill(time.time_ns() - 60 * SECOND, time.time_ns()))
+    assert live.run() == list(range(100, 130))
+
+
 def test_a_query_without_a_batch_starts_though_a_stream_of_its_pattern_is_gone(
     tmp_path: Path,
 ) -> None:

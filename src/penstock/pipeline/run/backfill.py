@@ -148,25 +148,42 @@ def pin(checkpoint: str, sources: Mapping[str, Source]) -> dict[str, dict[str, s
     noted = _noted(folder)
     has_begun = (folder / "metadata").exists() or _backfills(checkpoint).path.exists()
     if noted is None or not has_begun:  # it never ran, and no backfill relies on it
-        found = {name: _initial(one) for name, one in sources.items() if _is_followed(one)}
-        text = json.dumps(found, sort_keys=True).encode()
-        with storage_errors("writing", str(folder / _BEGINNING)):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / _BEGINNING, text, sync=True)
-            sync_names(folder)
-        noted = _noted(folder) or {}
-    return {
-        name: {
-            **_without(sources[name], _STARTS),
-            "startingOffsets": json.dumps(_numbers_now(sources[name], starts)),
-        }
+        noted = {name: _initial(one) for name, one in sources.items() if _is_followed(one)}
+        _save_beginning(folder, noted)
+    known = {
+        name: starts
         for name, starts in noted.items()
         if starts and name in sources and _is_followed(sources[name])
     }
+    now = {name: _starts_now(sources[name], starts) for name, starts in known.items()}
+    current = noted | {name: _with(known[name], now[name]) for name in known}
+    if current != noted:  # a stream was created anew: backfills must know, too
+        _save_beginning(folder, current)
+    return {
+        name: {
+            **_without(sources[name], _STARTS),
+            "startingOffsets": json.dumps({url: number for url, (_, number) in starts.items()}),
+        }
+        for name, starts in now.items()
+    }
 
 
-def _numbers_now(source: Source, starts: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return where a source starts, by the numbers that its streams have now.
+def _save_beginning(folder: Path, starts: Mapping[str, Mapping[str, tuple[int, int]]]) -> None:
+    """Store where a query starts, as epoch and number by source and URL."""
+    fields = {
+        name: {url: (str(epoch), number) for url, (epoch, number) in each.items()}
+        for name, each in starts.items()
+    }
+    with storage_errors("writing", str(folder / _BEGINNING)):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _BEGINNING, json.dumps(fields, sort_keys=True).encode(), sync=True)
+        sync_names(folder)
+
+
+def _starts_now(
+    source: Source, starts: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return where a source starts, by the epochs and numbers that its streams have now.
 
     All of a stream is new that was created anew since the start was noted. One that is gone is
     left out.
@@ -177,13 +194,21 @@ def _numbers_now(source: Source, starts: Mapping[str, tuple[int, int]]) -> dict[
         found = streams.look()
     finally:
         streams.close()
-    numbers = {}
+    now = {}
     for url, bounds in found.items():
         if (start := noted.get(identity(url))) is not None:
             at = bounds.successor(*start)
             # A classic queue has no epoch: beyond its end, it is another one, too.
-            numbers[url] = bounds.oldest if at is None or at > bounds.end else at
-    return numbers
+            now[url] = (bounds.epoch, bounds.oldest if at is None or at > bounds.end else at)
+    return now
+
+
+def _with(
+    noted: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Return the noted starts with those of now; streams that are gone keep theirs."""
+    there = {identity(url) for url in now}
+    return {url: at for url, at in noted.items() if identity(url) not in there} | dict(now)
 
 
 def _is_followed(source: Source) -> bool:
@@ -195,7 +220,7 @@ def _without(source: Source, names: frozenset[str]) -> dict[str, str]:
     return {key: v for key, v in source.spark_options().items() if key.lower() not in names}
 
 
-def _initial(source: Source) -> dict[str, tuple[str, int]]:
+def _initial(source: Source) -> dict[str, tuple[int, int]]:
     """Return where a source starts in each stream: epoch and sequence number."""
     from penstock.pipeline.source.stream import StreamReader  # noqa: PLC0415 - loads Spark
 
@@ -204,7 +229,7 @@ def _initial(source: Source) -> dict[str, tuple[str, int]]:
         offsets = offsets_from_json(reader.initialOffset())
     finally:
         reader.stop()
-    return {url: (str(at.epoch), at.start) for url, at in offsets.items()}
+    return {url: (at.epoch, at.start) for url, at in offsets.items()}
 
 
 def _noted(folder: Path) -> dict[str, dict[str, tuple[int, int]]] | None:

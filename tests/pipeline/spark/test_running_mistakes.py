@@ -79,7 +79,7 @@ def test_dead_letters_into_a_stream_that_keeps_no_reasons_are_refused_before_spa
     with pytest.raises(ConfigError, match="it keeps no attributes") as caught:
         run(plan(pipeline), master="sprak://host:7077", checkpoint=str(here / "checkpoints"))
     assert caught.value.field == "sinks.x.dead_letter"
-    assert not (here / "dead.mcap").exists()
+    assert not list(here.glob("dead*"))  # or it would be in the way of one that is taken
 
 
 @pytest.mark.parametrize("target", ["fmq:{}/dead", "log:{}/dead", "jsonl:{}/dead.jsonl"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.capabilities import Tended
-from penstock.core.endpoints import endpoint_of, open_writer
+from penstock.core.endpoints import describe, endpoint_of, identity, open_writer, remove
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.units import format_duration
 from penstock.core.url import URL
@@ -40,7 +40,7 @@ from penstock.pipeline.source.inputs import Streams
 from penstock.protocols.web import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -545,7 +545,7 @@ def _check_dead_letters(plan: Plan) -> None:
     """
     for pipeline in plan.pipelines:
         for name, sink in pipeline.sinks.items():
-            if sink.dead_letter is not None and "attributes" in _not_stored(sink.dead_letter):
+            if sink.dead_letter is not None and _drops_reasons(sink.dead_letter):
                 raise pipeline.error(
                     ("sinks", name, "dead_letter"),
                     "it keeps no attributes, which hold the reason of a dead letter",
@@ -557,13 +557,29 @@ class _OnlyAsked(Exception):
     """Ends the `with` of a writer, so that a file is not finished, empty as it is."""
 
 
-def _not_stored(url: str) -> Collection[str]:
-    """Return the fields that a stream does not store; none if that cannot be asked now.
+def _drops_reasons(url: str) -> bool:
+    """Tell whether a stream does not store attributes; False, too, if that cannot be asked now.
 
-    Another run may be writing to it, or its server be away: the query says so when it writes.
+    Another run may be writing to it, or its server be away: the query says so when it writes. A
+    stream that does not exist is created for the question, and removed again if it drops them.
     """
-    missing: Collection[str] = ()
+    is_new, drops = _is_missing(url), False
     with suppress(PenstockError, _OnlyAsked), open_writer(url) as writer:
-        missing = writer.cannot_carry
+        drops = "attributes" in writer.cannot_carry
         raise _OnlyAsked
-    return missing
+    if drops and is_new:
+        with suppress(PenstockError):
+            remove(url)
+    return drops
+
+
+def _is_missing(url: str) -> bool:
+    """Tell whether a stream of this machine does not exist."""
+    try:
+        if identity(url).path is not None:
+            describe(url)
+    except NotFound:
+        return True
+    except PenstockError:
+        pass
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,19 @@ def test_commands_reach_a_controller_that_was_restarted(tmp_path: Path) -> None:
             writer.write(b"2")
             assert [m.payload for _ in range(2) for m in stream.read_many(1, 10)] == [b"1", b"2"]
     assert (writer.statistics().messages, writer.statistics().refused) == (3, 1)
+
+
+def test_a_connection_that_was_reset_before_a_message_costs_no_message() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        with open_writer(f"jrtc+tcp://{HOST}:{port}?stream={STATUS}") as writer:
+            first, _ = listener.accept()
+            writer.write(b"one")
+            until(lambda: first.recv(100, socket.MSG_PEEK).endswith(b"one"))
+            first.close()  # with what it has not read: the kernel resets the connection
+            time.sleep(0.1)
+            writer.write(b"two")
+            second, _ = listener.accept()
+            with second:
+                assert second.recv(100).endswith(b"two")
+        assert (writer.statistics().messages, writer.statistics().refused) == (2, 0)

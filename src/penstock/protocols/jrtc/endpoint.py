@@ -6,6 +6,7 @@ does. A writer of `jrtc+tcp:` sends to the input streams of a controller.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -343,7 +344,10 @@ class ControlWriter(_MessageWriter):
     def _connected(self) -> socket.socket:
         """Return a connection that the controller has not ended: the kernel would take a frame."""
         while self._socket is not None and is_readable(self._socket):
-            if not self._socket.recv(_PIECE):  # otherwise it says something, which nobody expects
+            said = b""
+            with contextlib.suppress(ConnectionError):  # it was reset, as by a controller's death
+                said = self._socket.recv(_PIECE)  # what it says nobody expects
+            if not said:
                 self._disconnect()
         if self._socket is None:
             self._socket = socket.create_connection(self._address, _SENDING)

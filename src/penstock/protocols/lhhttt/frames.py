@@ -185,12 +185,13 @@ class FrameDecoder:
     """
 
     def __init__(
-        self, limit: int = _LIMIT, is_skipped: Callable[[bytes], bool] = lambda _: False
+        self, limit: int = _LIMIT, is_skipped: Callable[[bytes], bool] | None = None
     ) -> None:
         """Refuse frames of more than `limit` bytes by their header, before their body arrives.
 
-        :param is_skipped: called with the first bytes of the body of such a frame; if it returns
-            true, the frame is discarded as it arrives, and the stream goes on behind it
+        :param is_skipped: called with the first 128 bytes of the body of such a frame, or all if it
+            is shorter; if it returns true, the frame is discarded as it arrives, and the stream
+            goes on behind it
         """
         self._limit = limit
         self._is_skipped = is_skipped
@@ -244,10 +245,14 @@ class FrameDecoder:
         if body is None:
             return
         if body[1] > self._limit:
-            head = bytes(self._rest[body[0] : body[0] + _HEAD])
-            if self._is_skipped(head):
-                self._skipping = sum(body)
-                return
+            if self._is_skipped is not None:
+                head = slice(body[0], body[0] + min(body[1], _HEAD))
+                if len(self._rest) < head.stop:
+                    self._wanted = head.stop
+                    return
+                if self._is_skipped(bytes(self._rest[head])):
+                    self._skipping = sum(body)
+                    return
             where = f"length at byte {self.position + 1} of the stream"
             raise Malformed(_WHAT, where, f"at most {self._limit:,} bytes", f"{body[1]:,}")
         self._wanted = sum(body)

@@ -209,6 +209,33 @@ def test_what_made_room_for_a_letter_is_delivered_if_the_next_subscriber_gets_no
     assert {b"0", b"1"} <= {*world.local.payloads(BOB)}
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_a_letter_whose_room_other_messages_took_is_counted_as_unpublished(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, *, has_waited: bool
+) -> None:
+    world = make_world(limits=Limits(queue_messages=1))
+    world.table.add(DLT, BOB)
+    if has_waited:
+        world.local.always = status("UNAVAILABLE")
+        world.ingest(world.notify(b"0"))
+    others = [world.notify(b"1", priority=UPriority.CS6)]
+    append = Outbox.append
+
+    def append_later(outbox: Outbox, *args: Any, **options: Any) -> Any:
+        if others:
+            world.ingest(others.pop())
+        return append(outbox, *args, **options)
+
+    monkeypatch.setattr(Outbox, "append", append_later)
+    world.ingest(world.notify(sink=UUri("nowhere", 1, 1, 0)))
+    world.local.always = None
+    world.run(60)
+    counts = world.dispatcher.books().counts
+    assert (counts.letters_published, counts.letters_unpublished) == (0, 1)
+    assert world.local.payloads(BOB)[-1:] == [b"1"]
+    world.balance()
+
+
 def test_nobody_else_publishes_dead_letters(world: World) -> None:
     world.table.add(DLT, BOB)
     world.ingest(world.publish(b"not one", topic=DLT))

@@ -192,9 +192,7 @@ class FailureHandler:
                 given = max(0, given - len(some))
             except BaseException:
                 left = (*some, *waiting, *caused)
-                for failure in left:
-                    if failure.stored is not None:
-                        failure.stored.outbox.give_back([failure.stored.item])
+                _give_back(left)
                 self._uncount(left[given:])
                 raise
 
@@ -324,7 +322,7 @@ class FailureHandler:
     def _publish(self, letters: Sequence[Letter], caused: list[Failure]) -> None:
         """Store dead letters for their subscribers, as far as there is room.
 
-        :param caused: receives the failures that result from it, also when it raises
+        :param caused: receives the messages that were evicted, also when it raises
         """
         topic = self._topic
         attributes = letters[0].to_message(topic).attributes
@@ -371,6 +369,7 @@ class FailureHandler:
 
         A letter evicts no message: that would cause another letter, and so on.
 
+        :returns: messages that were evicted because others took the room meanwhile
         :raises StorageError: the disk is full; all go on waiting, also those that were stored.
         """
         with self._publishing:
@@ -389,16 +388,18 @@ class FailureHandler:
                 self.unpublished.pop(outlet, None)
             if not some:
                 return []
-        self._ledger.add(letters_published=len(some))
-        return failures
+        evicted = [failure for failure in failures if failure.stored is not None]
+        refused = len(failures) - len(evicted)
+        self._ledger.add(
+            letters_published=len(some) - refused,
+            letters_unpublished=refused,
+            letters_withheld=refused,
+        )
+        return evicted
 
     def room_came(self, outlet: Outlet) -> None:
         """Store waiting letters after messages of a receiver were delivered."""
-        for failure in self._publish_waiting(outlet):
-            if failure.stored is not None:  # another message took the room
-                failure.stored.outbox.give_back([failure.stored.item])
-            else:
-                self._ledger.add(letters_published=-1, letters_unpublished=1)
+        _give_back(self._publish_waiting(outlet))
 
     def close(self) -> None:
         """Count the letters still waiting as unpublished."""
@@ -430,6 +431,13 @@ def _settle(failures: Iterable[Failure]) -> None:
             groups[id(failure.stored.outbox), failure.stored.reason].append(failure.stored)
     for (_, reason), group in groups.items():
         group[0].outbox.settle([stored.item for stored in group], reason)
+
+
+def _give_back(failures: Iterable[Failure]) -> None:
+    """Requeue the stored messages."""
+    for failure in failures:
+        if failure.stored is not None:
+            failure.stored.outbox.give_back([failure.stored.item])
 
 
 def _size(entry: Entry) -> int:

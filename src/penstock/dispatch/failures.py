@@ -1,8 +1,9 @@
 """What is done about a message that cannot be delivered?
 
 The order makes each step crash-safe: store the response to a request, publish the dead letter,
-write it, settle the message. After a crash, a message rejected on arrival is redelivered, and its
-letter is published again with another id.
+write it, settle the message. If the response is refused, its letter is written before that of the
+request, which says that the request was answered. After a crash, a message rejected on arrival is
+redelivered, and its letter is published again with another id.
 """
 
 from __future__ import annotations
@@ -180,7 +181,6 @@ class FailureHandler:
         :raises StorageError: the disk is full; the stored messages are requeued.
         """
         waiting = list(failures)
-        given = len(waiting)  # those of the caller come first; the others are caused by them
         while waiting:
             some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
             caused: list[Failure] = []
@@ -188,17 +188,15 @@ class FailureHandler:
                 self._handle(some, caused)
                 if done is not None:
                     done += some
-                waiting += caused
-                given = max(0, given - len(some))
+                waiting += [failure for failure in caused if failure.stored is not None]
             except BaseException:
-                left = (*some, *waiting, *caused)
-                _give_back(left)
-                self._uncount(left[given:])
+                _give_back((*some, *waiting, *caused))
+                self._uncount(caused)
                 raise
 
-    def _uncount(self, caused: Iterable[Failure]) -> None:
+    def _uncount(self, failures: Iterable[Failure]) -> None:
         """Take back what was made here and refused: nobody has it, and it gets no letter."""
-        for failure in caused:
+        for failure in failures:
             if failure.stored is not None:
                 continue
             self._ledger.add(copies=-1, copies_refused=-1)
@@ -207,21 +205,18 @@ class FailureHandler:
                 self._ledger.add(responses=-1)
 
     def _handle(self, failures: Sequence[Failure], caused: list[Failure]) -> None:
-        """Handle a batch; `caused` receives the failures that result from it."""
+        """Handle a batch, and the refused responses to its requests.
+
+        :param caused: receives those responses, and the evicted messages, which are left to do
+        """
         now_ms = self._clock.now_ns() // 1_000_000
-        letters: list[Letter] = []
-        withheld = 0
-        for failure in failures:
-            try:
-                letter = self._letter(failure, now_ms)
-            except InvalidMessage:  # it was stored by another version of the rules
-                letter = None
-            if letter is None or letter.header.source == self._topic:
-                withheld += 1  # a letter about a letter would be one more of them each time
-                continue
+        found = self._letters(failures, now_ms)
+        for failure, letter in found:
             if letter.header.type == UMessageType.REQUEST:
                 caused += self._answer(failure, letter, now_ms)
-            letters.append(letter)
+        # A request that is settled does not come again: its response is handled with it.
+        refused = [failure for failure in caused if failure.stored is None]
+        letters = [letter for _, letter in (*self._letters(refused, now_ms), *found)]
         new = self._dead_letters.new(letters)
         # Publish before writing: after a crash in between it is published twice, never lost.
         if new:
@@ -229,8 +224,23 @@ class FailureHandler:
         self._dead_letters.write(new)
         _settle(failures)
         self._ledger.add(
-            letters=len(new), letters_known=len(letters) - len(new), letters_withheld=withheld
+            letters=len(new),
+            letters_known=len(letters) - len(new),
+            letters_withheld=len(failures) + len(refused) - len(letters),
         )
+
+    def _letters(self, failures: Iterable[Failure], now_ms: int) -> list[tuple[Failure, Letter]]:
+        """Create the letters about failures, except those withheld."""
+        found = []
+        for failure in failures:
+            try:
+                letter = self._letter(failure, now_ms)
+            except InvalidMessage:  # it was stored by another version of the rules
+                continue
+            # A letter about a letter would be one more of them each time.
+            if letter.header.source != self._topic:
+                found.append((failure, letter))
+        return found
 
     def _letter(self, failure: Failure, now_ms: int) -> Letter:
         if failure.header_only:

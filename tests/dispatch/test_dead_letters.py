@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,34 @@ def test_a_letter_that_is_retried_into_a_full_queue_on_a_full_disk_stays_and_is_
             world.dispatcher.retry_dead_letter(letter.number)
     assert world.letters == [letter]
     world.balance()
+
+
+def test_a_retried_letter_that_is_written_anew_is_counted_although_the_disk_is_full_after_it(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response evicts a message, of which no letter can be written."""
+    world = make_world(limits=Limits(queue_messages=1))
+    world.far.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=CAROL, priority=UPriority.CS6), world.request())
+    world.run()
+    (letter,) = world.letters  # of the request
+    world = world.reopen()  # it does not know any more that it answered
+    world.far.always = world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=ALICE, priority=UPriority.CS1))
+    write, numbers = DeadLetters.write, itertools.count(1)
+
+    def write_or_fail(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
+        if next(numbers) == 2:
+            raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+        return write(letters, some)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "write", write_or_fail)
+        with pytest.raises(StorageError):
+            world.dispatcher.retry_dead_letter(letter.number)
+    world.balance()
+    counts = world.dispatcher.books().counts
+    assert (counts.letters, counts.copies_refused, counts.responses) == (1, 1, 1)
+    world.run(60)
+    world.balance()
+    world.close()

@@ -423,10 +423,11 @@ class FailureHandler:
         assert letter.original is not None
         assert letter.receiver is not None
         failures = self._store_for(letter.original, Receiver(letter.leg, letter.receiver), "")
+        done: list[Failure] = []
         try:
-            self.handle(failures)
+            self.handle(failures, done)
         except BaseException:
-            self._uncount(failures)
+            self._uncount(failures[len(done) :])
             raise
 
     def _part(self, messages: Iterable[UMessage]) -> Part:

@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,32 @@ def test_a_full_disk_while_a_receiver_makes_room_counts_its_messages_once(
     again = world.reopen()
     assert again.dispatcher.books().copies.stored == 6
     again.close()
+
+
+def test_books_that_are_read_while_a_receiver_makes_room_count_its_messages_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, limits=Limits(receivers=1))
+    world.ingest(*(world.notify(b"%d" % number) for number in range(5)))
+    world.run()
+    world = world.reopen()
+    save = outlets.save_notes
+
+    with ThreadPoolExecutor(1) as pool:
+        calls = []
+
+        def save_slowly(path: Path, *args: Any, **options: Any) -> None:
+            calls.append(pool.submit(world.dispatcher.books))
+            waits(calls[0])  # so that it looks now
+            save(path, *args, **options)
+
+        monkeypatch.setattr(outlets, "save_notes", save_slowly)
+        world.ingest(world.notify(b"other", sink=ALICE))
+        books = calls[0].result(SOON)
+    assert (books.copies.stored, books.before.stored) == (5, 5)
+    world.run()
+    world.balance()
+    world.close()
 
 
 @pytest.mark.parametrize("crash", ["rename", "save_notes", "rmtree"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,33 @@ def test_what_made_room_for_a_letter_is_delivered_if_the_next_subscriber_gets_no
     assert {b"0", b"1"} <= {*world.local.payloads(BOB)}
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_a_letter_whose_room_other_messages_took_is_counted_as_unpublished(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, *, has_waited: bool
+) -> None:
+    world = make_world(limits=Limits(queue_messages=1))
+    world.table.add(DLT, BOB)
+    if has_waited:
+        world.local.always = status("UNAVAILABLE")
+        world.ingest(world.notify(b"0"))
+    others = [world.notify(b"1", priority=UPriority.CS6)]
+    append = Outbox.append
+
+    def append_later(outbox: Outbox, *args: Any, **options: Any) -> Any:
+        if others:
+            world.ingest(others.pop())
+        return append(outbox, *args, **options)
+
+    monkeypatch.setattr(Outbox, "append", append_later)
+    world.ingest(world.notify(sink=UUri("nowhere", 1, 1, 0)))
+    world.local.always = None
+    world.run(60)
+    counts = world.dispatcher.books().counts
+    assert (counts.letters_published, counts.letters_unpublished) == (0, 1)
+    assert world.local.payloads(BOB)[-1:] == [b"1"]
+    world.balance()
+
+
 def test_nobody_else_publishes_dead_letters(world: World) -> None:
     world.table.add(DLT, BOB)
     world.ingest(world.publish(b"not one", topic=DLT))
@@ -324,3 +352,34 @@ def test_a_letter_that_is_retried_into_a_full_queue_on_a_full_disk_stays_and_is_
             world.dispatcher.retry_dead_letter(letter.number)
     assert world.letters == [letter]
     world.balance()
+
+
+def test_a_retried_letter_that_is_written_anew_is_counted_although_the_disk_is_full_after_it(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response evicts a message, of which no letter can be written."""
+    world = make_world(limits=Limits(queue_messages=1))
+    world.far.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=CAROL, priority=UPriority.CS6), world.request())
+    world.run()
+    (letter,) = world.letters  # of the request
+    world = world.reopen()  # it does not know any more that it answered
+    world.far.always = world.local.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=ALICE, priority=UPriority.CS1))
+    write, numbers = DeadLetters.write, itertools.count(1)
+
+    def write_or_fail(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
+        if next(numbers) == 2:
+            raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+        return write(letters, some)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "write", write_or_fail)
+        with pytest.raises(StorageError):
+            world.dispatcher.retry_dead_letter(letter.number)
+    world.balance()
+    counts = world.dispatcher.books().counts
+    assert (counts.letters, counts.copies_refused, counts.responses) == (1, 1, 1)
+    world.run(60)
+    world.balance()
+    world.close()

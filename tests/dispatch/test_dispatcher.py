@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from penstock.core.clock import SYSTEM_CLOCK
 from penstock.core.errors import InvalidOption, Malformed, StorageError
 from penstock.core.retry import Backoff
 from penstock.dispatch import Access, Delivery, Limits, Policy, Retry, Routes, Rule, outlets
+from penstock.dispatch.books import Books
 from penstock.dispatch.outbox import Entry, Outbox, OutboxBooks, Part
+from penstock.dispatch.outbox.state import save_notes
 from penstock.protocols.uprotocol import UCode, UMessage, UStatus, UUri
 from support.dispatching import ALICE, BOB, CAROL, METHOD, TOPIC, World, in_order, status
 from support.waiting import SOON, background, waits
@@ -317,6 +320,32 @@ def test_a_full_disk_while_a_receiver_makes_room_counts_its_messages_once(
     again = world.reopen()
     assert again.dispatcher.books().copies.stored == 6
     again.close()
+
+
+def test_books_that_are_read_while_a_receiver_makes_room_count_its_messages_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, limits=Limits(receivers=1))
+    world.ingest(*(world.notify(b"%d" % number) for number in range(5)))
+    world.run()
+    world = world.reopen()
+
+    with ThreadPoolExecutor(1) as pool:
+        calls: list[Future[object]] = []
+
+        def save_slowly(path: Path, *args: Any, **options: Any) -> None:
+            calls.append(pool.submit(world.dispatcher.books))
+            waits(calls[0])  # so that it looks now
+            save_notes(path, *args, **options)
+
+        monkeypatch.setattr(outlets, "save_notes", save_slowly)
+        world.ingest(world.notify(b"other", sink=ALICE))
+        books = calls[0].result(SOON)
+    assert isinstance(books, Books)
+    assert (books.copies.stored, books.before.stored) == (5, 5)
+    world.run()
+    world.balance()
+    world.close()
 
 
 @pytest.mark.parametrize("crash", ["rename", "save_notes", "rmtree"])

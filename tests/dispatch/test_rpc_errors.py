@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -195,12 +197,9 @@ def test_r13_one_response_for_a_request_that_fails_again_and_again(world: World)
 def test_r13_a_response_that_the_disk_has_no_room_for_is_stored_when_the_request_comes_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
-
     asked = world.request(method=UUri("nowhere", 1, 1, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(Outbox, "append", full)
+        patch.setattr(Outbox, "append", _full)
         with pytest.raises(StorageError):
             world.ingest(asked)
     assert world.dispatcher.books().counts.responses == 0
@@ -360,14 +359,38 @@ def test_a_response_without_a_ttl_to_a_request_that_is_not_known_is_delivered(
     world.close()
 
 
-@pytest.mark.parametrize("number", [1, 2])
+def _full(*_: object, **__: object) -> None:
+    raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+
+
 def test_a_response_that_finds_no_room_is_made_again_with_its_request_after_a_full_disk(
-    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, number: int
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(limits=Limits(queue_messages=1))
-    world.local.always = status("UNAVAILABLE")
-    world.ingest(world.notify(sink=ALICE, priority=UPriority.CS6))  # the queue to her is full
-    world.run()
+    _fill_the_queue_to_the_caller(world)
+    asked = world.request(method=UUri("nowhere", 1, 1, 7))
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "write", _full)
+        with pytest.raises(StorageError):
+            world.ingest(asked)
+    world.balance()
+    world.ingest(asked)  # the leg has it again
+    world.balance()
+    counts = world.dispatcher.books().counts
+    assert (counts.responses, counts.copies_refused, counts.unanswered) == (1, 1, 0)
+    assert [letter.header.type for letter in world.letters][-2:] == [
+        UMessageType.RESPONSE,
+        UMessageType.REQUEST,
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_response_that_finds_no_room_outlasts_a_full_disk_after_its_request_waited(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The request is settled with its letter, and never comes again."""
+    world = make_world(limits=Limits(queue_messages=1))
+    _fill_the_queue_to_the_caller(world)
     write, numbers = DeadLetters.write, itertools.count(1)
 
     def write_or_fail(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
@@ -376,15 +399,48 @@ def test_a_response_that_finds_no_room_is_made_again_with_its_request_after_a_fu
         return write(letters, some)
 
     monkeypatch.setattr(DeadLetters, "write", write_or_fail)
-    asked = world.request(method=UUri("nowhere", 1, 1, 7))
-    with pytest.raises(StorageError):
-        world.ingest(asked)
+    world.ingest(world.request(ttl=1000))
+    with contextlib.suppress(StorageError):
+        world.run(2)
     world.balance()
-    world.ingest(asked)  # the leg has it again
+    world.run(30)
     world.balance()
     counts = world.dispatcher.books().counts
     assert (counts.responses, counts.copies_refused, counts.unanswered) == (1, 1, 0)
-    assert [letter.header.type for letter in world.letters][-2:] == [
-        UMessageType.REQUEST,
-        UMessageType.RESPONSE,
-    ]
+    assert _letter_types(world) == {UMessageType.REQUEST: 1, UMessageType.RESPONSE: 1}
+
+
+def test_a_response_that_finds_no_room_is_not_lost_by_a_crash_between_two_letters(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letter of the request says that it was answered."""
+    world = make_world(limits=Limits(queue_messages=1))
+    _fill_the_queue_to_the_caller(world)
+    write = DeadLetters.write
+
+    def write_one(letters: DeadLetters, some: Iterable[Letter]) -> list[Letter]:
+        write(letters, [*some][:1])
+        raise StorageError("writing", "x", OSError(errno.ENOSPC, "no space"))
+
+    world.ingest(world.request(ttl=1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(DeadLetters, "write", write_one)
+        with pytest.raises(StorageError):
+            world.run(2)
+    again = world.reopen()
+    again.local.always = status("UNAVAILABLE")
+    again.run(30)
+    again.balance()
+    assert UMessageType.RESPONSE in _letter_types(again)
+    again.close()
+
+
+def _fill_the_queue_to_the_caller(world: World) -> None:
+    """Let no leg deliver, and the queue to ALICE have room for one message."""
+    world.local.always = world.far.always = status("UNAVAILABLE")
+    world.ingest(world.notify(sink=ALICE, priority=UPriority.CS6))
+    world.run()
+
+
+def _letter_types(world: World) -> Counter[UMessageType]:
+    return Counter(letter.header.type for letter in world.letters)

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 from penstock.core.clock import SYSTEM_CLOCK
+from penstock.dispatch import Subscriber
 from penstock.dispatch.scheduler import Scheduler
 from penstock.protocols.uprotocol import UMessage, UStatus, UUri
-from support.dispatching import BOB, World, status
+from support.dispatching import BOB, TOPIC, Table, World, status
 from support.threads import own_threads
 from support.until import until
+from support.waiting import SOON, background
 
 
 def address(number: int) -> UUri:
@@ -79,6 +81,37 @@ def test_two_receivers_that_come_while_one_thread_is_free_need_not_wait_for_each
         finally:
             release.set()
             scheduler.stop()
+
+
+class SlowTable(Table):
+    """Subscriptions that a delivery has to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def receivers_of(self, topic: UUri) -> list[Subscriber]:
+        if threading.current_thread() is not threading.main_thread():
+            self.asked.set()
+            self.release.wait(30)
+        return super().receivers_of(topic)
+
+
+def test_messages_are_stored_while_those_to_deliver_are_chosen(tmp_path: Path) -> None:
+    table = SlowTable()
+    table.add(TOPIC, BOB)
+    world = World(tmp_path, clock=SYSTEM_CLOCK, threads=True, table=table)
+    world.ingest(world.publish(b"0"))
+    assert table.asked.wait(10)
+    with background(world.ingest, world.notify(b"1")) as call:
+        try:
+            call.result(SOON)
+        finally:
+            table.release.set()
+    until(lambda: world.queued == 0)
+    assert world.local.payloads(BOB) == [b"0", b"1"]
+    world.balance()
+    world.close()
 
 
 def test_threads_are_as_many_as_deliveries_and_not_as_receivers(tmp_path: Path) -> None:

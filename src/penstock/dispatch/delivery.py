@@ -376,6 +376,8 @@ class Outlet:
         They may be for other methods; all other messages of one source are of one topic.
         """
         callers = {item.source for item in gone if item.type == UMessageType.REQUEST}
+        if not callers:
+            return  # without the lock: a delivery holds it while it chooses its messages
         with self._lock:
             if callers.isdisjoint(self._traffic.stopped):
                 return

@@ -1,8 +1,9 @@
 """What is done about a message that cannot be delivered?
 
 The order makes each step crash-safe: store the response to a request, publish the dead letter,
-write it, settle the message. After a crash, a message rejected on arrival is redelivered, and its
-letter is published again with another id.
+write it, settle the message. If the response is refused, its letter is written before that of the
+request, which says that the request was answered. After a crash, a message rejected on arrival is
+redelivered, and its letter is published again with another id.
 """
 
 from __future__ import annotations
@@ -180,7 +181,6 @@ class FailureHandler:
         :raises StorageError: the disk is full; the stored messages are requeued.
         """
         waiting = list(failures)
-        given = len(waiting)  # those of the caller come first; the others are caused by them
         while waiting:
             some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
             caused: list[Failure] = []
@@ -188,19 +188,15 @@ class FailureHandler:
                 self._handle(some, caused)
                 if done is not None:
                     done += some
-                waiting += caused
-                given = max(0, given - len(some))
+                waiting += [failure for failure in caused if failure.stored is not None]
             except BaseException:
-                left = (*some, *waiting, *caused)
-                for failure in left:
-                    if failure.stored is not None:
-                        failure.stored.outbox.give_back([failure.stored.item])
-                self._uncount(left[given:])
+                _give_back((*some, *waiting, *caused))
+                self._uncount(caused)
                 raise
 
-    def _uncount(self, caused: Iterable[Failure]) -> None:
+    def _uncount(self, failures: Iterable[Failure]) -> None:
         """Take back what was made here and refused: nobody has it, and it gets no letter."""
-        for failure in caused:
+        for failure in failures:
             if failure.stored is not None:
                 continue
             self._ledger.add(copies=-1, copies_refused=-1)
@@ -209,21 +205,18 @@ class FailureHandler:
                 self._ledger.add(responses=-1)
 
     def _handle(self, failures: Sequence[Failure], caused: list[Failure]) -> None:
-        """Handle a batch; `caused` receives the failures that result from it."""
+        """Handle a batch, and the refused responses to its requests.
+
+        :param caused: receives those responses, and the evicted messages, which are left to do
+        """
         now_ms = self._clock.now_ns() // 1_000_000
-        letters: list[Letter] = []
-        withheld = 0
-        for failure in failures:
-            try:
-                letter = self._letter(failure, now_ms)
-            except InvalidMessage:  # it was stored by another version of the rules
-                letter = None
-            if letter is None or letter.header.source == self._topic:
-                withheld += 1  # a letter about a letter would be one more of them each time
-                continue
+        found = self._letters(failures, now_ms)
+        for failure, letter in found:
             if letter.header.type == UMessageType.REQUEST:
                 caused += self._answer(failure, letter, now_ms)
-            letters.append(letter)
+        # A request that is settled does not come again: its response is handled with it.
+        refused = [failure for failure in caused if failure.stored is None]
+        letters = [letter for _, letter in (*self._letters(refused, now_ms), *found)]
         new = self._dead_letters.new(letters)
         # Publish before writing: after a crash in between it is published twice, never lost.
         if new:
@@ -231,8 +224,23 @@ class FailureHandler:
         self._dead_letters.write(new)
         _settle(failures)
         self._ledger.add(
-            letters=len(new), letters_known=len(letters) - len(new), letters_withheld=withheld
+            letters=len(new),
+            letters_known=len(letters) - len(new),
+            letters_withheld=len(failures) + len(refused) - len(letters),
         )
+
+    def _letters(self, failures: Iterable[Failure], now_ms: int) -> list[tuple[Failure, Letter]]:
+        """Create the letters about failures, except those withheld."""
+        found = []
+        for failure in failures:
+            try:
+                letter = self._letter(failure, now_ms)
+            except InvalidMessage:  # it was stored by another version of the rules
+                continue
+            # A letter about a letter would be one more of them each time.
+            if letter.header.source != self._topic:
+                found.append((failure, letter))
+        return found
 
     def _letter(self, failure: Failure, now_ms: int) -> Letter:
         if failure.header_only:
@@ -324,7 +332,7 @@ class FailureHandler:
     def _publish(self, letters: Sequence[Letter], caused: list[Failure]) -> None:
         """Store dead letters for their subscribers, as far as there is room.
 
-        :param caused: receives the failures that result from it, also when it raises
+        :param caused: receives the messages that were evicted, also when it raises
         """
         topic = self._topic
         attributes = letters[0].to_message(topic).attributes
@@ -371,6 +379,7 @@ class FailureHandler:
 
         A letter evicts no message: that would cause another letter, and so on.
 
+        :returns: messages that were evicted because others took the room meanwhile
         :raises StorageError: the disk is full; all go on waiting, also those that were stored.
         """
         with self._publishing:
@@ -389,16 +398,18 @@ class FailureHandler:
                 self.unpublished.pop(outlet, None)
             if not some:
                 return []
-        self._ledger.add(letters_published=len(some))
-        return failures
+        evicted = [failure for failure in failures if failure.stored is not None]
+        refused = len(failures) - len(evicted)
+        self._ledger.add(
+            letters_published=len(some) - refused,
+            letters_unpublished=refused,
+            letters_withheld=refused,
+        )
+        return evicted
 
     def room_came(self, outlet: Outlet) -> None:
         """Store waiting letters after messages of a receiver were delivered."""
-        for failure in self._publish_waiting(outlet):
-            if failure.stored is not None:  # another message took the room
-                failure.stored.outbox.give_back([failure.stored.item])
-            else:
-                self._ledger.add(letters_published=-1, letters_unpublished=1)
+        _give_back(self._publish_waiting(outlet))
 
     def close(self) -> None:
         """Count the letters still waiting as unpublished."""
@@ -412,10 +423,11 @@ class FailureHandler:
         assert letter.original is not None
         assert letter.receiver is not None
         failures = self._store_for(letter.original, Receiver(letter.leg, letter.receiver), "")
+        done: list[Failure] = []
         try:
-            self.handle(failures)
+            self.handle(failures, done)
         except BaseException:
-            self._uncount(failures)
+            self._uncount(failures[len(done) :])
             raise
 
     def _part(self, messages: Iterable[UMessage]) -> Part:
@@ -430,6 +442,13 @@ def _settle(failures: Iterable[Failure]) -> None:
             groups[id(failure.stored.outbox), failure.stored.reason].append(failure.stored)
     for (_, reason), group in groups.items():
         group[0].outbox.settle([stored.item for stored in group], reason)
+
+
+def _give_back(failures: Iterable[Failure]) -> None:
+    """Requeue the stored messages."""
+    for failure in failures:
+        if failure.stored is not None:
+            failure.stored.outbox.give_back([failure.stored.item])
 
 
 def _size(entry: Entry) -> int:

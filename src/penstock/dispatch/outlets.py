@@ -119,6 +119,8 @@ class Outlets:
             folder.mkdir(parents=True, exist_ok=True)
         self._retired, counted = _read_retired(folder / _RETIRED)
         self._retired_before = self._retired
+        #: Held while an outlet is removed and counted as retired.
+        self._counting = threading.Lock()
         with storage_errors("opening", str(folder)):
             self._tidy_up(counted)
         try:
@@ -252,7 +254,11 @@ class Outlets:
             limit = self._limits.receivers
             raise NoRoom(f"messages wait for {limit:,} receivers, and there may not be more")
         receiver = outlet.receiver
-        self._outlets = {key: each for key, each in self._outlets.items() if key != receiver}
+        others = {key: each for key, each in self._outlets.items() if key != receiver}
+        retired = added([self._retired, outlet.outbox.books()])
+        before = added([self._retired_before, outlet.before])
+        with self._counting:
+            self._outlets, self._retired, self._retired_before = others, retired, before
         self.generation += 1
         self._scheduler.forget(outlet)
         self._timer.forget(outlet)
@@ -260,7 +266,7 @@ class Outlets:
         shutil.rmtree(self._gone(receiver), ignore_errors=True)
 
     def _put_aside(self, outlet: Outlet, books: OutboxBooks) -> None:
-        """Rename the folder of an outbox, and count its messages as retired.
+        """Rename the folder of an outbox, and save that its messages count as retired.
 
         This order counts them once, wherever a crash interrupts it.
 
@@ -282,8 +288,6 @@ class Outlets:
                 with contextlib.suppress(OSError):
                     gone.rename(folder)
             raise
-        self._retired = retired
-        self._retired_before = added([self._retired_before, outlet.before])
 
     def _gone(self, receiver: Receiver) -> Path:
         return self._folder / f"{receiver.folder}{_GONE}"
@@ -325,12 +329,13 @@ class Outlets:
 
     def books(self) -> tuple[OutboxBooks, OutboxBooks]:
         """Return the sums of the counters of all outboxes, now and when they were opened."""
-        outlets = self.all()
+        with self._counting:  # all of one moment: an outbox makes us wait while it is retired
+            outlets, retired, before = self.all(), self._retired, self._retired_before
         damaged = self._common.damaged
         lost = NO_COPIES._replace(stored=damaged, damaged=damaged)
         return (
-            added([lost, self._retired, *(outlet.outbox.books() for outlet in outlets)]),
-            added([lost, self._retired_before, *(outlet.before for outlet in outlets)]),
+            added([lost, retired, *(outlet.outbox.books() for outlet in outlets)]),
+            added([lost, before, *(outlet.before for outlet in outlets)]),
         )
 
     def close(self) -> None:

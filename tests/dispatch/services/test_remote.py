@@ -243,6 +243,82 @@ def test_the_code_of_an_error_is_not_an_answer(tmp_path: Path) -> None:
     here.close()
 
 
+def _answer_with(here: ServiceBus, said: SubscriptionStatus) -> None:
+    """Answer the last call of the uSubscription here."""
+    asked = here.far.arrived[UUri("there", 0, 0, 0)][-1]
+    answer = response(
+        asked,
+        proto.SubscribeResponse(topic=TOPIC.to_proto(), status=int(said)).SerializeToString(),
+        payload_format=UPayloadFormat.PROTOBUF,
+        id=UUID7.new(here.now_ms),
+    )
+    here.dispatcher.ingest("far", [answer.to_bytes()])
+    here.run()
+
+
+def _notify_of(here: ServiceBus, said: SubscriptionStatus) -> None:
+    """Notify the uSubscription here of a change there."""
+    change = proto.Subscription(
+        topic=TOPIC.to_proto(), subscriber=ITSELF.to_proto(), status=int(said)
+    )
+    message = notification(
+        UUri("there", 0, 4, 0x8000),
+        ITSELF,
+        change.SerializeToString(),
+        payload_format=UPayloadFormat.PROTOBUF,
+        id=UUID7.new(here.now_ms),
+    )
+    here.dispatcher.ingest("far", [message.to_bytes()])
+    here.run()
+
+
+def test_what_is_pending_elsewhere_is_pending_here_until_a_notification(tmp_path: Path) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice, bob, carol = (here.entity(number) for number in (0x20, 0x30, 0x40))
+    here.subscribe(alice, TOPIC)
+    _answer_with(here, PENDING)
+    assert here.subscribe(bob, TOPIC).status == PENDING
+    here.run(1000)
+    assert len(here.far.arrived[UUri("there", 0, 0, 0)]) == 1  # no call again: it was answered
+    _notify_of(here, SUBSCRIBED)
+    assert here.subscribe(carol, TOPIC).status == SUBSCRIBED
+    for entity in alice, bob:
+        assert [change.status for _, change in here.changes(entity)] == [PENDING, SUBSCRIBED]
+    here = here.reopen()
+    here.run(1000)
+    assert [one.status for one in here.table] == [SUBSCRIBED] * 3
+    assert here.far.calls == []
+    here.close()
+
+
+def test_what_is_pending_elsewhere_is_pending_and_asked_for_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    here = ServiceBus(tmp_path / "state")
+    alice = here.entity(0x20)
+    here.subscribe(alice, TOPIC)
+    _answer_with(here, PENDING)
+    here = here.reopen()
+    here.run(5)
+    assert [one.status for one in here.table] == [PENDING]
+    assert here.changes(alice) == []
+    _answer_with(here, SUBSCRIBED)
+    assert [change.status for _, change in here.changes(alice)] == [SUBSCRIBED]
+    here.close()
+
+
+def test_what_was_pending_elsewhere_and_is_forgotten_there_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    here = ServiceBus(tmp_path / "state")
+    here.subscribe(here.entity(0x20), TOPIC)
+    _answer_with(here, PENDING)
+    _notify_of(here, UNSUBSCRIBED)
+    here.run(5)
+    assert len(here.far.arrived[UUri("there", 0, 0, 0)]) == 2
+    here.close()
+
+
 def fail_once(table: SubscriptionTable, number: int, patch: pytest.MonkeyPatch) -> None:
     """Let one of the next appends to a table's file find a full disk."""
     append, numbers = table._journal.append, itertools.count(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.core.retry import Backoff
@@ -42,14 +42,19 @@ class Wish:
     topic: UUri
     is_wanted: bool
     period_ms: int | None
-    #: Whether the other side has confirmed it.
-    is_granted: bool = False
+    #: What the other side answered; None: it is to be asked.
+    status: SubscriptionStatus | None = None
     attempts: int = 0
     due: float = 0.0
     reqid: UUID7 | None = None
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether the other side says that we are subscribed."""
+        return self.status == SubscriptionStatus.SUBSCRIBED
+
     def to_record(self) -> Record:
-        """Return what is saved of it."""
+        """Return what is saved of it: after a restart, one that was not granted is asked again."""
         return {
             "is_wanted": self.is_wanted,
             "period_ms": self.period_ms,
@@ -90,7 +95,7 @@ class RemoteTopics:
                 topic,
                 bool(note.get("is_wanted")),
                 note.get("period_ms"),
-                bool(note.get("is_granted")),
+                SubscriptionStatus.SUBSCRIBED if note.get("is_granted") else None,
             )
             for topic, note in notes.items()
         }
@@ -98,6 +103,17 @@ class RemoteTopics:
     def is_granted(self, topic: UUri) -> bool:
         wish = self._wishes.get(topic)
         return wish is not None and wish.is_wanted and wish.is_granted
+
+    def is_answered(self, topic: UUri) -> bool:
+        """Tell whether the other side answered a subscription, perhaps that it is pending."""
+        wish = self._wishes.get(topic)
+        return wish is not None and wish.is_wanted and wish.status is not None
+
+    def granted(self, topic: UUri) -> Wishes:
+        """Return what changes when the other side grants what was pending there."""
+        if self.is_granted(topic):
+            return {}
+        return {topic: replace(self._wishes[topic], status=SubscriptionStatus.SUBSCRIBED)}
 
     def following(self, topic: UUri, periods_ms: Sequence[int | None]) -> Wishes:
         """Return what changes when a topic has subscribers with these sample periods here."""
@@ -115,7 +131,7 @@ class RemoteTopics:
     def again(self, topic: UUri) -> Wishes:
         """Return what changes when the other side forgot the subscription: it is made anew."""
         wish = self._wishes.get(topic)
-        if wish is None or not wish.is_wanted or not wish.is_granted:
+        if wish is None or not self.is_answered(topic):
             return {}
         due = self._clock.monotonic() + _BACKOFF.delay(1, self._rng)
         return {topic: Wish(topic, is_wanted=True, period_ms=wish.period_ms, due=due)}
@@ -137,7 +153,7 @@ class RemoteTopics:
         now = self._clock.monotonic()
         calls = []
         for wish in self._wishes.values():
-            if wish.is_granted or wish.due > now:
+            if wish.status is not None or wish.due > now:
                 continue
             if wish.reqid is not None:  # the last call timed out
                 wish.attempts += 1
@@ -149,7 +165,7 @@ class RemoteTopics:
         return calls
 
     def next_due(self) -> float | None:
-        return min((it.due for it in self._wishes.values() if not it.is_granted), default=None)
+        return min((it.due for it in self._wishes.values() if it.status is None), default=None)
 
     def _call(self, wish: Wish) -> UMessage:
         if wish.is_wanted:
@@ -189,10 +205,10 @@ class RemoteTopics:
             wish.attempts += 1
             wish.due = self._clock.monotonic() + _BACKOFF.delay(wish.attempts, self._rng)
             return None
-        granted = None
+        answered = None
         if wish.is_wanted and status != SubscriptionStatus.UNSUBSCRIBED:
-            granted = Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, is_granted=True)
-        return Outcome(wish.topic, status, {wish.topic: granted})
+            answered = Wish(wish.topic, is_wanted=True, period_ms=wish.period_ms, status=status)
+        return Outcome(wish.topic, status, {wish.topic: answered})
 
     @staticmethod
     def _granted(response: UMessage, wish: Wish) -> SubscriptionStatus | None:

@@ -353,8 +353,8 @@ class USubscription(Service):
         if topic.authority_name != source.authority_name or self._is_own(topic):
             return  # it speaks for its own topics only
         status = SubscriptionStatus(change.status)
-        if status == _SUBSCRIBED and self._remote.is_granted(topic):
-            self._restate(self.table.of_topic(topic), status)
+        if status == _SUBSCRIBED and self._remote.is_answered(topic):
+            self._restate(self.table.of_topic(topic), status, self._remote.granted(topic))
         elif status == _UNSUBSCRIBED and self.table.of_topic(topic):
             # It lost the subscription, for example by a reset, but the topic is still wanted here.
             self._restate(self.table.of_topic(topic), _PENDING, self._remote.again(topic))

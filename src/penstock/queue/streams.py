@@ -94,18 +94,20 @@ class _Created(ABC):
         self.stream = place.stream
         self._place = place
         self._ownership: Ownership | None = None
+        self._epoch_made = file.field("epoch")
         self._begin(options, file)
         self._ownership = ownership
 
     def _remove(self) -> None:
-        """Remove the stream's files, unless another process has created it since `close`."""
+        """Remove the stream's files, unless it was removed and created anew since `close`."""
         if self._ownership is None:
             return
         if self._ownership.is_held:
             self._place.remove(self._ownership)
         else:
+            where = self.stream, self._kind, self._place.directory
             with contextlib.suppress(NotFound):  # removed by another process meanwhile
-                remove_stream(self.stream, self._kind, self._place.directory)
+                remove_stream(*where, epoch=self._epoch_made)
         self._ownership = None
 
     @abstractmethod

@@ -77,7 +77,7 @@ class Answers:
     ) -> None:
         self._root = root
         self._options = options
-        self._is_stopping = is_stopping
+        self.is_stopping = is_stopping
         self._instance = secrets.token_hex(16)
         self.readers = Readers(options.max_clients * _READERS_PER_CLIENT)
         self.holds = Holds()
@@ -169,11 +169,11 @@ class Answers:
         try:
             source.stand_at(asked.at)
             yield from source.chunks(
-                asked.wait, asked.chunk, lambda: self._is_stopping() or is_cancelled()
+                asked.wait, asked.chunk, lambda: self.is_stopping() or is_cancelled()
             )
             is_whole = True
         finally:
-            if is_whole and not self._is_stopping():
+            if is_whole and not self.is_stopping():
                 self.readers.keep(asked.reader, source)
             else:
                 source.close()
@@ -211,7 +211,7 @@ class Answers:
         try:
             yield EMPTY, told
             pause = threading.Event()
-            while not is_cancelled() and not self._is_stopping():
+            while not is_cancelled() and not self.is_stopping():
                 if not self.holds.is_current(place, asked.name, lease):
                     return
                 pause.wait(_LOOK_FOR_CLIENT)
@@ -230,7 +230,7 @@ class Answers:
     def _open_writer(self, body: bytes, peer: str) -> WriterOpened:
         asked = OpenWriter.from_bytes(body)
         self._may_write("write")
-        if self._is_stopping():
+        if self.is_stopping():
             raise ServerStopping
         place = self._place(asked, may_make=asked.options.get("create") != "never")
         check_size(asked.options, self._options.max_queue)
@@ -254,8 +254,6 @@ class Answers:
         writer.begin(asked.attempt)
 
         def append(batch: Batch, piece: Piece) -> Outcome:
-            if self.writers.find(asked.writer) is not writer:
-                raise UnknownWriter("the server has forgotten this writer")
             if batch.nbytes > self._options.max_message:
                 return writer.refuse(piece, batch.nbytes, self._options.max_message)
             check_buffers(batch)

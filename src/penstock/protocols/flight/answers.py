@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.batch import check_batch
 from penstock.core.endpoints import create, describe, storage_of
-from penstock.core.errors import Malformed, NotFound, PenstockError
+from penstock.core.errors import DamagedQueue, Malformed, NotFound, PenstockError, PositionError
 from penstock.core.position import Position
 from penstock.protocols.flight.access import check_size
 from penstock.protocols.flight.errors import AccessRefused, ServerStopping, UnknownWriter
@@ -144,14 +144,15 @@ class Answers:
     def _locate(self, body: bytes, peer: str) -> Located:
         asked = Locate.from_bytes(body)
         place = self._place(asked)
-        source = self._source(place, asked.reader, self._reading(asked.options))
+        position = None if asked.at is None else asked.at.position()
+        start = position or Position.END
+        source = self._source(place, asked.reader, self._reading(asked.options), start)
         try:
-            if asked.at is not None:
-                position = asked.at.position()
+            if position is not None:
                 log.info("%s reads %s from %s", peer, place.name, position)
                 source.seek(position)
             located = source.located()
-            if asked.hold is not None:
+            if position is not None and asked.hold is not None:
                 self.holds.move(place, asked.hold, asked.reader, located.mark)
         except BaseException:
             source.close()
@@ -164,7 +165,8 @@ class Answers:
         place = self._place_read(asked, asked.reader)
         if asked.hold is not None:
             self.holds.move(place, asked.hold, asked.reader, asked.done)
-        source = self._source(place, asked.reader, self._reading(asked.options))
+        start = Position.START if asked.at is None else Position.sequence(asked.at.seq)
+        source = self._source(place, asked.reader, self._reading(asked.options), start)
         is_whole = False
         try:
             source.stand_at(asked.at)
@@ -178,10 +180,18 @@ class Answers:
             else:
                 source.close()
 
-    def _source(self, place: Place, reader: str, options: dict[str, str]) -> Source:
-        # A mark may be of an earlier epoch, and beyond the end of this one: `stand_at` sees to it.
+    def _source(
+        self, place: Place, reader: str, options: dict[str, str], start: Position
+    ) -> Source:
+        """Return the kept reader of a client, or open one at `start`: the rest may be damaged."""
         kept = self.readers.take(reader, place, options)
-        return kept or Source(place, options, Position.START)
+        if kept is not None:
+            return kept
+        try:
+            return Source(place, options, start)
+        except (DamagedQueue, PositionError):
+            # A mark of an earlier epoch says nothing about this one: `stand_at` sees to it.
+            return Source(place, options, Position.START)
 
     def _reading(self, options: dict[str, str]) -> dict[str, str]:
         """Return the options of a reader that this server allows.
